@@ -25,6 +25,8 @@ ALLOWED = {
     # What is written where others might read along.
     "private_files": set[str](),
     "user_folders": {"errors", "private_files"},
+    # What is kept elsewhere: it knows nothing of what that is.
+    "storage": {"private_files"},
     # What a child process may do: it knows nothing of what the child is for.
     "sandbox": set[str](),
     "json_size": {"errors"},
@@ -101,10 +103,10 @@ ALLOWED = {
     # The files of the page: for it there is no HTTP.
     "page": set[str](),
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
-    "answers": {"contract", "errors", "private_files", "user_folders"},
+    "answers": {"contract", "errors", "storage", "user_folders"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
     # that `api` provides and `app` hands over.
-    "jobs": {"contract.usage", "errors", "json_size", "private_files", "user_folders"},
+    "jobs": {"contract.usage", "errors", "json_size", "storage", "user_folders"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
@@ -120,6 +122,7 @@ ALLOWED = {
         "observe",
         "page",
         "prompt",
+        "storage.breaker",
     },
     "web": set[str](),
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
@@ -214,7 +217,7 @@ ONLY_IN = {
     "uvicorn": {"app", "web"},
     "limits": {"api"},
     "redis": {"answers"},
-    "sqlite3": {"answers", "jobs"},
+    "sqlite3": {"answers", "storage"},
     "pydantic": {
         "api",
         "model_options",
@@ -228,7 +231,7 @@ ONLY_IN = {
     "huggingface_hub": {"model_source"},
     "jinja2": {"prompt"},
     "rich": {"commands"},
-    "sqlalchemy": {"jobs"},
+    "sqlalchemy": {"answers", "jobs", "storage"},
     "prometheus_client": {"observe"},
     "opentelemetry": {"observe"},
 }

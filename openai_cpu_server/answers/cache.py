@@ -8,14 +8,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from openai_cpu_server.answers.patience import ANSWER_S, CLEAR_S, Patience
 from openai_cpu_server.answers.question import Question, exact_key, group_key, turn_key
 from openai_cpu_server.answers.similarity import Near
 from openai_cpu_server.answers.store import AnswerStore, Bounds, Entry, Size, StoreFailed
 from openai_cpu_server.answers.stored import Corrupt, packed, unpacked
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import AnswersUnavailable
+from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
 
+_ANSWER_S = 1.0
+"""The store must answer in this time; else the answer is computed."""
+_CLEAR_S = 60.0
+"""Emptying a large store takes longer, and somebody waits for just that."""
 _LARGEST_SHARE = 8
 """An answer that is larger than this part of the store is not kept: it would push out many others."""
 _SMALL_BYTES = 16 * 1024
@@ -63,7 +67,13 @@ class AnswerCache:
         self._store = store
         self._largest_bytes = bounds.max_bytes // _LARGEST_SHARE
         self._watcher = watcher
-        self._patience = Patience()
+        self._breaker = CircuitBreaker(
+            fails="the cache of answers fails (%s): all is computed until it is back",
+            back="the cache of answers is back",
+            failure=_failure,
+            answer_s=_ANSWER_S,
+            pause_s=PAUSE_S,
+        )
         self._keeping: set[asyncio.Task[None]] = set()
 
     async def find(self, question: Question, comparing: Comparing | None) -> Found | Place | None:
@@ -93,14 +103,14 @@ class AnswerCache:
         """Waits for answers that are being written, and forgets them too. Raises AnswersUnavailable."""
         await self._settle()
         try:
-            await self._patience.insist(self._store.clear, CLEAR_S)
-        except StoreFailed:
+            await self._breaker.insist(self._store.clear, _CLEAR_S)
+        except NotAnswering:
             raise AnswersUnavailable from None
         await self.measure()
 
     async def measure(self) -> Size | None:
         """What is held; None: the store fails."""
-        size = await self._patience.ask(self._store.size)
+        size = await self._breaker.attempt(self._store.size)
         if size is not None:
             self._watcher.answers_held(*size)
         return size
@@ -109,14 +119,14 @@ class AnswerCache:
         """A store that fails is closed, too."""
         await self._settle()
         with contextlib.suppress(StoreFailed, asyncio.TimeoutError):
-            await asyncio.wait_for(self._store.close(), ANSWER_S)
+            await asyncio.wait_for(self._store.close(), _ANSWER_S)
 
     async def _settle(self) -> None:
         if self._keeping:
             await asyncio.wait(self._keeping)
 
     async def _told(self, key: str, question: Question) -> Sequence[TokenEvent] | None:
-        answer = await self._patience.ask(partial(self._store.get, key))
+        answer = await self._breaker.attempt(partial(self._store.get, key))
         if answer is None:
             return None
         try:
@@ -132,11 +142,11 @@ class AnswerCache:
         assert place.group is not None
         assert place.vector is not None
         ask = partial(self._store.near, place.group, place.vector, at_least=least)
-        near: Sequence[Near] = await self._patience.ask(ask) or ()
+        near: Sequence[Near] = await self._breaker.attempt(ask) or ()
         for key, similarity in near:
             if (events := await self._told(key, question)) is not None:
                 return Found(events, similarity)
-            await self._patience.ask(partial(self._store.forget, key, place.group))
+            await self._breaker.attempt(partial(self._store.forget, key, place.group))
         return None
 
     async def _keep(self, question: Question, place: Place, events: Sequence[TokenEvent]) -> None:
@@ -144,10 +154,14 @@ class AnswerCache:
         entry = Entry(key=place.key, answer=answer, group=place.group, vector=place.vector)
         if entry.num_bytes > self._largest_bytes:
             return
-        size = await self._patience.ask(partial(self._store.put, entry))
+        size = await self._breaker.attempt(partial(self._store.put, entry))
         if size is not None:
             self._watcher.answer_kept()
             self._watcher.answers_held(*size)
+
+
+def _failure(error: Exception) -> str | None:
+    return str(error) if isinstance(error, StoreFailed) else None
 
 
 def _by_key_only(exact: str | None) -> Place | None:

@@ -3,62 +3,93 @@ in memory. One thread talks to it."""
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
+
+from sqlalchemy import (
+    REAL,
+    URL,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
 
 from openai_cpu_server.answers.similarity import Near, nearest
 from openai_cpu_server.answers.store import GROUP_LIMIT, Bounds, Entry, Size, StoreFailed
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.private_files import keep_database_private
+from openai_cpu_server.storage.database import (
+    Database,
+    DatabaseThreads,
+    SqliteOptions,
+    cause_of,
+    sqlite_engine,
+)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _OURS = 0x6F637361
 """SQLite's `application_id` of our files."""
 _VERSION = 1
-_LOCK_TIMEOUT_S = 5.0
+"""It grows with every change of the tables."""
 _FEW = 8
 """So many similar turns are told of at most."""
-_TABLES = """
-CREATE TABLE answers (
-    key TEXT PRIMARY KEY,
-    grp TEXT,
-    vector BLOB,
-    answer BLOB NOT NULL,
-    bytes INTEGER NOT NULL,
-    expires_at REAL NOT NULL,
-    used_at REAL NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX by_group ON answers (grp, used_at) WHERE grp IS NOT NULL;
-CREATE INDEX by_use ON answers (used_at, bytes);
-CREATE INDEX by_expiry ON answers (expires_at);
-CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0);
-CREATE TRIGGER came AFTER INSERT ON answers BEGIN
-    UPDATE totals SET entries = entries + 1, bytes = bytes + new.bytes;
-END;
-CREATE TRIGGER went AFTER DELETE ON answers BEGIN
-    UPDATE totals SET entries = entries - 1, bytes = bytes - old.bytes;
-END;
-"""
+
+_metadata = MetaData()
+_answers = Table(
+    "answers",
+    _metadata,
+    Column("key", Text, primary_key=True),
+    Column("grp", Text),
+    Column("vector", LargeBinary),
+    Column("answer", LargeBinary, nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("expires_at", REAL, nullable=False),
+    Column("used_at", REAL, nullable=False),
+    sqlite_with_rowid=False,
+)
+Index("by_group", _answers.c.grp, _answers.c.used_at, sqlite_where=_answers.c.grp.is_not(None))
+Index("by_use", _answers.c.used_at, _answers.c.bytes)
+Index("by_expiry", _answers.c.expires_at)
+_totals = Table(
+    "totals",
+    _metadata,
+    Column("entries", Integer, nullable=False),
+    Column("bytes", Integer, nullable=False),
+)
+_TRIGGERS = (
+    """CREATE TRIGGER came AFTER INSERT ON answers BEGIN
+        UPDATE totals SET entries = entries + 1, bytes = bytes + new.bytes;
+    END""",
+    """CREATE TRIGGER went AFTER DELETE ON answers BEGIN
+        UPDATE totals SET entries = entries - 1, bytes = bytes - old.bytes;
+    END""",
+)
 
 
 class SqliteAnswers:
     """An `AnswerStore`. A power loss may forget its last answers, but kill -9 forgets none."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, bounds: Bounds, *, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._connection = connection
+    def __init__(self, database: Database, bounds: Bounds, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
         self._bounds = bounds
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._threads = DatabaseThreads(database, "answers")
 
     @classmethod
     def open(
@@ -66,136 +97,137 @@ class SqliteAnswers:
     ) -> SqliteAnswers:
         """None: in memory. Raises StartupError for a file that cannot be used, or that is none of ours."""
         try:
-            if path is not None:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                keep_database_private(path)
-            connection = _connected(path)
-        except (sqlite3.Error, OSError) as error:
-            raise StartupError(f"cannot open the cache of answers {path}: {error}") from None
-        return cls(connection, bounds, clock=clock)
+            database = _opened(path)
+        except (SQLAlchemyError, OSError) as error:
+            raise StartupError(f"cannot open the cache of answers {path}: {cause_of(error)}") from None
+        return cls(database, bounds, clock=clock)
 
     async def get(self, key: str) -> bytes | None:
-        return await self._do(lambda: self._get(key))
+        return await self._do(self._get, key)
 
     async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[Near]:
-        return await self._do(lambda: nearest(self._turns(group), vector, at_least=at_least)[:_FEW])
+        return await self._do(self._near, group, vector, at_least)
 
     async def put(self, entry: Entry) -> Size:
-        return await self._do(lambda: self._put(entry))
+        return await self._do(self._put, entry)
 
     async def forget(self, key: str, group: str | None) -> None:
-        await self._do(lambda: self._execute("DELETE FROM answers WHERE key = ?", key))
+        await self._do(self._forget, key)
 
     async def clear(self) -> None:
-        await self._do(lambda: self._execute("DELETE FROM answers"))
+        await self._do(self._forget, None)
 
     async def size(self) -> Size:
         return await self._do(self._size)
 
     async def close(self) -> None:
-        await self._do(self._connection.close)
-        self._thread.shutdown(wait=False)
+        await self._do(self._database.close)
+        await self._threads.close()
+
+    async def _do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._threads.write(work, *args, **kwargs)
+        except RuntimeError as error:  # it is closed
+            raise StoreFailed(type(error).__name__) from error
 
     # -- in the thread ------------------------------------------------------------------------------------
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except (sqlite3.Error, RuntimeError) as error:  # the latter: it is closed
-            raise StoreFailed(type(error).__name__) from error
-
-    def _execute(self, sql: str, *values: object) -> None:
-        self._connection.execute(sql, values).close()
-
     def _get(self, key: str) -> bytes | None:
         now = self._clock()
-        sql = "SELECT answer FROM answers WHERE key = ? AND expires_at > ?"
-        row = self._connection.execute(sql, (key, now)).fetchone()
-        if row is None:
-            return None
-        self._execute("UPDATE answers SET used_at = ? WHERE key = ?", now, key)
-        return bytes(row[0])
+        wanted = select(_answers.c.answer).where(_answers.c.key == key, _answers.c.expires_at > now)
+        with self._database.read() as connection:
+            answer: bytes | None = connection.execute(wanted).scalar()
+        if answer is not None:
+            with self._database.write() as connection:
+                connection.execute(update(_answers).where(_answers.c.key == key).values(used_at=now))
+        return answer
 
-    def _turns(self, group: str) -> list[tuple[str, bytes]]:
-        sql = "SELECT key, vector FROM answers WHERE grp = ? AND expires_at > ? ORDER BY used_at DESC LIMIT ?"
-        rows = self._connection.execute(sql, (group, self._clock(), GROUP_LIMIT)).fetchall()
-        return [(str(key), bytes(vector)) for key, vector in rows]
+    def _near(self, group: str, vector: bytes, at_least: float) -> Sequence[Near]:
+        turns = (
+            select(_answers.c.key, _answers.c.vector)
+            .where(_answers.c.grp == group, _answers.c.expires_at > self._clock())
+            .order_by(_answers.c.used_at.desc())
+            .limit(GROUP_LIMIT)
+        )
+        with self._database.read() as connection:
+            rows = [(str(key), bytes(row)) for key, row in connection.execute(turns)]
+        return nearest(rows, vector, at_least=at_least)[:_FEW]
 
     def _put(self, entry: Entry) -> Size:
         now = self._clock()
-        row = (entry.key, entry.group, entry.vector, entry.answer, entry.num_bytes)
-        with self._transaction():
-            self._execute("DELETE FROM answers WHERE key = ? OR expires_at <= ?", entry.key, now)
-            sql = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)"
-            self._execute(sql, *row, now + self._bounds.ttl_s, now)
-            while (size := self._size()).num_bytes > self._bounds.max_bytes and size.entries:
-                oldest = "SELECT key FROM answers ORDER BY used_at LIMIT 1"
-                self._execute(f"DELETE FROM answers WHERE key = ({oldest})")
-        return size
+        row = {
+            "key": entry.key,
+            "grp": entry.group,
+            "vector": entry.vector,
+            "answer": entry.answer,
+            "bytes": entry.num_bytes,
+            "expires_at": now + self._bounds.ttl_s,
+            "used_at": now,
+        }
+        gone = or_(_answers.c.key == entry.key, _answers.c.expires_at <= now)
+        with self._database.write() as connection:
+            connection.execute(delete(_answers).where(gone))
+            connection.execute(insert(_answers).values(row))
+            return _shrunk(connection, self._bounds.max_bytes)
+
+    def _forget(self, key: str | None) -> None:
+        """None: all."""
+        which = delete(_answers) if key is None else delete(_answers).where(_answers.c.key == key)
+        with self._database.write() as connection:
+            connection.execute(which)
 
     def _size(self) -> Size:
-        entries, num_bytes = self._connection.execute("SELECT entries, bytes FROM totals").fetchone()
-        return Size(int(entries), int(num_bytes))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._connection.rollback()
-            raise
-        self._connection.commit()
+        with self._database.read() as connection:
+            return _size(connection)
 
 
-def _connected(path: Path | None) -> sqlite3.Connection:
-    """With the tables in it. Raises sqlite3.Error, StartupError."""
-    connection = sqlite3.connect(
-        ":memory:" if path is None else path,
-        timeout=_LOCK_TIMEOUT_S,
-        isolation_level=None,
-        check_same_thread=False,
+def _shrunk(connection: Connection, max_bytes: int) -> Size:
+    """What is left when what was told longest ago has made room."""
+    oldest = select(_answers.c.key).order_by(_answers.c.used_at).limit(1).scalar_subquery()
+    while (size := _size(connection)).num_bytes > max_bytes and size.entries:
+        connection.execute(delete(_answers).where(_answers.c.key == oldest))
+    return size
+
+
+def _size(connection: Connection) -> Size:
+    entries, num_bytes = connection.execute(select(_totals.c.entries, _totals.c.bytes)).one()
+    return Size(int(entries), int(num_bytes))
+
+
+def _opened(path: Path | None) -> Database:
+    """With the tables in it. Raises SQLAlchemyError, OSError, StartupError."""
+    options = SqliteOptions(
+        lock_timeout_s=5, synchronous="NORMAL", has_one_connection=True, check=partial(_check_ours, path)
     )
+    engine = sqlite_engine(URL.create("sqlite", database=None if path is None else str(path)), options)
     try:
-        _prepare(connection, path)
+        with engine.begin() as connection:
+            _prepare(connection)
     except BaseException:
-        connection.close()
+        engine.dispose()
         raise
-    return connection
+    return Database(engine, _named)
 
 
-def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
-    """The file of another program is left alone; one of another version of this one is only a cache."""
-    _check_ours(connection, path)
-    connection.execute("PRAGMA journal_mode=WAL").close()
-    connection.execute("PRAGMA synchronous=NORMAL").close()
-    connection.execute("BEGIN IMMEDIATE").close()
-    if _pragma(connection, "user_version") != _VERSION:
-        for statement in ("DROP TABLE IF EXISTS answers", "DROP TABLE IF EXISTS totals"):
-            connection.execute(statement).close()
-        for statement in _statements(_TABLES):
-            connection.execute(statement).close()
-        connection.execute(f"PRAGMA application_id = {_OURS}").close()
-        connection.execute(f"PRAGMA user_version = {_VERSION}").close()
-    connection.commit()
+def _named(error: SQLAlchemyError) -> StoreFailed:
+    return StoreFailed(type(cause_of(error)).__name__)
 
 
-def _check_ours(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Raises StartupError."""
+def _check_ours(path: Path | None, connection: sqlite3.Connection) -> None:
+    """The file of another program is left alone. Raises StartupError."""
     is_empty = connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-    if not is_empty and _pragma(connection, "application_id") != _OURS:
+    if not is_empty and connection.execute("PRAGMA application_id").fetchone() != (_OURS,):
         raise StartupError(f"--answer-cache: {path} is a database of something else")
 
 
-def _pragma(connection: sqlite3.Connection, name: str) -> int:
-    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-
-
-def _statements(script: str) -> Iterator[str]:
-    """`executescript` would end the transaction."""
-    statement = ""
-    for line in script.strip().splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+def _prepare(connection: Connection) -> None:
+    """A file of another version is only a cache: it is emptied."""
+    if connection.exec_driver_sql("PRAGMA user_version").scalar() == _VERSION:
+        return
+    _metadata.drop_all(connection)
+    _metadata.create_all(connection)
+    connection.execute(insert(_totals).values(entries=0, bytes=0))
+    for trigger in _TRIGGERS:
+        connection.exec_driver_sql(trigger)
+    connection.exec_driver_sql(f"PRAGMA application_id = {_OURS}")
+    connection.exec_driver_sql(f"PRAGMA user_version = {_VERSION}")

@@ -26,15 +26,14 @@ from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.run.runner import Runner
 from openai_cpu_server.jobs.store.batches import BatchStore
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.lease import new_holder
 from openai_cpu_server.jobs.store.ledger import Ledger
 from openai_cpu_server.jobs.store.storage import Space, Storage, disk_space
-from openai_cpu_server.jobs.store.thread import StoreThreads
 from openai_cpu_server.jobs.store.upload import Source, prune, upload
 from openai_cpu_server.jobs.usage import UsageBook
 from openai_cpu_server.jobs.window import window_seconds
+from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank")
 
@@ -57,7 +56,7 @@ class Jobs:
         self._database = database
         self._model = options.model
         self._clock = clock
-        self._threads = StoreThreads(database)
+        self._threads = DatabaseThreads(database, "jobs-db")
         self.storage = Storage(database, self._threads, clock=clock, space=space)
         self._files = FileStore(database)
         self._batches = BatchStore(database)

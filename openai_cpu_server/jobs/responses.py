@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from openai_cpu_server.jobs.records import ItemRecord, Link, Page, ResponseRecord
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.lease import has_died, new_holder
 from openai_cpu_server.jobs.store.responses import ResponseStore
 from openai_cpu_server.jobs.store.storage import Storage
-from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0
@@ -29,7 +28,7 @@ class ResponseShelf:
     def __init__(
         self,
         database: Database,
-        threads: StoreThreads,
+        threads: DatabaseThreads,
         storage: Storage,
         *,
         lifetime_s: float,

@@ -10,10 +10,10 @@ from datetime import datetime, timezone
 import anyio
 
 from openai_cpu_server.contract.usage import Amounts
-from openai_cpu_server.errors import JobsUnavailable
-from openai_cpu_server.jobs.store.database import Database
-from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.jobs.store.database import away
 from openai_cpu_server.jobs.store.usage import Slot, UsagePage, UsageQuery, UsageStore
+from openai_cpu_server.storage.breaker import CircuitBreaker
+from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class UsageBook:
     def __init__(
         self,
         database: Database,
-        threads: StoreThreads,
+        threads: DatabaseThreads,
         *,
         clock: Callable[[], float] = time.time,
         write_s: float = WRITE_S,
@@ -41,7 +41,11 @@ class UsageBook:
         self._write_s = write_s
         self._unwritten: dict[Slot, Amounts] = {}
         self._lock = anyio.Lock()
-        self._is_away = False
+        self._breaker = CircuitBreaker(
+            fails="what keys use cannot be written: %s",
+            back="what keys use is written again",
+            failure=away,
+        )
 
     def add(self, key: str, model: str, amounts: Amounts) -> None:
         """The key of this name has used so much of this model, today."""
@@ -57,15 +61,9 @@ class UsageBook:
     async def save(self) -> None:
         """Writes what is not written, as far as the database takes it."""
         try:
-            await self._write()
-        except JobsUnavailable as error:
-            if not self._is_away:
-                logger.error("what keys use cannot be written: %s", error.reason)
-            self._is_away = True
+            await self._breaker.attempt(self._write)
         except Exception:
             logger.exception("what keys use cannot be written")
-        else:
-            self._is_away = False
 
     async def page(self, query: UsageQuery) -> UsagePage:
         """What is used up to now on this server, and on others but for their last seconds.

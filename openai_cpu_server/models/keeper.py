@@ -122,6 +122,16 @@ class Kept:
             may_go=self.may_go,
         )
 
+    def is_idle(self, now_s: float) -> bool:
+        return self.keep_alive_s is not None and now_s - self.engine.last_use_s >= self.keep_alive_s
+
+    def tries(self, now_s: float) -> int:
+        is_series = self.comes_back and now_s - self.last_try_s < _CALM_S
+        return self.num_tries if is_series else 0
+
+    def note_try(self, now_s: float) -> None:
+        self.num_tries, self.last_try_s = self.tries(now_s) + 1, now_s
+
 
 class ModelKeeper:
     """All methods belong to one event loop's thread. Only `run` loads and unloads, one model after another,
@@ -174,8 +184,9 @@ class ModelKeeper:
         failed_s = model.engine.failed_s
         if failed_s is None:
             return False
-        wait_s = min(self._retry_s * 2.0 ** self._tries(model), _LONGEST_RETRY_S)
-        return self._clock() - failed_s >= wait_s
+        now_s = self._clock()
+        wait_s = min(self._retry_s * 2.0 ** model.tries(now_s), _LONGEST_RETRY_S)
+        return now_s - failed_s >= wait_s
 
     def want(self, model: Kept) -> None:
         """A request needs it. Raises ModelTooLarge, and EngineUnavailable for one that has just failed, or
@@ -266,12 +277,8 @@ class ModelKeeper:
         for model in list(self._models):
             if model.is_replaced and model.may_go:
                 await self._sleep(model, "replaced")
-            elif model.may_go and self._is_idle(model):
+            elif model.may_go and model.is_idle(self._clock()):
                 await self._sleep(model, "idle")
-
-    def _is_idle(self, model: Kept) -> bool:
-        keep_alive_s = model.keep_alive_s
-        return keep_alive_s is not None and self._clock() - model.engine.last_use_s >= keep_alive_s
 
     async def _try(self, model: Kept) -> None:
         """Load it if there is room, or make some."""
@@ -328,19 +335,12 @@ class ModelKeeper:
             return
         logger.info("loading %s: %s", model.name, model.need)
         if model.engine.process_state is EngineState.FAILED:
-            self._note_try(model)
+            model.note_try(self._clock())
         model.engine.wake()
         self._begun(model)
         task = asyncio.create_task(self._follow(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
-
-    def _tries(self, model: Kept) -> int:
-        is_series = model.comes_back and self._clock() - model.last_try_s < _CALM_S
-        return model.num_tries if is_series else 0
-
-    def _note_try(self, model: Kept) -> None:
-        model.num_tries, model.last_try_s = self._tries(model) + 1, self._clock()
 
     def _begun(self, model: Kept) -> None:
         model.wanted_s = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended
+from openai_cpu_server.observe.window import SlicedWindow
 
 SLICE_S = 10.0
 _NUM_SLICES = 30
@@ -75,8 +76,7 @@ class Recent:
         """What the cache of answers did, since the start."""
         self._clock = clock
         self._started_s = clock()
-        self._slices: deque[tuple[int, Sums]] = deque(maxlen=_NUM_SLICES)
-        """(number since the start, sums) of each slice; slices in which nothing happened are missing."""
+        self._slices = SlicedWindow(Sums, slice_s=SLICE_S, num_slices=_NUM_SLICES, origin_s=self._started_s)
 
     @property
     def uptime_s(self) -> float:
@@ -102,18 +102,13 @@ class Recent:
         return self._last(2)
 
     def _last(self, num_slices: int) -> Span:
-        first = max(0, self._number() - num_slices + 1)
+        now = self._slices.number(self._clock())
+        first = max(0, now - num_slices + 1)
         seconds = max(self.uptime_s - first * SLICE_S, 1e-9)
-        return Span(seconds, _sum(sums for number, sums in self._slices if number >= first))
+        return Span(seconds, _sum(self._slices.between(first, now + 1)))
 
     def _now(self) -> Sums:
-        number = self._number()
-        if not self._slices or self._slices[-1][0] != number:
-            self._slices.append((number, Sums()))
-        return self._slices[-1][1]
-
-    def _number(self) -> int:
-        return int(self.uptime_s // SLICE_S)
+        return self._slices.at(self._clock())
 
 
 def _sum(parts: Iterable[Sums]) -> Sums:

@@ -11,12 +11,13 @@ from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import PromptFarTooLong, TemplateFailed
 from openai_cpu_server.prompt.chat import ChatText, needs_special_tokens, render_chat
 from openai_cpu_server.prompt.literals import ControlNames, Literals
+from openai_cpu_server.prompt.messages import Message
 from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
 from openai_cpu_server.prompt.template import Template
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.prompt.tool_texts import told_tools
-from openai_cpu_server.prompt.written import Message, Written, written_parts
+from openai_cpu_server.prompt.written import Written, written_parts
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):

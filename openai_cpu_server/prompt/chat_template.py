@@ -89,10 +89,6 @@ class ChatTemplate:
     def _shows_tools(self) -> bool:
         return self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
 
-    @property
-    def shows_calls(self) -> bool:
-        return self.call_shape is not None
-
     def _call_shape(self) -> CallShape | None:
         """Tried out, from the most common to the rarest."""
         shapes = [CallShape(text, empty) for text in (False, True) for empty in (False, True)]

@@ -1,10 +1,4 @@
-"""Contents are text: only the template's own words become control tokens.
-
-A user, a tool's result or a web page may spell the name of a control token, such as `<|im_end|>`. Where one
-does, a stand-in takes its place while the template renders, and the stretch of text around it is tokenised
-without control tokens. Such stretches lie between the control tokens that the template wrote, where
-tokenisers cut anyway: all other tokens stay what they were. What spells nothing costs a search.
-"""
+"""Contents are text: only the template's own words become control tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +60,13 @@ class ControlNames:
 
 
 class Literals:
-    """What the values of one request spell, and the stand-ins for it."""
+    """What the values of one request spell, and the stand-ins for it.
+
+    A user, a tool's result or a web page may spell the name of a control token, such as `<|im_end|>`. Where
+    one does, a stand-in takes its place while the template renders, and the stretch of text around it is
+    tokenised without control tokens. Such stretches lie between the control tokens that the template wrote,
+    where tokenisers cut anyway: all other tokens stay what they were. What spells nothing costs a search.
+    """
 
     def __init__(self, names: ControlNames) -> None:
         self._names = names

@@ -1,9 +1,4 @@
-"""The jinja2 dialect of chat templates, in a sandbox that also bounds loops and sizes.
-
-A template comes with a model file, so it is somebody else's program. jinja2's sandbox keeps it from our
-objects; the bounds here stop runaway loops and simple size bombs, which jinja2 lets pass. They are no limit
-on memory: whoever serves a model trusts its maker not to be that inventive.
-"""
+"""The jinja2 dialect of chat templates, in a sandbox that also bounds loops and sizes."""
 
 from __future__ import annotations
 
@@ -62,7 +57,12 @@ class StepContext(Context):
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The language of Hugging Face's chat templates.
-    Threads share it, because it has no state of a rendering."""
+    Threads share it, because it has no state of a rendering.
+
+    A template comes with a model file, so it is somebody else's program. jinja2's sandbox keeps it from our
+    objects; the bounds here stop runaway loops and simple size bombs, which jinja2 lets pass. They are no
+    limit on memory: whoever serves a model trusts its maker not to be that inventive.
+    """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = StepContext

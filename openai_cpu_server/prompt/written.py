@@ -1,9 +1,4 @@
-"""Earlier answers stand in a prompt as the tokens that the model wrote, so that it finds them computed.
-
-A template writes an answer of before from its text: it trims white space, and writes calls anew from their
-arguments. Tokenised again, even the very same text can become other tokens than those that were sampled. So a
-mark is rendered in place of such an answer, and the tokens are put where the mark stands.
-"""
+"""Earlier answers stand in a prompt as the tokens that the model wrote, so that it finds them computed."""
 
 from __future__ import annotations
 
@@ -11,8 +6,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
+from openai_cpu_server.prompt.messages import Message
 
-Message = Mapping[str, object]
 Written = Mapping[int, Sequence[int]]
 """By the index of an assistant's message: the tokens that the model wrote for it."""
 Render = Callable[[Sequence[Message]], str]
@@ -21,6 +16,10 @@ Render = Callable[[Sequence[Message]], str]
 
 def written_parts(messages: Sequence[Message], written: Written, render: Render) -> list[str] | None:
     """The prompt's text before, between and behind the written answers.
+
+    A template writes an answer of before from its text: it trims white space, and writes calls anew from
+    their arguments. Tokenised again, even the very same text can become other tokens than those that were
+    sampled. So a mark is rendered in place of such an answer, and the tokens are put where the mark stands.
 
     None: the template does not show a plain answer where one of these stands.
     """

@@ -11,7 +11,7 @@ import msgspec
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.llama.measure.profile import load_profile
-from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
 from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.literals import ControlNames
@@ -49,7 +49,7 @@ class OpenedModel:
         """Raises StartupError."""
         self.vocabulary = Vocabulary.open(Path(source.path))
         try:
-            self.vocabulary.try_out()
+            try_out(self.vocabulary)
             self._read_templates(source)
         except BaseException:
             self.vocabulary.close()
@@ -59,9 +59,9 @@ class OpenedModel:
         self._template = template = _template(source, self.vocabulary)
         self._tool_format = _tool_format(source.tool_format, template)
         self._reasoning = _reasoning(source.reasoning_format, template)
-        names = ControlNames(self.vocabulary.control_tokens)
+        names = ControlNames(control_tokens(self.vocabulary))
         self.prompts = ChatPrompts(template, self.vocabulary, self._tool_format, names, self._reasoning)
-        rerank = rerank_template(self.vocabulary.rerank_template, template)
+        rerank = rerank_template(self.vocabulary.named_chat_template("rerank"), template)
         self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
 
     def facts(self) -> VocabularyFacts:

@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.answers.open import open_answers
 from openai_cpu_server.answers.sqlite import SqliteAnswers
-from openai_cpu_server.answers.store import Bounds, Entry
+from openai_cpu_server.answers.store import Bounds, Entry, StoreFailed
 from openai_cpu_server.errors import StartupError
 
 BOUNDS = Bounds(60, 10_000)
@@ -62,3 +62,76 @@ def test_a_wrong_address_is_not_repeated(where: str, tmp_path: Path) -> None:
         open_answers(where, BOUNDS, default=tmp_path / "a.db")
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+BY_AN_EARLIER_SERVER = """
+CREATE TABLE answers (
+    key TEXT PRIMARY KEY,
+    grp TEXT,
+    vector BLOB,
+    answer BLOB NOT NULL,
+    bytes INTEGER NOT NULL,
+    expires_at REAL NOT NULL,
+    used_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX by_group ON answers (grp, used_at) WHERE grp IS NOT NULL;
+CREATE INDEX by_use ON answers (used_at, bytes);
+CREATE INDEX by_expiry ON answers (expires_at);
+CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0);
+CREATE TRIGGER came AFTER INSERT ON answers BEGIN
+    UPDATE totals SET entries = entries + 1, bytes = bytes + new.bytes;
+END;
+CREATE TRIGGER went AFTER DELETE ON answers BEGIN
+    UPDATE totals SET entries = entries - 1, bytes = bytes - old.bytes;
+END;
+INSERT INTO answers VALUES ('k', NULL, NULL, X'61', 202, 1e12, 1.0);
+PRAGMA application_id = 0x6F637361;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.mark.anyio
+async def test_the_file_of_an_earlier_server_is_used_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with sqlite3.connect(path) as file:
+        file.executescript(BY_AN_EARLIER_SERVER)
+    file.close()
+    store = SqliteAnswers.open(path, BOUNDS)
+    assert (await store.get("k"), await store.size()) == (b"a", (1, 202))
+    assert (await store.put(Entry(key="l", answer=b"x"))).entries == 2
+    await store.close()
+
+
+@pytest.mark.anyio
+async def test_a_file_is_the_same_to_an_earlier_server(tmp_path: Path) -> None:
+    """Both may run on one machine, as long as one is replaced by the other."""
+    path = tmp_path / "a.db"
+    await SqliteAnswers.open(path, BOUNDS).close()
+    with sqlite3.connect(path) as ours, sqlite3.connect(":memory:") as theirs:
+        theirs.executescript(BY_AN_EARLIER_SERVER)
+        one, other = (
+            (
+                file.execute("SELECT type, name, tbl_name FROM sqlite_master ORDER BY name").fetchall(),
+                [row[1:4] for row in file.execute("PRAGMA table_info(answers)").fetchall()],
+                file.execute("PRAGMA user_version").fetchone(),
+            )
+            for file in (ours, theirs)
+        )
+        assert one == other
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.anyio
+async def test_a_database_that_fails_is_told_of_by_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    store = SqliteAnswers.open(path, BOUNDS)
+    with sqlite3.connect(path) as file:
+        file.execute("DROP TABLE answers")
+    file.close()
+    with pytest.raises(StoreFailed, match=r"^OperationalError$"):
+        await store.get("k")
+    await store.close()
+    with pytest.raises(StoreFailed):
+        await store.get("k")

@@ -9,8 +9,9 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.records import ItemRecord, Page, ResponseRecord, ResponseStatus
-from openai_cpu_server.jobs.store.database import Database, open_database
+from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.responses import ResponseStore
+from openai_cpu_server.storage.database import Database
 
 DAY_S = 24 * 3600
 

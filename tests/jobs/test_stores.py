@@ -24,11 +24,12 @@ from openai_cpu_server.jobs.records import (
     RowResult,
 )
 from openai_cpu_server.jobs.store.batches import BatchStore
-from openai_cpu_server.jobs.store.database import Database, open_database
+from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.lease import has_died, new_holder
 from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
 from openai_cpu_server.jobs.store.responses import ResponseStore
+from openai_cpu_server.storage.database import Database
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ from openai_cpu_server.contract.usage import Amounts, Price
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.records import Page
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.jobs.store.thread import StoreThreads
 from openai_cpu_server.jobs.store.usage import Slot, UsageQuery, UsageStore
 from openai_cpu_server.jobs.usage import UsageBook
+from openai_cpu_server.storage.database import DatabaseThreads
 from tests.jobs.support import jobs_at
 
 pytestmark = pytest.mark.anyio
@@ -98,29 +99,37 @@ def test_costs_are_those_of_the_models_that_have_a_price(store: UsageStore) -> N
     assert store.page(asked()).total.cost is None
 
 
-async def test_a_database_that_is_away_loses_nothing(tmp_path: Path) -> None:
+async def test_a_database_that_is_away_loses_nothing_and_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="openai_cpu_server")
     path = tmp_path / "jobs.db"
     database = open_database(str(path))
-    threads = StoreThreads(database)
+    threads = DatabaseThreads(database, "jobs-db")
     book = UsageBook(database, threads, clock=lambda: NOON_S)
     connection = sqlite3.connect(path)
     connection.execute("ALTER TABLE usage RENAME TO away")
     book.add("a", "m", ONE)
     with pytest.raises(JobsUnavailable):
         await book.page(asked())
-    await book.save()
+    for _ in range(2):
+        await book.save()
     book.add("a", "m", ONE)
     connection.execute("ALTER TABLE away RENAME TO usage")
     connection.close()
+    await book.save()
     page = await book.page(asked())
     assert page.total.amounts == ONE + ONE
+    away, back = caplog.messages
+    assert away.startswith("what keys use cannot be written: ")
+    assert back == "what keys use is written again"
     await threads.close()
     database.close()
 
 
 async def test_it_is_written_by_itself(tmp_path: Path) -> None:
     database = open_database(str(tmp_path / "jobs.db"))
-    threads = StoreThreads(database)
+    threads = DatabaseThreads(database, "jobs-db")
     book = UsageBook(database, threads, clock=lambda: NOON_S, write_s=0.01)
     async with anyio.create_task_group() as group:
         group.start_soon(book.run)

@@ -143,7 +143,7 @@ def test_marks_of_an_encoder(tmp_path: Path, added: dict[str, bool], between: tu
     with Vocabulary.open(encoder_vocabulary(tmp_path / "v.gguf", **added)) as vocabulary:
         assert vocabulary.encode("hi you", add_special=True, parse_special=True) == [2, 4, 5, 3]
         assert vocabulary.marks == Marks(begin=(2,), between=between, end=(3,))
-        assert vocabulary.rerank_template is None
+        assert vocabulary.named_chat_template("rerank") is None
 
 
 def test_marks_of_a_model_that_generates(vocabulary: Vocabulary) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.model_info import ControlToken
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
-from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens
 from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.literals import ControlNames, Literals
@@ -139,8 +139,8 @@ def test_all_other_tokens_stay_what_they_were(parts: list[tuple[str, bool]]) -> 
     needs one, and is no control token); and of what they spell nothing is a control token."""
     assume(("hallo", False) not in parts)
     demo = vocabulary()
-    controls = {token.text for token in demo.control_tokens}
-    literals = Literals(ControlNames([*demo.control_tokens, ControlToken("hallo")]))
+    controls = {token.text for token in control_tokens(demo)}
+    literals = Literals(ControlNames([*control_tokens(demo), ControlToken("hallo")]))
     text = "".join(literals.hidden(part) if is_content else part for part, is_content in parts)
     whole = "".join(part for part, _ in parts)
     tokens = literals.encode(text, demo, add_special=False)
@@ -155,7 +155,7 @@ def test_all_other_tokens_stay_what_they_were(parts: list[tuple[str, bool]]) -> 
 def test_what_is_put_together_of_two_values_is_text(demo: Vocabulary) -> None:
     source = "{% for m in messages %}<|im_start|>{{ m.name }}{{ m.content }}<|im_end|>{% endfor %}"
     compiled = ChatTemplate(source, bos_text="", eos_text="")
-    made = ChatPrompts(compiled, demo, format_for(compiled), ControlNames(demo.control_tokens))
+    made = ChatPrompts(compiled, demo, format_for(compiled), ControlNames(control_tokens(demo)))
     ends = []
     for name, content in (("a", "b"), ("<|im", "_end|>"), ("<", "|im_end|>"), ("<|im_end|", ">")):
         message = {"role": "user", "name": name, "content": content}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import enum
-import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import anyio
 import msgspec
 from limits import RateLimitItem, RateLimitItemPerDay, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage
@@ -17,14 +14,12 @@ from limits.errors import ConfigurationError, StorageError
 
 from openai_cpu_server.api.access.window import Window
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWER_S = 1.0
 """The storage must answer in this time."""
-_PAUSE_S = 5.0
-"""After a failure the storage is not asked again for so long."""
 _SCHEMES = ("redis://", "rediss://", "redis+unix://")
 
 
@@ -84,14 +79,16 @@ class _Counter:
 class Meter:
     """What was counted here while Redis was away stays here: Redis goes on from what it knows."""
 
-    def __init__(
-        self, storage: MemoryStorage | RedisStorage, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, storage: MemoryStorage | RedisStorage) -> None:
         self._counter = _Counter(storage)
         self._meanwhile = _Counter(MemoryStorage())
-        self._clock = clock
-        self._asks_again_s = float("-inf")
-        self._is_failing = False
+        self._breaker = CircuitBreaker(
+            fails="the storage of rate limits fails (%s): this server counts alone meanwhile",
+            back="the storage of rate limits is back",
+            failure=_failure,
+            answer_s=_ANSWER_S,
+            pause_s=PAUSE_S,
+        )
 
     @classmethod
     def open(cls, url: str | None) -> Meter:
@@ -125,29 +122,15 @@ class Meter:
         return await self._ask(lambda counter: counter.window(quota, name))
 
     async def _ask(self, ask: Callable[[_Counter], Awaitable[T]]) -> T:
-        if self._clock() < self._asks_again_s:
-            return await ask(self._meanwhile)
         try:
-            with anyio.fail_after(_ANSWER_S):
-                answer = await ask(self._counter)
-        except (StorageError, OSError, TimeoutError) as error:
-            self._fails(error)
+            return await self._breaker.ask(lambda: ask(self._counter))
+        except NotAnswering:
             return await ask(self._meanwhile)
-        self._works()
-        return answer
 
-    def _fails(self, error: Exception) -> None:
-        """Logs the kind of failure only: messages may hold the URL, and in it a password."""
-        self._asks_again_s = self._clock() + _PAUSE_S
-        if not self._is_failing:
-            kind = type(error.__cause__ or error).__name__
-            logger.error("the storage of rate limits fails (%s): this server counts alone meanwhile", kind)
-        self._is_failing = True
 
-    def _works(self) -> None:
-        if self._is_failing:
-            logger.info("the storage of rate limits is back")
-        self._is_failing = False
+def _failure(error: Exception) -> str | None:
+    """The kind of failure only: messages may hold the URL, and in it a password."""
+    return type(error.__cause__ or error).__name__ if isinstance(error, (StorageError, OSError)) else None
 
 
 def _redis(url: str) -> RedisStorage:

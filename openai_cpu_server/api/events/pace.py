@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from dataclasses import dataclass, field
 
 from openai_cpu_server.api.events.objects import Latency, Quantiles, Rates
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.distribution import Distribution
+from openai_cpu_server.observe.window import SlicedWindow
 
 _SLICE_S = 2.0
 _SLICES = 5
@@ -20,7 +19,6 @@ def _nothing() -> dict[Priority, Distribution]:
 
 @dataclass
 class _Slice:
-    number: int
     output: int = 0
     computed: int = 0
     ttft: dict[Priority, Distribution] = field(default_factory=_nothing)
@@ -32,24 +30,24 @@ class Pace:
 
     def __init__(self, now_s: float) -> None:
         self._began_s = now_s
-        self._slices: deque[_Slice] = deque(maxlen=_SLICES + 1)
+        self._slices = SlicedWindow(_Slice, slice_s=_SLICE_S, num_slices=_SLICES + 1)
 
     def computed(self, now_s: float, *, tokens: int, output: int) -> None:
-        now = self._now(now_s)
+        now = self._slices.at(now_s)
         now.computed += tokens
         now.output += output
 
     def first_token(self, now_s: float, priority: Priority, seconds: float) -> None:
-        self._now(now_s).ttft[priority].add(seconds)
+        self._slices.at(now_s).ttft[priority].add(seconds)
 
     def tokens(self, now_s: float, priority: Priority, gap_s: float, count: int) -> None:
         """So many tokens have come after this time."""
-        self._now(now_s).gaps[priority].add(gap_s / count, count)
+        self._slices.at(now_s).gaps[priority].add(gap_s / count, count)
 
     def rates(self, now_s: float) -> Rates:
         """Those of the last whole slices."""
-        number = math.floor(now_s / _SLICE_S)
-        slices = [one for one in self._slices if number - _SLICES <= one.number < number]
+        number = self._slices.number(now_s)
+        slices = self._slices.between(number - _SLICES, number)
         seconds = max(1e-3, min(_SLICES * _SLICE_S, number * _SLICE_S - self._began_s))
         return Rates(
             window_s=_SLICES * _SLICE_S,
@@ -63,12 +61,6 @@ class Pace:
                 for priority in Priority
             },
         )
-
-    def _now(self, now_s: float) -> _Slice:
-        number = math.floor(now_s / _SLICE_S)
-        if not self._slices or self._slices[-1].number != number:
-            self._slices.append(_Slice(number))
-        return self._slices[-1]
 
 
 def _quantiles(parts: list[Distribution]) -> Quantiles:

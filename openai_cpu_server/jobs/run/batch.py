@@ -19,7 +19,7 @@ from openai_cpu_server.jobs.run.recorder import Recorder
 from openai_cpu_server.jobs.run.rows import Row, RowAnswer, RunRow, answered, expired, parse_row
 from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
 from openai_cpu_server.jobs.store.storage import Storage
-from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.storage.database import DatabaseThreads
 
 _EXPIRED_AT_ONCE = 500
 """The rows in one transaction."""
@@ -56,7 +56,7 @@ class BatchRun:
         *,
         ledger: Ledger,
         reader: FileReader,
-        threads: StoreThreads,
+        threads: DatabaseThreads,
         storage: Storage,
         run_row: RunRow,
         slots: anyio.Semaphore,

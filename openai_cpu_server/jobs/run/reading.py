@@ -8,11 +8,11 @@ import anyio
 
 from openai_cpu_server.jobs.run.lines import Line, LineSplitter
 from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.storage.database import DatabaseThreads
 
 
 class FileReader:
-    def __init__(self, files: FileStore, threads: StoreThreads) -> None:
+    def __init__(self, files: FileStore, threads: DatabaseThreads) -> None:
         self._files = files
         self._threads = threads
 

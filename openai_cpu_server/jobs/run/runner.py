@@ -15,11 +15,13 @@ from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
 from openai_cpu_server.jobs.run.batch import BatchPaused, BatchRun, Stop
 from openai_cpu_server.jobs.run.reading import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
+from openai_cpu_server.jobs.store.database import away
 from openai_cpu_server.jobs.store.files import FileStore
 from openai_cpu_server.jobs.store.ledger import Ledger
 from openai_cpu_server.jobs.store.storage import Storage
-from openai_cpu_server.jobs.store.thread import StoreThreads
 from openai_cpu_server.jobs.store.upload import prune
+from openai_cpu_server.storage.breaker import CircuitBreaker
+from openai_cpu_server.storage.database import DatabaseThreads
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class Runner:
         files: FileStore,
         ledger: Ledger,
         reader: FileReader,
-        threads: StoreThreads,
+        threads: DatabaseThreads,
         storage: Storage,
         options: JobOptions,
         clock: Callable[[], float],
@@ -52,7 +54,11 @@ class Runner:
         self._clock = clock
         self._runs: dict[str, BatchRun] = {}
         self._paused_until: dict[str, float] = {}
-        self._is_database_away = False
+        self._breaker = CircuitBreaker(
+            fails="the jobs database is away: %s",
+            back="the jobs database is back",
+            failure=away,
+        )
         self._news = anyio.Event()
 
     async def run(self, run_row: RunRow) -> None:
@@ -169,17 +175,9 @@ class Runner:
     async def _survive(self, work: Callable[[], Awaitable[None]]) -> None:
         """Go on after a failure of the database, which may work the next time. It is logged once."""
         try:
-            await work()
-        except JobsUnavailable as error:
-            if not self._is_database_away:
-                logger.error("the jobs database is away: %s", error.reason)
-            self._is_database_away = True
+            await self._breaker.attempt(work)
         except Exception:
             logger.exception("the jobs database failed")
-        else:
-            if self._is_database_away:
-                logger.info("the jobs database is back")
-            self._is_database_away = False
 
 
 def _log_stop(batch: BatchRecord, error: Exception) -> None:

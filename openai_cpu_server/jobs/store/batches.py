@@ -7,9 +7,9 @@ from sqlalchemy import RowMapping, and_, insert, or_, select, update
 
 from openai_cpu_server.errors import BatchConflict, JobObjectNotFound
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, Page, Purpose
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.files import file_not_found
-from openai_cpu_server.jobs.store.tables import batches, files
+from openai_cpu_server.jobs.store.tables import batches, files, rows_of
+from openai_cpu_server.storage.database import Database
 
 
 class BatchStore:
@@ -40,17 +40,14 @@ class BatchStore:
         return batch_record(row)
 
     def page(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
-        """One page of batches, the newest first, and whether there are more."""
-        query = select(batches).where(batches.c.owner == owner).order_by(batches.c.number.desc())
+        """One page of batches, and whether there are more."""
+        query = select(batches).where(batches.c.owner == owner)
+        last = select(batches.c.number).where(batches.c.id == page.after, batches.c.owner == owner)
         with self._database.read() as connection:
-            if page.after is not None:
-                known = select(batches.c.number).where(batches.c.id == page.after, batches.c.owner == owner)
-                last = connection.execute(known).scalar()
-                if last is None:
-                    raise _not_found(page.after, param="after")
-                query = query.where(batches.c.number < last)
-            found = connection.execute(query.limit(page.limit + 1)).mappings().all()
-        return [batch_record(row) for row in found[: page.limit]], len(found) > page.limit
+            found = rows_of(connection, query, batches.c.number, page, last)
+        if found is None:
+            raise _not_found(str(page.after), param="after")
+        return [batch_record(row) for row in found.rows], found.has_more
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> BatchRecord:
         """Ask for a cancellation; the runner ends the batch.

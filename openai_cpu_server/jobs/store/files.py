@@ -9,8 +9,8 @@ from sqlalchemy import ColumnElement, RowMapping, and_, delete, insert, or_, sel
 
 from openai_cpu_server.errors import FileInUse, JobObjectNotFound
 from openai_cpu_server.jobs.records import ACTIVE, FileRecord, Page, Purpose
-from openai_cpu_server.jobs.store.database import Database
-from openai_cpu_server.jobs.store.tables import batches, files, parts
+from openai_cpu_server.jobs.store.tables import batches, files, parts, rows_of
+from openai_cpu_server.storage.database import Database
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
@@ -58,19 +58,15 @@ class FileStore:
         self, owner: str, page: Page, now_s: float, purpose: Purpose | None = None
     ) -> tuple[list[FileRecord], bool]:
         """One page of files, and whether there are more."""
-        order = files.c.number.asc() if page.is_ascending else files.c.number.desc()
-        query = select(files).where(files.c.owner == owner, is_there(now_s)).order_by(order)
+        query = select(files).where(files.c.owner == owner, is_there(now_s))
         if purpose is not None:
             query = query.where(files.c.purpose == purpose.value)
+        last = select(files.c.number).where(files.c.id == page.after, files.c.owner == owner)
         with self._database.read() as connection:
-            if page.after is not None:
-                known = select(files.c.number).where(files.c.id == page.after, files.c.owner == owner)
-                last = connection.execute(known).scalar()
-                if last is None:
-                    raise file_not_found(page.after, param="after")
-                query = query.where(files.c.number > last if page.is_ascending else files.c.number < last)
-            found = connection.execute(query.limit(page.limit + 1)).mappings().all()
-        return [_record(row) for row in found[: page.limit]], len(found) > page.limit
+            found = rows_of(connection, query, files.c.number, page, last)
+        if found is None:
+            raise file_not_found(str(page.after), param="after")
+        return [_record(row) for row in found.rows], found.has_more
 
     def parts(self, file_id: str, after: int) -> list[tuple[int, bytes]]:
         """The next parts after number `after` (the first is 1), at most 4 MB of an upload; [] at the end."""

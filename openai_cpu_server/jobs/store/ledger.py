@@ -1,8 +1,4 @@
-"""Batches as the process that runs them sees them: leases, committed rows, changes of state.
-
-Every write names the holder of the lease. If another process has taken it, LeaseLost is raised and nothing is
-written.
-"""
+"""Batches as the process that runs them sees them: leases, committed rows, changes of state."""
 
 from __future__ import annotations
 
@@ -22,9 +18,9 @@ from openai_cpu_server.jobs.records import (
     RowResult,
 )
 from openai_cpu_server.jobs.store.batches import batch_record
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.lease import has_died
 from openai_cpu_server.jobs.store.tables import batches, files, parts, results
+from openai_cpu_server.storage.database import Database
 
 _ACTIVE = tuple(status.value for status in ACTIVE)
 
@@ -34,7 +30,11 @@ class LeaseLost(ServerError):
 
 
 class Ledger:
-    """`holder` comes from `lease.new_holder`. `lease_s` is how long others wait for a vanished host."""
+    """Every write names the holder of the lease. If another process has taken it, LeaseLost is raised and
+    nothing is written.
+
+    `holder` comes from `new_holder`. `lease_s` is how long others wait for a vanished host.
+    """
 
     def __init__(self, database: Database, *, holder: str, lease_s: float) -> None:
         self._database = database

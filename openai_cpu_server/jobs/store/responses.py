@@ -10,8 +10,8 @@ from sqlalchemy import CTE, ColumnElement, Connection, RowMapping, and_, delete,
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.records import ItemRecord, Link, Page, ResponseRecord, ResponseStatus
-from openai_cpu_server.jobs.store.database import Database
-from openai_cpu_server.jobs.store.tables import response_events, response_items, responses
+from openai_cpu_server.jobs.store.tables import response_events, response_items, responses, rows_of
+from openai_cpu_server.storage.database import Database
 
 _ACTIVE = tuple(status.value for status in ResponseStatus if not status.has_ended)
 _SLACK_S = 24 * 3600
@@ -73,20 +73,15 @@ class ResponseStore:
         """One page of what went into a response, and whether there is more. Raises JobObjectNotFound."""
         number = response_items.c.number
         own = and_(response_items.c.response_id == response_id, response_items.c.is_output.is_(False))
-        query = select(response_items).where(own).order_by(number if page.is_ascending else number.desc())
+        last = select(number).where(own, response_items.c.id == page.after)
         with self._database.read() as connection:
             known = connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s)))
             if known.first() is None:
                 raise response_not_found(response_id)
-            if page.after is not None:
-                last = connection.execute(
-                    select(number).where(own, response_items.c.id == page.after)
-                ).scalar()
-                if last is None:
-                    raise JobObjectNotFound(f"There is no item '{page.after}'.", param="after")
-                query = query.where(number > last if page.is_ascending else number < last)
-            found = connection.execute(query.limit(page.limit + 1)).mappings().all()
-        return [_item(row) for row in found[: page.limit]], len(found) > page.limit
+            found = rows_of(connection, select(response_items).where(own), number, page, last)
+        if found is None:
+            raise JobObjectNotFound(f"There is no item '{page.after}'.", param="after")
+        return [_item(row) for row in found.rows], found.has_more
 
     def items(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
         """Items of any response of this owner, as far as they are there."""

@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, func, or_, select
 
 from openai_cpu_server.jobs.records import ACTIVE, Stored
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.files import is_there
 from openai_cpu_server.jobs.store.tables import (
     batches,
@@ -17,6 +16,7 @@ from openai_cpu_server.jobs.store.tables import (
     response_items,
     responses,
 )
+from openai_cpu_server.storage.database import Database
 
 _ACTIVE = tuple(status.value for status in ACTIVE)
 

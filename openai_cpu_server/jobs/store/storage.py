@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import NO_LIMITS, StorageLimits, Stored
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.sizes import SizeStore
-from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 _MIB = 1024 * 1024
 _FREE_SHARE, _FREE_BYTES = 0.05, 1024 * _MIB
@@ -49,7 +48,7 @@ class Storage:
     def __init__(
         self,
         database: Database,
-        threads: StoreThreads,
+        threads: DatabaseThreads,
         *,
         clock: Callable[[], float] = time.time,
         space: Callable[[Path], Space] = disk_space,

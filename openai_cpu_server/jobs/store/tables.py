@@ -1,27 +1,29 @@
-"""The tables. A file's content is the concatenation of its parts, in the order of their numbers.
-
-Content lives in the database, not in a directory: then a file and its record, a row's result and its count
-are one transaction, and two servers on one PostgreSQL see the same files. An upload has parts of 256 KiB;
-an output file has one part per row, numbered by the input's line, written while the batch runs: when the
-last row is committed the file is complete and in order, and nothing is copied.
-"""
+"""The tables."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Float,
     Index,
     Integer,
     LargeBinary,
     MetaData,
+    RowMapping,
+    Select,
     String,
     Table,
     Text,
 )
+
+from openai_cpu_server.jobs.records import Page
 
 SCHEMA_VERSION = 3
 """The version of the tables. It grows with every change.
@@ -58,6 +60,13 @@ parts = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("content", LargeBinary, nullable=False),
 )
+"""A file's content is the concatenation of its parts, in the order of their numbers.
+
+Content lives in the database, not in a directory: then a file and its record, a row's result and its count
+are one transaction, and two servers on one PostgreSQL see the same files. An upload has parts of 256 KiB;
+an output file has one part per row, numbered by the input's line, written while the batch runs: when the
+last row is committed the file is complete and in order, and nothing is copied.
+"""
 
 batches = Table(
     "batches",
@@ -158,3 +167,25 @@ usage = Table(
     Column("recalled_output_tokens", BigInteger, nullable=False),
 )
 """The fields of `Amounts`, added up by all servers."""
+
+
+class RowPage(NamedTuple):
+    rows: Sequence[RowMapping]
+    has_more: bool
+
+
+def rows_of(
+    connection: Connection, query: Select[Any], number: Column[int], page: Page, last: Select[Any]
+) -> RowPage | None:
+    """One page of a query, in the order of this column. `last`: the number of the row with `page.after`.
+
+    None: there is no such row.
+    """
+    if page.after is not None:
+        after = connection.execute(last).scalar()
+        if after is None:
+            return None
+        query = query.where(number > after if page.is_ascending else number < after)
+    query = query.order_by(number if page.is_ascending else number.desc()).limit(page.limit + 1)
+    found = connection.execute(query).mappings().all()
+    return RowPage(found[: page.limit], len(found) > page.limit)

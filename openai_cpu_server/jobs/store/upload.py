@@ -12,7 +12,7 @@ import msgspec
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.records import FileRecord
 from openai_cpu_server.jobs.store.files import PART_BYTES, FileStore
-from openai_cpu_server.jobs.store.thread import StoreThreads
+from openai_cpu_server.storage.database import DatabaseThreads
 
 _PARTS_A_PIECE = 8
 _LONGEST_S = 3600
@@ -23,7 +23,9 @@ class Source(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-async def upload(files: FileStore, threads: StoreThreads, record: FileRecord, content: Source) -> FileRecord:
+async def upload(
+    files: FileStore, threads: DatabaseThreads, record: FileRecord, content: Source
+) -> FileRecord:
     """Returns the record with the size. Of an upload that fails nothing is left."""
     await threads.write(files.begin, record, until_s=record.created_at + _LONGEST_S)
     try:
@@ -41,7 +43,7 @@ async def upload(files: FileStore, threads: StoreThreads, record: FileRecord, co
     return stored
 
 
-async def prune(files: FileStore, threads: StoreThreads, file_id: str) -> None:
+async def prune(files: FileStore, threads: DatabaseThreads, file_id: str) -> None:
     """Removes a file that nobody sees any more, piece by piece."""
     while await threads.write(files.prune, file_id):
         pass

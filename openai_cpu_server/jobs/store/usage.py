@@ -24,8 +24,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from openai_cpu_server.contract.usage import Amounts, Price
 from openai_cpu_server.jobs.records import Page
-from openai_cpu_server.jobs.store.database import Database
 from openai_cpu_server.jobs.store.tables import usage
+from openai_cpu_server.storage.database import Database
 
 _COLUMNS: dict[str, Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
 GROUPS = tuple(_COLUMNS)

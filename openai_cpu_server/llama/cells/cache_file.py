@@ -1,11 +1,4 @@
-"""The prefix cache between two runs: a file of saved cells, and of what they belong to.
-
-    head    magic, version, checksum of the rest of head and index, bytes of the index, bytes of the file
-    index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
-    cells   of each block, from the start of a page on
-
-The cells are people's prompts: `private_files` writes them whole, for this user alone.
-"""
+"""The prefix cache between two runs: a file of saved cells, and of what they belong to."""
 
 from __future__ import annotations
 
@@ -38,6 +31,15 @@ class BadCacheFile(ServerError):
 
 
 class CacheFile(NamedTuple):
+    """What was in a file of this form:
+
+        head    magic, version, checksum of the rest of head and index, bytes of the index, bytes of the file
+        index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
+        cells   of each block, from the start of a page on
+
+    The cells are people's prompts: `private_files` writes them whole, for this user alone.
+    """
+
     blocks: list[tuple[SavedBlock, SavedCells]]
     """Parents before children; the cells are views of the mapped file."""
     num_damaged: int

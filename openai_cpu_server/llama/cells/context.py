@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from types import TracebackType
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from openai_cpu_server.llama.cells.block_store import Bytes
 from openai_cpu_server.llama.host.cores import Cores
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.native import NativeObject, native_log
 
 Logits = npt.NDArray[np.float32]
 
@@ -53,30 +52,41 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: bool
 
 
-class Context:
+class OwnedContext(NativeObject):
+    """A `llama_context`. `model` must outlive it; `abort` and `cores` are kept."""
+
+    def __init__(
+        self, model: Model, params: llama_cpp.llama_context_params, abort: AbortSwitch, cores: Cores
+    ) -> None:
+        """Raises `StartupError`."""
+        log = native_log()
+        log.clear()
+        abort.connect(params)
+        handle = llama_cpp.llama_init_from_model(model.handle, params)
+        if handle is None:
+            raise StartupError(f"Cannot make a context for {model.path}: {log.cause() or 'no reason given'}.")
+        super().__init__(handle, llama_cpp.llama_free)
+        self._abort = abort
+        self._cores = cores
+        self._memory = llama_cpp.llama_get_memory(handle)
+        """None: it keeps no cells."""
+
+    @property
+    def threads(self) -> int:
+        return int(llama_cpp.llama_n_threads(self.handle))
+
+
+class Context(OwnedContext):
     """One unified pool of KV cells, shared by all slots (llama.cpp's sequence ids)."""
 
     def __init__(self, model: Model, options: ContextOptions, abort: AbortSwitch, cores: Cores) -> None:
-        """Raises `StartupError`. `model` must outlive the context; `abort` and `cores` are kept."""
-        log = native_log()
-        log.clear()
-        self._abort = abort
+        """Raises `StartupError`."""
+        super().__init__(model, _params(options), abort, cores)
         self._max_outputs = options.outputs
-        self._cores = cores
-        handle = llama_cpp.llama_init_from_model(model.handle, _params(options, abort))
-        if handle is None:
-            raise StartupError(f"Cannot make a context for {model.path}: {log.cause() or 'no reason given'}.")
-        self._handle: object | None = handle
         self._vocab_size = int(llama_cpp.llama_vocab_n_tokens(model.vocab))
-        self._memory = llama_cpp.llama_get_memory(handle)
         if self._memory is None:
             self.close()
             raise StartupError(f"{model.path} keeps no memory of its tokens: it cannot generate text.")
-
-    @property
-    def handle(self) -> object:
-        assert self._handle is not None, "the context is closed"
-        return self._handle
 
     @property
     def kv_cells(self) -> int:
@@ -90,10 +100,6 @@ class Context:
     def max_outputs(self) -> int:
         """The most rows of logits that one step may have."""
         return self._max_outputs
-
-    @property
-    def threads(self) -> int:
-        return int(llama_cpp.llama_n_threads(self.handle))
 
     def decode(self, batch: Batch) -> Decoded:
         """Compute a batch; the one place where llama.cpp's return codes are read. Raises `DecodeFailed`.
@@ -177,23 +183,10 @@ class Context:
         """Free all slots."""
         llama_cpp.llama_memory_clear(self._live_memory, False)
 
-    def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            llama_cpp.llama_free(handle)
-
     @property
     def _live_memory(self) -> object:
         assert self._handle is not None, "the context is closed"
         return self._memory
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _pointer(data: Bytes) -> object:
@@ -201,9 +194,24 @@ def _pointer(data: Bytes) -> object:
     return ctypes.cast(data.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
 
 
-def _params(options: ContextOptions, abort: AbortSwitch) -> llama_cpp.llama_context_params:
-    assert options.num_slots <= min(SLOTS_MAX, options.outputs)
+def common_params(*, flash_attention: bool) -> llama_cpp.llama_context_params:
+    """What all contexts have in common."""
     params = llama_cpp.llama_context_default_params()
+    params.kv_unified = True
+    params.flash_attn_type = (
+        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        if flash_attention
+        else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    params.swa_full = True
+    params.offload_kqv = params.op_offload = False
+    params.no_perf = True
+    return params
+
+
+def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
+    assert options.num_slots <= min(SLOTS_MAX, options.outputs)
+    params = common_params(flash_attention=options.flash_attention)
     params.n_ctx = options.kv_cells
     params.n_batch = params.n_ubatch = options.batch_tokens
     params.n_seq_max = options.num_slots
@@ -211,14 +219,4 @@ def _params(options: ContextOptions, abort: AbortSwitch) -> llama_cpp.llama_cont
     params.n_outputs_max_per_seq = options.outputs
     params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
     params.type_k = params.type_v = options.kv_type.ggml_type
-    params.kv_unified = True
-    params.flash_attn_type = (
-        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        if options.flash_attention
-        else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    )
-    params.swa_full = True
-    params.offload_kqv = params.op_offload = False
-    params.no_perf = True
-    abort.connect(params)
     return params

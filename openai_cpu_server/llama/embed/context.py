@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from openai_cpu_server.contract.step import Span
-from openai_cpu_server.errors import EmbeddingFailed, StartupError
+from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.abort import AbortSwitch
 from openai_cpu_server.llama.cells.batch import Batch
-from openai_cpu_server.llama.cells.context import SLOTS_MAX, Decoded
+from openai_cpu_server.llama.cells.context import SLOTS_MAX, Decoded, OwnedContext, common_params
 from openai_cpu_server.llama.host.cores import Cores
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import native_log
@@ -28,7 +28,7 @@ class PoolingOptions(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: bool
 
 
-class PoolingContext:
+class PoolingContext(OwnedContext):
     """Computes inputs together, each as a sequence of its own that sees no other.
 
     An encoder keeps no memory of tokens, and needs a step's inputs at once. A causal model has cells for one
@@ -36,28 +36,11 @@ class PoolingContext:
     """
 
     def __init__(self, model: Model, options: PoolingOptions, abort: AbortSwitch, cores: Cores) -> None:
-        """Raises `StartupError`. `model` must outlive the context; `abort` and `cores` are kept."""
-        log = native_log()
-        log.clear()
-        self._abort = abort
-        self._cores = cores
-        handle = llama_cpp.llama_init_from_model(model.handle, _params(model, options, abort))
-        if handle is None:
-            raise StartupError(f"Cannot make a context for {model.path}: {log.cause() or 'no reason given'}.")
-        self._handle: object | None = handle
-        self._memory = llama_cpp.llama_get_memory(handle)
+        """Raises `StartupError`."""
+        super().__init__(model, _params(model, options), abort, cores)
         self._batch = Batch(options.step_tokens)
-        self.row_size = _row_size(model, handle)
+        self.row_size = _row_size(model, self.handle)
         """Numbers in the row of an input."""
-
-    @property
-    def handle(self) -> object:
-        assert self._handle is not None, "the context is closed"
-        return self._handle
-
-    @property
-    def threads(self) -> int:
-        return int(llama_cpp.llama_n_threads(self.handle))
 
     def compute(self, inputs: Sequence[tuple[int, ...]]) -> Decoded:
         """Compute the rows of these inputs. Raises `EmbeddingFailed`; the context is as good as before."""
@@ -83,11 +66,6 @@ class PoolingContext:
             for slot in range(count)
         )
 
-    def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            llama_cpp.llama_free(handle)
-
     def _compute(self) -> int:
         if self._memory is None:
             return int(llama_cpp.llama_encode(self.handle, self._batch.native))
@@ -97,23 +75,13 @@ class PoolingContext:
             llama_cpp.llama_memory_clear(self._memory, False)
 
 
-def _params(model: Model, options: PoolingOptions, abort: AbortSwitch) -> llama_cpp.llama_context_params:
-    params = llama_cpp.llama_context_default_params()
+def _params(model: Model, options: PoolingOptions) -> llama_cpp.llama_context_params:
+    params = common_params(flash_attention=options.flash_attention)
     params.n_ctx = params.n_batch = params.n_ubatch = options.step_tokens
     params.n_seq_max = INPUTS_MAX
     params.n_threads = params.n_threads_batch = options.threads
     params.embeddings = True
     params.pooling_type = _pooling(model)
-    params.kv_unified = True
-    params.flash_attn_type = (
-        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        if options.flash_attention
-        else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    )
-    params.swa_full = True
-    params.offload_kqv = params.op_offload = False
-    params.no_perf = True
-    abort.connect(params)
     return params
 
 

@@ -1,8 +1,4 @@
-"""The types of tensors that ggml knows, with the sizes of their blocks.
-
-They stand here as a table, for the API process, which reads headers and loads no native library. A test
-compares it with ggml's own.
-"""
+"""The types of tensors that ggml knows, with the sizes of their blocks."""
 
 from __future__ import annotations
 
@@ -21,6 +17,9 @@ _PRODUCED = frozenset(
 
 
 class TensorType(msgspec.Struct, frozen=True):
+    """A row of a table that stands here for the API process, which reads headers and loads no native library.
+    A test compares it with ggml's own."""
+
     number: int
     name: str
     """ggml's name, such as `q4_K`."""

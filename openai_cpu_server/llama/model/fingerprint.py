@@ -1,5 +1,4 @@
-"""One line for all that saved cells depend on.
-Cells with another fingerprint would mean something else here."""
+"""One line for all that saved cells depend on."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ _SAMPLE_BYTES = 4096
 
 
 def cells_fingerprint(header: GgufHeader, info: ModelInfo, *, flash_attention: bool) -> str:
-    """A digest of the model, the layout of the cells, and the library that wrote them.
-    Raises `StartupError`."""
+    """A digest of the model, the layout of the cells, and the library that wrote them: cells with another
+    one would mean something else here. Raises `StartupError`."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",

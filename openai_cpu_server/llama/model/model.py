@@ -6,24 +6,23 @@ import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
-from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.native import NativeObject, native_log
 
 _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds remaining file size")
 
 
-class Model:
+class Model(NativeObject):
     """Weights and vocabulary of a GGUF file. Its opener closes it, after everything that was made from it."""
 
     def __init__(self, header: GgufHeader, handle: object, file_bytes: int) -> None:
         """Use `open` instead."""
+        super().__init__(handle, llama_cpp.llama_model_free)
         self.header = header
         self.file_bytes = file_bytes
-        self._handle: object | None = handle
 
     @classmethod
     def open(cls, header: GgufHeader, *, repack: bool, on_progress: Callable[[float], None]) -> Model:
@@ -56,11 +55,6 @@ class Model:
         if handle is None:
             raise StartupError(_why_not_loaded(header.path, log.cause()))
         return cls(header, handle, total_bytes(files))
-
-    @property
-    def handle(self) -> object:
-        assert self._handle is not None, "the model is closed"
-        return self._handle
 
     @property
     def vocab(self) -> object:
@@ -115,19 +109,6 @@ class Model:
         key = None if name is None else name.encode()
         source = llama_cpp.llama_model_chat_template(self.handle, key)
         return None if source is None else str(source.decode("utf-8", "replace"))
-
-    def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            llama_cpp.llama_model_free(handle)
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Progress:

@@ -6,9 +6,48 @@ import atexit
 import ctypes
 import enum
 import functools
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
 
 from openai_cpu_server.llama.bindings import llama_cpp
+
+C = TypeVar("C", bound="Closable")
+
+
+class Closable(ABC):
+    """`with` closes it at the end."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class NativeObject(Closable):
+    """Owns an object of llama.cpp: it is there until `close`."""
+
+    def __init__(self, handle: object, free: Callable[[object], None]) -> None:
+        self._handle: object | None = handle
+        self._free = free
+
+    @property
+    def handle(self) -> object:
+        assert self._handle is not None, f"the {type(self).__name__} is closed"
+        return self._handle
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._free(handle)
 
 
 class _Level(enum.IntEnum):

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from openai_cpu_server.contract.model_info import ControlToken, FimTokens, Marks
@@ -17,6 +16,7 @@ from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.native import Closable
 from openai_cpu_server.llama.model.word_pieces import LONGEST_WORD, WordPieces
 
 _BERT_UNKNOWN = 100
@@ -44,16 +44,16 @@ class Pieces(NamedTuple):
     """The tokens, in order, that have no bytes without `special`."""
 
 
-class Vocabulary:
+class Vocabulary(Closable):
     """The contract's `Tokenizer`. Safe to call from any thread: the native vocabulary is only read."""
 
     def __init__(self, model: Model, *, owns_model: bool = False) -> None:
         """Use a loaded model. `close` closes the model only if it is owned."""
         self._model = model
         self._owns_model = owns_model
-        if llama_cpp.llama_vocab_type(self._vocab) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+        if llama_cpp.llama_vocab_type(self.native) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
             raise StartupError(f"{model.path} has no tokenizer.")
-        self._size = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        self._size = int(llama_cpp.llama_vocab_n_tokens(self.native))
         self._pieces: list[bytes | None] = [None] * self._size
 
     @classmethod
@@ -70,13 +70,9 @@ class Vocabulary:
             raise
 
     @property
-    def _vocab(self) -> object:
-        return self._model.vocab
-
-    @property
     def native(self) -> object:
         """llama.cpp's vocabulary, which lives as long as the model."""
-        return self._vocab
+        return self._model.vocab
 
     @property
     def vocab_size(self) -> int:
@@ -92,29 +88,29 @@ class Vocabulary:
 
     @property
     def bos(self) -> int | None:
-        return _present(llama_cpp.llama_vocab_bos(self._vocab))
+        return _present(llama_cpp.llama_vocab_bos(self.native))
 
     @property
     def eos(self) -> int | None:
-        return _present(llama_cpp.llama_vocab_eos(self._vocab))
+        return _present(llama_cpp.llama_vocab_eos(self.native))
 
     @property
     def bos_text(self) -> str:
-        return self._text_of(self.bos)
+        return _text_of(self, self.bos)
 
     @property
     def eos_text(self) -> str:
-        return self._text_of(self.eos)
+        return _text_of(self, self.eos)
 
     @property
     def adds_bos(self) -> bool:
-        return bool(llama_cpp.llama_vocab_get_add_bos(self._vocab)) and self.bos is not None
+        return bool(llama_cpp.llama_vocab_get_add_bos(self.native)) and self.bos is not None
 
     @functools.cached_property
     def fim(self) -> FimTokens | None:
-        prefix = _present(llama_cpp.llama_vocab_fim_pre(self._vocab))
-        suffix = _present(llama_cpp.llama_vocab_fim_suf(self._vocab))
-        middle = _present(llama_cpp.llama_vocab_fim_mid(self._vocab))
+        prefix = _present(llama_cpp.llama_vocab_fim_pre(self.native))
+        suffix = _present(llama_cpp.llama_vocab_fim_suf(self.native))
+        middle = _present(llama_cpp.llama_vocab_fim_mid(self.native))
         if prefix is None or suffix is None or middle is None:
             return None
         return FimTokens(prefix=prefix, suffix=suffix, middle=middle)
@@ -123,7 +119,7 @@ class Vocabulary:
     def marks(self) -> Marks:
         """Between query and text stand EOS (where there is none, SEP) and SEP, as far as the file says that
         the tokenizer adds them; that is llama-server's rule."""
-        around, vocab = self.encode("", add_special=True, parse_special=False), self._vocab
+        around, vocab = self.encode("", add_special=True, parse_special=False), self.native
         num_begin = int(around[:1] == [self.bos])
         sep = _present(llama_cpp.llama_vocab_sep(vocab))
         eos = sep if self.eos is None else self.eos
@@ -139,38 +135,20 @@ class Vocabulary:
         )
 
     @functools.cached_property
-    def rerank_template(self) -> str | None:
-        return self.named_chat_template("rerank")
-
-    @functools.cached_property
     def end_tokens(self) -> frozenset[int]:
         """Tokens that end a generation."""
-        vocab, is_end = self._vocab, llama_cpp.llama_vocab_is_eog
+        vocab, is_end = self.native, llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self._size) if is_end(vocab, token))
-
-    @functools.cached_property
-    def control_tokens(self) -> tuple[ControlToken, ...]:
-        vocab, attributes = self._vocab, llama_cpp.llama_vocab_get_attr
-        found = []
-        for token in range(self._size):
-            kind = attributes(vocab, token)
-            text = llama_cpp.llama_vocab_get_text(vocab, token) if kind & _SILENT else None
-            if text:
-                before, behind = llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP, llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP
-                found.append(
-                    ControlToken(text.decode("utf-8", "replace"), bool(kind & before), bool(kind & behind))
-                )
-        return tuple(found)
 
     @functools.cached_property
     def pieces(self) -> Pieces:
         """0.1 s for 49,000 tokens."""
-        vocab, render = self._vocab, llama_cpp.llama_token_to_piece
+        vocab, render = self.native, llama_cpp.llama_token_to_piece
         attributes, buffer = llama_cpp.llama_vocab_get_attr, ctypes.create_string_buffer(_PIECE_BYTES)
         shown, text, ends, silent = memoryview(buffer), bytearray(), array("I"), array("I")
         for token in range(self._size):
             length = render(vocab, token, buffer, _PIECE_BYTES, 0, True)
-            text += shown[:length] if length >= 0 else self._render(token, special=True)
+            text += shown[:length] if length >= 0 else _rendered(self.native, token, special=True)
             ends.append(len(text))
             if attributes(vocab, token) & _SILENT or token in self.end_tokens:
                 silent.append(token)
@@ -179,7 +157,7 @@ class Vocabulary:
     @functools.cached_property
     def longest_piece(self) -> int | None:
         """Bytes of a text that one token can stand for; None: any number."""
-        if llama_cpp.llama_vocab_type(self._vocab) not in _WORDS_OF_TEXT:
+        if llama_cpp.llama_vocab_type(self.native) not in _WORDS_OF_TEXT:
             return None
         ends = self.pieces.ends
         return max((end - begin for begin, end in pairwise((0, *ends))), default=1) or 1
@@ -187,26 +165,20 @@ class Vocabulary:
     def least_tokens(self, text: str) -> int:
         return 0 if self.longest_piece is None else len(text) // self.longest_piece
 
-    def try_out(self) -> None:
-        """Read what any text could have: a vocabulary that llama.cpp cannot read with ends the process here,
-        and not at somebody's request."""
-        for special in (False, True):
-            self.encode(_TRIAL, add_special=True, parse_special=special)
-
     def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
         return [self.encode(text, add_special=add_special, parse_special=parse_special) for text in texts]
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         pieces = None if parse_special or _is_plain(text) else self._word_pieces
         if pieces is not None:
-            around = self._encode("", add_special=add_special, parse_special=False)
+            around = _tokenized(self.native, "", add_special=add_special, parse_special=False)
             return [*around[:1], *pieces.encode(text), *around[1:]]
-        return self._encode(text, add_special=add_special, parse_special=parse_special)
+        return _tokenized(self.native, text, add_special=add_special, parse_special=parse_special)
 
     @functools.cached_property
     def _word_pieces(self) -> WordPieces | None:
         """None: llama.cpp reads texts as the model's own tokenizer does."""
-        if llama_cpp.llama_vocab_type(self._vocab) != llama_cpp.LLAMA_VOCAB_TYPE_WPM:
+        if llama_cpp.llama_vocab_type(self.native) != llama_cpp.LLAMA_VOCAB_TYPE_WPM:
             return None
         header = self._model.header
         texts = header.get_strings("tokenizer.ggml.tokens")
@@ -218,29 +190,17 @@ class Vocabulary:
             lowercase=lowercase is not False,
         )
 
-    def _encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        data = _utf8(text)
-        capacity = len(data) + _SPARE_TOKENS
-        while True:
-            tokens = (llama_cpp.llama_token * capacity)()
-            count = llama_cpp.llama_tokenize(
-                self._vocab, data, len(data), tokens, capacity, add_special, parse_special
-            )
-            if count >= 0:
-                return list(tokens[:count])
-            capacity = -count
-
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of a token. Raises `InvalidRequest` for a number that is no token:
         llama.cpp would end the process."""
         if not 0 <= token < self._size:
             raise InvalidRequest(f"{token} is no token: the vocabulary has {self._size}.", param="tokens")
         if special:
-            return self._render(token, special=True)
+            return _rendered(self.native, token, special=True)
         piece = self._pieces[token]
         if piece is None:
             piece = self._pieces[token] = (
-                b"" if token in self.end_tokens else self._render(token, special=False)
+                b"" if token in self.end_tokens else _rendered(self.native, token, special=False)
             )
         return piece
 
@@ -251,25 +211,25 @@ class Vocabulary:
         if self._owns_model:
             self._model.close()
 
-    def __enter__(self) -> Vocabulary:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def try_out(vocabulary: Vocabulary) -> None:
+    """Read what any text could have: a vocabulary that llama.cpp cannot read with ends the process here,
+    and not at somebody's request."""
+    for special in (False, True):
+        vocabulary.encode(_TRIAL, add_special=True, parse_special=special)
 
-    def _text_of(self, token: int | None) -> str:
-        return "" if token is None else self.decode([token], special=True)
 
-    def _render(self, token: int, *, special: bool) -> bytes:
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
-            if length >= 0:
-                return buffer.raw[:length]
-            size = -length
+def control_tokens(vocabulary: Vocabulary) -> tuple[ControlToken, ...]:
+    native, attributes = vocabulary.native, llama_cpp.llama_vocab_get_attr
+    before, behind = llama_cpp.LLAMA_TOKEN_ATTR_LSTRIP, llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP
+    found = []
+    for token in range(vocabulary.vocab_size):
+        kind = attributes(native, token)
+        text = llama_cpp.llama_vocab_get_text(native, token) if kind & _SILENT else None
+        if text:
+            shown = text.decode("utf-8", "replace")
+            found.append(ControlToken(shown, bool(kind & before), bool(kind & behind)))
+    return tuple(found)
 
 
 def _require_sound(header: GgufHeader) -> None:
@@ -286,6 +246,31 @@ def _require_sound(header: GgufHeader) -> None:
                 f"{header.path} is damaged: its vocabulary cannot spell {len(lost)} of the bytes of texts, "
                 f"such as 0x{lost[0]:02X}."
             )
+
+
+def _text_of(vocabulary: Vocabulary, token: int | None) -> str:
+    return "" if token is None else vocabulary.decode([token], special=True)
+
+
+def _tokenized(vocab: object, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    data = _utf8(text)
+    capacity = len(data) + _SPARE_TOKENS
+    while True:
+        tokens = (llama_cpp.llama_token * capacity)()
+        count = llama_cpp.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, parse_special)
+        if count >= 0:
+            return list(tokens[:count])
+        capacity = -count
+
+
+def _rendered(vocab: object, token: int, *, special: bool) -> bytes:
+    size = 64
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        length = llama_cpp.llama_token_to_piece(vocab, token, buffer, size, 0, special)
+        if length >= 0:
+            return buffer.raw[:length]
+        size = -length
 
 
 def _present(token: int) -> int | None:

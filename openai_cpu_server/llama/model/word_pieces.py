@@ -1,8 +1,4 @@
-"""BERT's WordPiece, for texts that llama.cpp cuts otherwise than the models' own tokenizers do.
-
-llama.cpp drops the vowels of Hangul, and marks that take room, such as vowels of Devanagari; and it knows no
-longest word. English texts never get here.
-"""
+"""BERT's WordPiece, for texts that llama.cpp cuts otherwise than the models' own tokenizers do."""
 
 from __future__ import annotations
 
@@ -28,7 +24,11 @@ _IDEOGRAPHS = (
 
 
 class WordPieces:
-    """Cuts lower-cased words into the longest pieces of a vocabulary."""
+    """BERT's WordPiece, for texts that llama.cpp cuts otherwise than the models' own tokenizers do.
+
+    llama.cpp drops the vowels of Hangul, and marks that take room, such as vowels of Devanagari; and it knows
+    no longest word. English texts never get here.
+    """
 
     def __init__(self, pieces: Mapping[str, int], *, unknown: int, lowercase: bool) -> None:
         """`pieces` by text, as llama.cpp has them: those that begin a word have U+2581 in front."""

@@ -1,0 +1,220 @@
+"""Computes the spans of a step, and samples from what comes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+import msgspec
+import numpy as np
+
+from openai_cpu_server.contract.containment import RequestFailed, contained
+from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
+from openai_cpu_server.llama.adapters import Adapters
+from openai_cpu_server.llama.cells.batch import Batch, Layout
+from openai_cpu_server.llama.cells.context import Decoded, Logits, PoolFull
+from openai_cpu_server.llama.draft_model import Draft, DraftRequest
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
+from openai_cpu_server.llama.grammar.constraints import Constraints
+from openai_cpu_server.llama.loading import Loaded
+from openai_cpu_server.llama.sampling.logprobs import BadLogits, score
+from openai_cpu_server.llama.sampling.slot import Sampled
+from openai_cpu_server.llama.slots import SlotTable
+
+_NO_DRAFT = Draft((), 0)
+
+Drafts = Mapping[int, Draft]
+"""The draft model's drafts, by slot."""
+
+
+class StepRunner:
+    """Not thread-safe."""
+
+    def __init__(
+        self, loaded: Loaded, slots: SlotTable, constraints: Constraints, adapters: Adapters
+    ) -> None:
+        self._info = loaded.info
+        self._abort = loaded.abort
+        self._context = loaded.context
+        self._draft_model = loaded.draft_model
+        self._padding_slot = loaded.set_aside.padding
+        self._any_token = loaded.vocabulary.bos or 0
+        self._slots = slots
+        self._constraints = constraints
+        self._adapters = adapters
+        self._batch = Batch(loaded.info.max_step_tokens)
+
+    def warm_up(self) -> bool:
+        """Compute one token and forget it. False: that was interrupted."""
+        self._batch.fill([Span(slot=0, start=0, tokens=(self._any_token,), sample=True)])
+        with self._abort.armed():
+            decoded = self._context.decode(self._batch)
+        self._context.clear()
+        if decoded is Decoded.INTERRUPTED:
+            return False
+        if self._draft_model is not None:
+            self._draft_model.warm_up()
+        return True
+
+    def run(self, step: Step) -> StepResult:
+        """Do the step's verbs, compute its spans and sample. Raises `DecodeFailed` or `BadLogits`; the
+        backend is of no further use then. Logits of one sequence that are no numbers are a fault of that
+        one's, as long as the model computes others.
+
+        An interrupted step has done its verbs. Padding for which the pool has no room is left out.
+        """
+        with self._abort.armed():
+            verbs_ms = self._slots.apply(step.verbs)
+            if not step.spans:
+                assert not step.padding, "padding, and nothing to pad"
+                return StepResult(verbs_ms=verbs_ms)
+            self._adapters.use(step.adapter)
+            drafts, drafting_ms = self._draft(step.spans)
+            spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
+            with self._constraints.foreseeing(self._constrained(spans)):
+                layout, decoded, padding = self._compute(spans, step.padding)
+        if decoded is Decoded.INTERRUPTED:
+            for span in spans:  # llama.cpp keeps what it finished
+                self._context.trim(span.slot, span.start)
+            return StepResult(interrupted=True, verbs_ms=verbs_ms)
+        result = self._result(step.spans, spans, layout, drafts, drafting_ms)
+        return msgspec.structs.replace(result, padding=padding, verbs_ms=verbs_ms)
+
+    def computes_numbers(self) -> bool:
+        """Compute a token apart, as long as there is a cell for it."""
+        slot, token = self._padding_slot, self._any_token
+        self._batch.fill([Span(slot=slot, start=0, tokens=(token,), sample=True)])
+        try:
+            self._context.decode(self._batch)
+        except PoolFull:
+            return True
+        is_finite = bool(np.isfinite(self._context.logits(1)).all())
+        self._context.free_slot(slot)
+        return is_finite
+
+    def _constrained(self, spans: Sequence[Span]) -> list[Future[ConstrainedOutput]]:
+        """The constrained outputs that are asked for their allowed tokens once the spans are computed."""
+        sampling = (self._slots[span.slot].constrained for span in spans if span.sample)
+        return [output for output in sampling if output is not None]
+
+    def _draft(self, spans: Sequence[Span]) -> tuple[Drafts, float]:
+        """The draft model's drafts by slot, and the milliseconds that they took."""
+        requests = [
+            DraftRequest(span.slot, self._slots[span.slot].tokens, span.num_to_draft, span.num_to_read)
+            for span in spans
+            if span.num_to_draft
+        ]
+        if not requests:
+            return {}, 0.0
+        assert self._draft_model is not None, "there is no draft model"
+        started = time.perf_counter()
+        drafts = self._draft_model.draft(requests)
+        return drafts, 1000 * (time.perf_counter() - started)
+
+    def _allowed(self, span: Span) -> Span:
+        """The span, with its draft cut off before the first token that the constraint forbids."""
+        if not span.draft:
+            return span
+        assert self._info.can_trim, "this model's memory cannot give up what a draft has computed in vain"
+        length = self._slots[span.slot].num_allowed(span.draft)
+        return msgspec.structs.replace(span, draft=span.draft[:length])
+
+    def _compute(self, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded, int]:
+        """Compute the spans. The number returned is the padding that was computed:
+        all of it, or 0 without room for it."""
+        if not padding:
+            layout = self._fill(spans)
+            return layout, self._context.decode(self._batch), 0
+        layout = self._fill([*spans, self._padding(padding)])
+        try:
+            decoded = self._context.decode(self._batch)
+        except PoolFull:
+            return self._compute(spans, padding=0)
+        self._context.free_slot(self._padding_slot)
+        return layout, decoded, padding
+
+    def _padding(self, count: int) -> Span:
+        return Span(slot=self._padding_slot, start=0, tokens=(self._any_token,) * count, sample=False)
+
+    def _fill(self, spans: Sequence[Span]) -> Layout:
+        layout = self._batch.fill(spans)
+        most = self._info.max_step_outputs
+        assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
+        return layout
+
+    def _result(
+        self,
+        planned: Sequence[Span],
+        spans: Sequence[Span],
+        layout: Layout,
+        drafts: Drafts,
+        drafting_ms: float,
+    ) -> StepResult:
+        if not layout.num_outputs:
+            return StepResult()
+        logits = self._context.logits(layout.num_outputs)
+        sampled: dict[int, Sampled] = {}
+        scores: dict[int, tuple[TokenLogprob, ...]] = {}
+        errors: dict[int, RequestFailed] = {}
+        for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
+            try:
+                if span.targets:
+                    scores[span.slot] = self._score(span, logits[rows.targets.start : rows.targets.stop])
+            except RequestFailed as error:
+                errors[span.slot] = error
+                continue
+            if rows.samples:
+                sampled[span.slot] = self._sample(span, logits[rows.samples.start : rows.samples.stop])
+        errors |= {slot: found.error for slot, found in sampled.items() if found.error is not None}
+        if any(isinstance(error.__cause__, BadLogits) for error in errors.values()):
+            self._require_numbers()
+        return StepResult(
+            samples={slot: found.samples[0] for slot, found in sampled.items() if found.samples},
+            further={slot: found.samples[1:] for slot, found in sampled.items() if found.samples[1:]},
+            drafted={
+                span.slot: self._drafted(span, sampled[span.slot], drafts.get(span.slot, _NO_DRAFT))
+                for plan, span in zip(planned, spans, strict=True)
+                if plan.num_drafted
+            },
+            drafting_ms=drafting_ms,
+            scores=scores,
+            failures={slot: str(error) for slot, error in errors.items() if error.is_own_fault},
+            faults={slot: str(error) for slot, error in errors.items() if not error.is_own_fault},
+        )
+
+    def _drafted(self, span: Span, sampled: Sampled, draft: Draft) -> Drafted:
+        num_known = self._draft_model.num_known(span.slot) if self._draft_model is not None else 0
+        return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
+
+    def _score(self, span: Span, logits: Logits) -> tuple[TokenLogprob, ...]:
+        """Raises `RequestFailed`."""
+        num_top = self._slots[span.slot].num_top
+        with contained():
+            return tuple(
+                score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True)
+            )
+
+    def _sample(self, span: Span, logits: Logits) -> Sampled:
+        """Sample from `logits`, (1 + draft, vocabulary).
+        What goes wrong with that ends its own request only."""
+        opened = self._slots[span.slot]
+        sampled = opened.sample_along(span.draft, logits)
+        if sampled.num_accepted < len(span.draft):
+            self._context.trim(span.slot, span.start + len(span.tokens) + sampled.num_accepted)
+        if sampled.error is not None and opened.constraint is not None:
+            self._constraints.give_up(opened.constraint)
+        return sampled
+
+    def _require_numbers(self) -> None:
+        """One sequence has got none. If nobody gets any, another process does better. Raises `BadLogits`."""
+        if not self.computes_numbers():
+            raise BadLogits("The model computes numbers that are not finite.")
+
+
+def _with_draft(span: Span, drafts: Drafts) -> Span:
+    """The span with the draft model's tokens as its draft, if it asked for some."""
+    if not span.num_to_draft:
+        return span
+    draft = drafts.get(span.slot, _NO_DRAFT)
+    return msgspec.structs.replace(span, draft=draft.tokens, num_to_draft=0)
