@@ -7,7 +7,7 @@ import msgspec
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions, StepDone, StepFigures, Submit
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
-from openai_cpu_server.dispatch.death import death_cause
+from openai_cpu_server.sandbox.spawn import death_cause
 from openai_cpu_server.engine.build import build_core
 from tests.fakes import FAKE_INFO, FakeBackend
 
