@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from openai_cpu_server.contract.embedding import Embedded
-from openai_cpu_server.contract.engine import RequestState
+from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Place, TokenEvent
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.requests.awaiting import Awaiting
@@ -27,6 +27,9 @@ class LiveRequests:
 
     def add(self, live: Live) -> None:
         self._live[live.request.id] = live
+
+    def snapshots(self, now_s: float) -> list[LiveRequest]:
+        return [live.snapshot(now_s) for live in self]
 
     def get(self, request_id: str) -> Live | None:
         return self._live.get(request_id)

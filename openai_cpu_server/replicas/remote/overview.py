@@ -74,7 +74,7 @@ class Overview:
         ]
 
     def status(self) -> EngineStatus:
-        statuses, live = [report.status for report in self._reports()], self._carrier.requests.delivery.live
+        statuses, live = [report.status for report in self._reports()], self._carrier.requests.live
         return EngineStatus(
             state=self.state,
             reason="the server is about to end" if self.is_draining else self.reason,
