@@ -11,7 +11,6 @@ from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterSta
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
 from openai_cpu_server.contract.messages import Cancel, ClearCache, Submit
-from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.dispatch.requests.admission import end_cancelled
@@ -74,22 +73,8 @@ class Host:
         return self._supervisor.state
 
     @property
-    def forecast(self) -> Forecast | None:
-        """What newcomers may expect; None: nothing has run."""
-        return self._supervisor.news.forecast
-
-    @property
     def engine_pid(self) -> int | None:
         return self._supervisor.pid
-
-    @property
-    def failed_s(self) -> float | None:
-        """When its engine failed, on the clock; None: it has not."""
-        return self._supervisor.failed_s
-
-    @property
-    def reason(self) -> str | None:
-        return self._supervisor.reason
 
     @property
     def num_live(self) -> int:
