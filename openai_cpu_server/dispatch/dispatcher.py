@@ -108,10 +108,7 @@ class Dispatcher:
         return self._replay.live.snapshots(self._clock())
 
     def status(self) -> EngineStatus:
-        live = self._replay.live
-        status = self._supervisor.status(
-            running=live.count(RequestState.RUNNING), waiting=live.count(RequestState.WAITING)
-        )
+        status = self._supervisor.status(self._replay.live.count)
         is_about_to_end = self._is_draining and status.state is not EngineState.FAILED
         reason = _ABOUT_TO_END if is_about_to_end else status.reason
         return msgspec.structs.replace(status, state=self.state, reason=reason)

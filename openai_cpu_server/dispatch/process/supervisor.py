@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Ready, StartFailed
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.dispatch.cores.shared_cores import Partner
@@ -86,8 +86,8 @@ class Supervisor:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def status(self, *, running: dict[str, int], waiting: dict[str, int]) -> EngineStatus:
-        """`running`, `waiting`: how many requests do, by the label of their priority."""
+    def status(self, count: Callable[[RequestState], dict[str, int]]) -> EngineStatus:
+        """`count`: how many requests are in a state, by the label of their priority."""
         info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths
         engine_rss_bytes = self._process.rss_bytes if self._process else 0
         return EngineStatus(
@@ -95,8 +95,8 @@ class Supervisor:
             reason=self.reason,
             loaded=self.news.progress.loaded if info is None or self.state in _NOT_LOADED else 1.0,
             timed=self.news.progress.timed,
-            running=running,
-            waiting=waiting,
+            running=count(RequestState.RUNNING),
+            waiting=count(RequestState.WAITING),
             kv_tokens=info.kv_tokens if info else 0,
             kv_tokens_used=kv.pool_tokens_used if kv else 0,
             restarts=deaths.num,

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
+from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.messages import Cancel, ClearCache, Submit
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
 from openai_cpu_server.dispatch.requests.admission import end_cancelled
 from openai_cpu_server.dispatch.requests.culprits import Culprits
-from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.dispatch.requests.live import Live, names_of
 from openai_cpu_server.dispatch.requests.replay import Replay
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.replicas.host.relay import TokenRelay, VectorRelay
@@ -187,7 +187,7 @@ class Host:
                 pass
 
     def _cancel_call(self, name: str) -> None:
-        call = [live for live in self._replay.live if name in _names(origin(live.request.id))]
+        call = [live for live in self._replay.live if name in names_of(origin(live.request.id))]
         end_cancelled(self._replay, call)
 
     async def _tick(self) -> None:
@@ -225,16 +225,8 @@ class Host:
         self._replay.cancel(*abandoned)
 
     def _status(self) -> EngineStatus:
-        live = self._replay.live
-        return self._supervisor.status(
-            running=live.count(RequestState.RUNNING), waiting=live.count(RequestState.WAITING)
-        )
+        return self._supervisor.status(self._replay.live.count)
 
 
 def _session_of(live: Live) -> Session | None:
     return live.answer.session if isinstance(live.answer, TokenRelay | VectorRelay) else None
-
-
-def _names(request_id: str) -> tuple[str, str]:
-    """Its own, and its API call's."""
-    return request_id, request_id.partition("/")[0]
