@@ -19,7 +19,6 @@ from openai_cpu_server.ray_options import RayTable
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
 from openai_cpu_server.replicas.ray.environment import of_replicas
-from openai_cpu_server.replicas.ray.request_router import EngineRequestRouter
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy
 from openai_cpu_server.serving.plans import planned_models
 from openai_cpu_server.serving.recall import check_recall
@@ -27,8 +26,8 @@ from openai_cpu_server.settings import Settings, read_settings
 from openai_cpu_server.user_folders import expanded
 
 _GIB = 1024**3
-_ROUTER, _POLICY = (f"{cls.__module__}.{cls.__name__}" for cls in (EngineRequestRouter, WaitPolicy))
-"""Serve imports them by these names."""
+_ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"
+_POLICY = f"{WaitPolicy.__module__}.{WaitPolicy.__name__}"
 _OF_SCALING = (
     "address",
     "name",
