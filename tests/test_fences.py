@@ -56,7 +56,7 @@ ALLOWED = {
     "structured": {"contract.grammar", "errors"},
     "scheduler": {"contract", "fairness"},
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
-    "dispatch": {"contract", "errors", "fairness", "sandbox.environment"},
+    "dispatch": {"contract", "errors", "fairness", "sandbox.spawn"},
     # Chooses between engines by what they tell: for it there is no Ray and no network.
     "replicas": {"contract"},
     "engine": {"contract", "errors", "scheduler"},
@@ -73,7 +73,7 @@ ALLOWED = {
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt"},
     # The API process's way to the processes that read texts with native code, and these themselves.
-    "reader": {"contract", "dispatch.death", "errors", "prompt", "sandbox.environment"},
+    "reader": {"contract", "errors", "prompt", "sandbox.spawn"},
     "reader.work": {"errors", "llama", "prompt", "reader.messages", "structured.maker"},
     "reader.process": {
         "contract.frames",

@@ -7,6 +7,8 @@ import signal
 
 import msgspec
 
+from openai_cpu_server.sandbox.spawn import death_cause
+
 _FAULTS = {
     number
     for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGQUIT", "SIGSEGV", "SIGSYS", "SIGTRAP")
@@ -83,18 +85,6 @@ class Death(msgspec.Struct, frozen=True):
         if ran_out_of_memory and cause == "SIGKILL":
             return cls(DeathKind.MEMORY, _OUT_OF_MEMORY, "out_of_memory")
         return cls(DeathKind.KILL, f"the engine process was killed ({_killer(cause)})", cause)
-
-
-def death_cause(exit_status: int | None) -> str:
-    """One of few words: the signal's name, `exit_1` and the like, `unknown`."""
-    if exit_status is None:
-        return "unknown"
-    if exit_status >= 0:
-        return f"exit_{exit_status}"
-    try:
-        return signal.Signals(-exit_status).name
-    except ValueError:  # real-time signals have no name
-        return f"signal_{-exit_status}"
 
 
 def _killer(cause: str) -> str:

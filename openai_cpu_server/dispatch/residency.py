@@ -30,7 +30,7 @@ class Residency:
     @property
     def has_requests(self) -> bool:
         """Some live, in its process or waiting for one, or somebody waits for an adapter."""
-        return self._replay.num_live > 0 or self._supervisor.adapters.is_awaited
+        return self._replay.num_live > 0 or self._supervisor.news.adapters.is_awaited
 
     @property
     def last_use_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from openai_cpu_server.contract.frames import LENGTH
+from openai_cpu_server.contract.frames import read_frame
 from openai_cpu_server.contract.framing import frame, read_command
 from openai_cpu_server.contract.messages import Command, Event
 
@@ -24,14 +24,8 @@ class EngineChannel:
 
     def receive(self) -> Command | None:
         """The next command; None when the other side is gone."""
-        head = self._read(LENGTH.size)
-        payload = None if head is None else self._read(LENGTH.unpack(head)[0])
-        return None if payload is None else read_command(payload)
-
-    def _read(self, length: int) -> bytes | None:
-        """None at the end; a client that was killed with our events unread leaves a reset instead."""
         try:
-            data = self._reader.read(length)
-        except ConnectionError:
+            payload = read_frame(self._reader)
+        except ConnectionError:  # a client that was killed with our events unread leaves a reset
             return None
-        return data if len(data) == length else None
+        return None if payload is None else read_command(payload)

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from openai_cpu_server.contract.frames import LENGTH, framed
-from openai_cpu_server.dispatch.death import death_cause
-from openai_cpu_server.sandbox.environment import child_environment
+from openai_cpu_server.contract.frames import framed, read_frame
+from openai_cpu_server.sandbox.spawn import death_cause, spawn_options
 
 _MODULE = "openai_cpu_server.reader.process"
 _PATIENCE_S = 60.0
@@ -37,13 +36,8 @@ class ReaderChild:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", _MODULE, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    env=child_environment(),
-                )
+                command = (sys.executable, "-m", _MODULE, str(theirs.fileno()))
+                self._process = subprocess.Popen(command, **spawn_options(theirs))
             except BaseException:
                 ours.close()
                 raise
@@ -65,10 +59,12 @@ class ReaderChild:
     def receive(self) -> bytes:
         """The next message. Raises ReaderDied."""
         try:
-            (length,) = LENGTH.unpack(self._read(LENGTH.size))
-            return self._read(length)
+            message = read_frame(self._stream)
         except OSError as error:
             raise self._death(error) from None
+        if message is None:
+            raise self._death()
+        return message
 
     def kill(self) -> None:
         self._process.kill()
@@ -84,13 +80,8 @@ class ReaderChild:
             self._process.kill()
             self._process.wait()
 
-    def _read(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        if len(data) < size:
-            raise ConnectionError("the process is gone")
-        return data
-
-    def _death(self, error: OSError) -> ReaderDied:
+    def _death(self, error: OSError | None = None) -> ReaderDied:
+        """`error`: of the socket; None: it has ended."""
         if isinstance(error, TimeoutError):
             self._process.kill()
             self.close()

@@ -19,7 +19,7 @@ from typing import BinaryIO, Union
 import msgspec
 import psutil
 
-from openai_cpu_server.contract.frames import LENGTH, framed
+from openai_cpu_server.contract.frames import framed, read_frame
 from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.reader.messages import OpenModel, Refused, Reply, Result, Work
@@ -70,7 +70,7 @@ def _limit(kind: int, most: int) -> None:
 def _serve(sock: socket.socket, stream: BinaryIO) -> None:
     """Until the other side is gone."""
     worker, bounds = Worker(), _Bounds()
-    while (payload := _next(stream)) is not None:
+    while (payload := read_frame(stream)) is not None:
         work = _works.decode(payload)
         bounds.begin()
         result = _contained(worker, work)
@@ -91,18 +91,13 @@ def _contained(worker: Worker, work: Work) -> Result:
         return Refused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
 
 
-def _next(stream: BinaryIO) -> bytes | None:
-    head = stream.read(LENGTH.size)
-    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
-
-
 def main() -> None:
     leave_signals_to_parent()
     die_with_parent()
     native_log()
     sock = socket.socket(fileno=int(sys.argv[1]))
     stream = sock.makefile("rb")
-    if (first := _next(stream)) is None:
+    if (first := read_frame(stream)) is None:
         return
     if (folders := _readable.decode(first)) is not None:
         confine(read=map(Path, folders))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
 
@@ -17,6 +18,20 @@ class ReplicaState(enum.Enum):
     DRAINING = "draining"
     """It ends what it has, and gets nothing new."""
     FAILED = "failed"
+
+    @classmethod
+    def of(cls, engine: EngineState) -> ReplicaState:
+        """As its engine is."""
+        return _OF_ENGINES.get(engine, cls.LOADING)
+
+
+_OF_ENGINES = {
+    EngineState.READY: ReplicaState.READY,
+    EngineState.RESTARTING: ReplicaState.RESTARTING,
+    EngineState.DRAINING: ReplicaState.DRAINING,
+    EngineState.STOPPED: ReplicaState.DRAINING,
+    EngineState.FAILED: ReplicaState.FAILED,
+}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import httpx
+import msgspec
 import pytest
 
 from openai_cpu_server.api.access.key_ring import KeyRing
@@ -22,6 +23,8 @@ from openai_cpu_server.api.events.hub import (
     MOST_LISTENERS,
     MOST_OF_ADMINISTRATOR,
     MOST_OF_ONE,
+    Hub,
+    Watcher,
 )
 from openai_cpu_server.api.events.pace import Pace
 from openai_cpu_server.api.events.sight import Sight
@@ -33,7 +36,7 @@ from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.asgi import exchange
 from tests.api.events import watching
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import api, client, eventually, locked_api, new_engine, running
+from tests.api.serving import api, client, eventually, locked_api, new_engine, running, served
 from tests.api.talking import error_of
 
 pytestmark = pytest.mark.anyio
@@ -185,6 +188,23 @@ def test_models_that_a_key_may_not_use_do_not_exist_for_it() -> None:
     assert not sight.has_model(("other",))
     assert sight.adapter("poet@1", ("large",)) == "poet"
     assert sight.adapter("clerk@1", ("large",)) is None
+
+
+def test_a_model_that_was_replaced_shows_no_more_and_its_successors_state_stays() -> None:
+    old, new = FakeEngine(), FakeEngine()
+    models, successors = served(old), served(new)
+    hub = Hub(models)
+    with hub.listening(Watcher(client="", is_administrator=True)):
+        late = old.see
+        assert late is not None
+        models.replace(models.default, successors.default)
+        hub.look_for_models()
+        assert old.see is None, "its engine shows steps for nobody"
+        tell(new, part("new/0"), state=STATE)
+        late(FIGURES, Shown(parts=(part("old/0"),), state=msgspec.structs.replace(STATE, pool_tiles=1)))
+        assert hub.state_of(successors.default) == STATE
+        assert [seen.shown.parts[0].id for seen in hub.since(0).steps] == ["new/0"]
+    assert new.see is None
 
 
 async def test_a_key_without_the_scope_is_told_which_one_it_needs(engine: FakeEngine, tmp_path: Path) -> None:

@@ -157,4 +157,4 @@ async def test_a_model_that_cannot_be_loaded_is_a_state_with_its_reason() -> Non
         await until(engine, EngineState.FAILED)
         with pytest.raises(EngineUnavailable, match="it is no model"):
             engine.generate([request("a")])
-        assert host.failed_s is not None
+        assert host.state is EngineState.FAILED

@@ -135,7 +135,7 @@ class Hub:
         return known.requests
 
     def look_for_models(self) -> None:
-        """A model may have been replaced: its successor is watched from now on."""
+        """A model may have been replaced: its successor is watched from now on, in its place."""
         for model in self._models.current:
             if model not in self._watched:
                 self._watch(model)
@@ -155,10 +155,15 @@ class Hub:
         self._live.clear()
 
     def _watch(self, model: ServedModel) -> None:
-        self._watched = [one for one in self._watched if one.name != model.name] + [model]
+        for former in [one for one in self._watched if one.name == model.name]:
+            self._watched.remove(former)
+            former.engine.hide_steps()
+        self._watched.append(model)
         model.engine.show_steps(partial(self._see, model))
 
     def _see(self, model: ServedModel, figures: StepFigures | None, shown: Shown) -> None:
+        if model not in self._watched:
+            return  # it was replaced, and this step was on its way
         now_s = self._clock()
         if shown.state is not None:
             self._states[model.name] = shown.state

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.messages import AdapterNews, LoadAdapter, UnloadAdapter
 from openai_cpu_server.dispatch.adapters.shelf import Shelf
-from openai_cpu_server.errors import AdapterFailed, AdapterNotFound, ServerError
+from openai_cpu_server.errors import AdapterFailed, ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +67,6 @@ class AdapterDesk:
         self.shelf.take_name(name)
         self.free()
         return True
-
-    def key_of(self, name: str) -> str:
-        """The key of the adapter that a new request gets. Raises `AdapterNotFound`."""
-        status = self.shelf.named(name)
-        if status is None or status.state is AdapterState.FAILED:
-            names = [one.adapter.name for one in self.shelf.offered if one.state is not AdapterState.FAILED]
-            raise AdapterNotFound(name, names, reason=status.reason if status is not None else None)
-        return status.adapter.key
 
     def free(self) -> None:
         """Drop those that no new request gets and no live one uses."""

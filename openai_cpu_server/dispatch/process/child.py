@@ -12,7 +12,7 @@ import psutil
 
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Start
 from openai_cpu_server.dispatch.process.channel import ClientChannel
-from openai_cpu_server.sandbox.environment import child_environment
+from openai_cpu_server.sandbox.spawn import spawn_options
 
 
 @functools.lru_cache(maxsize=64)
@@ -45,9 +45,6 @@ class EngineProcess:
     async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
         """Start `command` with its socket's file descriptor as last argument, and tell it the options.
 
-        It gets a session of its own: a terminal's Ctrl-C is for the parent, from the child's first moment on;
-        and of the environment what native code needs, for it has no business with keys.
-
         Raises OSError, and RuntimeError where no thread can be had to wait for its end.
         """
         ours, theirs = socket.socketpair()
@@ -55,12 +52,7 @@ class EngineProcess:
             channel = await ClientChannel.open(ours)
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *command,
-                    str(theirs.fileno()),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,
-                    env=child_environment(),
+                    *command, str(theirs.fileno()), **spawn_options(theirs)
                 )
             except BaseException:
                 channel.close()

@@ -9,47 +9,30 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.contract.engine import EngineState, LastDeath, SeeStep
-from openai_cpu_server.contract.messages import (
-    AdapterLoaded,
-    AdapterRefused,
-    Command,
-    EngineOptions,
-    Event,
-    HideSteps,
-    KVStats,
-    Loading,
-    LoadingAdapter,
-    Ready,
-    ShowSteps,
-    StartFailed,
-    StepDone,
-    TurnBack,
-    Wants,
-)
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
+from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Ready, StartFailed
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.replica import Forecast
-from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.adapters.desk import AdapterDesk
 from openai_cpu_server.dispatch.cores.shared_cores import Partner
 from openai_cpu_server.dispatch.death import Death, DeathKind, Search
 from openai_cpu_server.dispatch.process.child import EngineProcess, resident_bytes
 from openai_cpu_server.dispatch.process.clientele import Clientele
 from openai_cpu_server.dispatch.process.deaths import Deaths
 from openai_cpu_server.dispatch.process.hang_detector import HangLimits
-from openai_cpu_server.dispatch.process.held_blocks import HeldBlocks
 from openai_cpu_server.dispatch.process.lifecycle import Lifecycle
 from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
+from openai_cpu_server.dispatch.process.news import EngineNews
 from openai_cpu_server.dispatch.process.observer import NOBODY, EngineObserver
-from openai_cpu_server.dispatch.process.start import Start
 from openai_cpu_server.dispatch.process.watchdog import Watchdog
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
 
 logger = logging.getLogger(__name__)
 
+_NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
+
 
 class Supervisor:
-    """Owns the engine process. All methods belong to one event loop's thread."""
+    """Owns the engine process: starts it, ends it, and decides what its death means. What the process tells
+    goes to `news`. All methods belong to one event loop's thread."""
 
     def __init__(
         self,
@@ -71,25 +54,16 @@ class Supervisor:
         once, and must be. `foretold`: what is known of the model before it is loaded. `partner`: its part,
         where engines share the cores.
         """
-        self._info: ModelInfo | None = foretold
-        self.kv_stats: KVStats | None = None
-        """As of the last step; None while the present process has not made any."""
-        self.forecast: Forecast | None = None
-        """What newcomers may expect, where the options ask for that; None before the first is told."""
-        self.held_blocks = HeldBlocks()
+        self.news = EngineNews(options, observer=observer, foretold=foretold, partner=partner)
         self.reason: str | None = None
         """Why there is no engine, or none for the moment."""
-        self.start = Start(options.model_path)
-        self.adapters = AdapterDesk(options.adapters)
         self.failed_s: float | None = None
         """When it failed, on the clock; None: it has not, or is tried again."""
         self._must_start = not begins_asleep
         """That no process has been ready yet is a reason to give up the server."""
         self._command = tuple(command)
         self._options = msgspec.structs.replace(options, shares_cores=partner is not None)
-        self._partner = partner
         self._clock = clock
-        self._observer = observer
         self._hang_limits = hang_limits
         self._memory_killer = memory_killer
         self._deaths = Deaths(max_a_minute=max_crashes_a_minute, clock=clock)
@@ -100,10 +74,6 @@ class Supervisor:
         """It may still be on its way out."""
         self._start_failure: str | None = None
         """What the present process has said about it."""
-        self._has_advanced = False
-        """The present process has brought tokens or vectors."""
-        self._see: SeeStep | None = None
-        """Who watches the steps; None: nobody does."""
         self._gone = asyncio.Event()
         """There is no process, and none is being started."""
         self._gone.set()
@@ -113,60 +83,34 @@ class Supervisor:
         return self._life.state
 
     @property
-    def info(self) -> ModelInfo | None:
-        """Facts about the model and the adapters that it now has; None until it was loaded."""
-        if self._info is None:
-            return None
-        loaded = self.adapters.shelf.loaded
-        return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
-
-    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    @property
-    def rss_bytes(self) -> int:
-        """Resident memory of this process and the engine's."""
-        return resident_bytes() + self.engine_rss_bytes
-
-    @property
-    def engine_rss_bytes(self) -> int:
-        return self._process.rss_bytes if self._process else 0
-
-    @property
-    def restarts(self) -> int:
-        """Deaths of processes that another has replaced, or was to replace."""
-        return self._deaths.num
-
-    @property
-    def last_death(self) -> LastDeath | None:
-        return self._deaths.last
-
-    @property
-    def deaths(self) -> tuple[LastDeath, ...]:
-        """The last ones, the oldest first."""
-        return self._deaths.known
-
-    def show_steps(self, see: SeeStep) -> None:
-        """To be told of each step who was in it, of this process and of those after it."""
-        self._see = see
-        if self.state is EngineState.READY:
-            self.send(ShowSteps())
-
-    def hide_steps(self) -> None:
-        self._see = None
-        if self.state is EngineState.READY:
-            self.send(HideSteps())
+    def status(self, count: Callable[[RequestState], dict[str, int]]) -> EngineStatus:
+        """`count`: how many requests are in a state, by the label of their priority."""
+        info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths
+        engine_rss_bytes = self._process.rss_bytes if self._process else 0
+        return EngineStatus(
+            state=self.state,
+            reason=self.reason,
+            loaded=self.news.progress.loaded if info is None or self.state in _NOT_LOADED else 1.0,
+            timed=self.news.progress.timed,
+            running=count(RequestState.RUNNING),
+            waiting=count(RequestState.WAITING),
+            kv_tokens=info.kv_tokens if info else 0,
+            kv_tokens_used=kv.pool_tokens_used if kv else 0,
+            restarts=deaths.num,
+            last_death=deaths.last,
+            deaths=deaths.known,
+            rss_bytes=resident_bytes() + engine_rss_bytes,
+            engine_rss_bytes=engine_rss_bytes,
+            kernels=info.kernels.described if info else {},
+        )
 
     def send(self, *commands: Command) -> None:
         """To the engine process, if there is one."""
         if self._process is not None:
             self._process.send(*commands)
-
-    def request_came(self, priority: Priority) -> None:
-        """A process that loads is in more of a hurry where somebody waits for it."""
-        if self._partner is not None:
-            self._partner.request_came(priority)
 
     async def run(self, clientele: Clientele) -> None:
         """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
@@ -182,7 +126,8 @@ class Supervisor:
     def wake(self) -> None:
         """Load the model again. It must be asleep, or have failed."""
         self._life.move(EngineState.LOADING)
-        self.start, self.reason, self.failed_s = Start(self._options.model_path), None, None
+        self.news.loads_again()
+        self.reason, self.failed_s = None, None
         self._deaths.forgive()
 
     async def settled(self) -> EngineState:
@@ -194,15 +139,16 @@ class Supervisor:
         if self.state is EngineState.ASLEEP:
             return
         self._life.move(EngineState.ASLEEP)
-        self._forget_process()
+        self.news.forget()
         self.reason = None
         if self._process is not None:
             await self._process.close()
         await self._gone.wait()
 
     def fail(self, reason: str) -> None:
-        """It sleeps, and need not be woken."""
-        self._fail(reason)
+        """No process is to be started, unless it is woken."""
+        self.reason, self.failed_s = reason, self._clock()
+        self._life.move(EngineState.FAILED)
 
     def stop(self) -> None:
         """No other process is started. One that loads has nothing to save and is not waited for."""
@@ -224,7 +170,7 @@ class Supervisor:
 
     def _end(self) -> None:
         self._life.move(EngineState.STOPPED)
-        self.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
+        self.news.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
 
     async def _live_once(self, clientele: Clientele) -> Death | None:
         """One engine process from spawn to death; None: it was told to end."""
@@ -235,10 +181,9 @@ class Supervisor:
             self._gone.set()
 
     async def _one_life(self, clientele: Clientele) -> Death | None:
-        self._start_failure, self._has_advanced = None, False
+        self._start_failure = None
+        options = msgspec.structs.replace(self._options, adapters=self.news.next_process())
         try:
-            adapters = self.adapters.process_started()
-            options = msgspec.structs.replace(self._options, adapters=adapters)
             process = await EngineProcess.spawn(self._command, options)
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
             return Death.unborn(error)
@@ -246,16 +191,15 @@ class Supervisor:
         was_wanted = self._life.is_wanted
         if not was_wanted:
             process.kill()
-        if self._partner is not None:
-            self._partner.enter(process.send)
+        self.news.started(process.send)
         watchdog = Watchdog(
             process,
             limits=self._hang_limits,
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self.state is not EngineState.READY,
-            owes=lambda: self._is_owed(clientele),
-            is_waiting=lambda: self._partner is not None and self._partner.is_waiting,
+            owes=lambda: self.news.is_owed(clientele),
+            is_waiting=lambda: self.news.is_waiting,
         )
         try:
             while (event := await watchdog.receive()) is not None and self._life.is_wanted:
@@ -264,73 +208,37 @@ class Supervisor:
         finally:
             was_told_to_end = process.is_closing or not was_wanted
             watchdog.stop()
-            if self._partner is not None:
-                self._partner.leave()
-            clientele.lost()
-            self.adapters.lost()
+            self.news.lost(clientele)
             self._process = None
             await process.close()
         return None if was_told_to_end else watchdog.death()
 
     def _heard(self, event: Event, clientele: Clientele) -> None:
         match event:
-            case Loading():
-                if self.start.heard(event):
-                    clientele.tell_of_loading(self.start.loaded)
             case Ready(info=info):
                 self._ready(info, clientele)
-            case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
-                self.adapters.heard(event)
             case StartFailed(message=message):
                 self._start_failed(message)
-            case StepDone():
-                self._step_done(event)
-                clientele.heard(event)
-            case Wants() | TurnBack():
-                self._heard_of_turns(event, clientele)
             case _:
-                clientele.heard(event)
-
-    def _is_owed(self, clientele: Clientele) -> bool:
-        is_awaited = self._partner is not None and self._partner.is_awaited
-        return clientele.is_owed or self.adapters.is_owed or is_awaited
-
-    def _heard_of_turns(self, event: Wants | TurnBack, clientele: Clientele) -> None:
-        assert self._partner is not None, "it was not told that it shares its cores"
-        self._partner.heard(event, loads_for=clientele.best_priority)
+                self.news.heard(event, clientele)
 
     def _ready(self, info: ModelInfo, clientele: Clientele) -> None:
         logger.info("ready: %s", info.summary)
-        self._info, self.reason = info, None
+        self.reason = None
         self._must_start = False
         self._deaths.started()
         self._life.move(EngineState.READY)
-        self.adapters.ready(self.send)
-        if self._see is not None:
-            self.send(ShowSteps())
-        clientele.ready(self.send)
+        self.news.ready(info, clientele, self.send)
 
     def _start_failed(self, message: str) -> None:
         if self.state is EngineState.LOADING and self._must_start:
             raise StartupError(message)
         self._start_failure = message
 
-    def _step_done(self, step: StepDone) -> None:
-        self.kv_stats = step.kv
-        if step.forecast is not None:
-            self.forecast = step.forecast
-        if step.prefixes is not None:
-            self.held_blocks.heard(step.prefixes)
-        self._has_advanced = self._has_advanced or bool(step.events) or bool(step.embedded)
-        if step.figures is not None:
-            self._observer.step_done(step.figures)
-        if step.shown is not None and self._see is not None:
-            self._see(step.figures, step.shown)
-
     async def _replace(self, death: Death, clientele: Clientele) -> None:
         """Decide what the death means, and wait before the next start."""
         is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless
-        if is_own_fault and self.adapters.died(death.message) and self.state is EngineState.LOADING:
+        if is_own_fault and self.news.adapters.died(death.message) and self.state is EngineState.LOADING:
             return  # the next process does not load it
         if self.state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
             self._not_loaded(why, clientele)
@@ -353,34 +261,24 @@ class Supervisor:
         """None: somebody has killed it, and the next may come further."""
         if not self._must_start and death.kind is DeathKind.KILL and self._start_failure is None:
             return None
-        return self._start_failure or self.start.failure(death)
+        return self._start_failure or self.news.progress.failure(death)
 
     def _not_loaded(self, why: str, clientele: Clientele) -> None:
         """Raises `StartupError` where the model must be loaded."""
         if self._must_start:
             raise StartupError(why)
         logger.error("%s is not loaded: %s", self._options.model_path, why)
-        self._fail(why)
+        self.fail(why)
         again_s = self.state.retry_after_s
         clientele.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
-        self.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
-
-    def _fail(self, reason: str) -> None:
-        self.reason, self.failed_s = reason, self._clock()
-        self._life.move(EngineState.FAILED)
-
-    def _forget_process(self) -> None:
-        """What the process has told of itself is not so any more."""
-        self.kv_stats, self.forecast = None, None
-        self.held_blocks.clear()
+        self.news.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
 
     def _book(self, death: Death, search: Search) -> None:
-        self._forget_process()
-        self._observer.engine_died(death.cause)
+        self.news.died(death.cause)
         self._deaths.book(
             death,
             search=search,
-            has_advanced=self._has_advanced,
+            has_advanced=self.news.has_advanced,
             while_restarting=self.state is EngineState.RESTARTING,
         )
 
@@ -390,7 +288,7 @@ class Supervisor:
         return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
 
     def _give_up(self, why: str, clientele: Clientele) -> None:
-        self._fail(f"{why}; the last time {self.reason}")
+        self.fail(f"{why}; the last time {self.reason}")
         logger.critical("giving up: %s", self.reason)
         clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
-        self.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))
+        self.news.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))

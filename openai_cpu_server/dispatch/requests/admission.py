@@ -2,15 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
+import msgspec
+
+from openai_cpu_server.contract.adapter import AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
-from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.dispatch.requests.culprits import Culprits
+from openai_cpu_server.dispatch.requests.embedding import Embedding
+from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.dispatch.requests.live import Live
 from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
 from openai_cpu_server.dispatch.requests.queue_room import wait_until_left_s
-from openai_cpu_server.errors import InvalidRequest, QueueFull
+from openai_cpu_server.errors import AdapterNotFound, InvalidRequest, QueueFull, RequestCancelled
+
+
+class RequestCarrier(Protocol):
+    """Brings live requests to an engine or a replica, and its events back."""
+
+    @property
+    def live(self) -> LiveRequests: ...
+
+    def accept(self, call: Sequence[Live]) -> None:
+        """The sequences of one API call, or its inputs."""
+        ...
+
+    def cancel(self, *request_ids: str) -> None:
+        """They are not to be computed any more. Who reads them knows, or is still to be told."""
+        ...
+
+
+class Admission:
+    """Makes live requests of API calls, in front of an engine here and of replicas elsewhere."""
+
+    def __init__(
+        self,
+        carrier: RequestCarrier,
+        culprits: Culprits,
+        adapters: Callable[[], Iterable[AdapterStatus]],
+        *,
+        max_queue: int,
+        max_held_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """`adapters`: those that requests may name, and those that were refused. `max_queue` requests of each
+        priority may wait. `max_held_bytes` is for each call: events that its client has not taken."""
+        self._carrier = carrier
+        self._culprits = culprits
+        self._adapters = adapters
+        self._queue = QueueLimit(carrier.live, max_queue=max_queue, clock=clock)
+        self._max_held_bytes = max_held_bytes
+        self._clock = clock
+
+    def generate(self, info: ModelInfo, requests: Sequence[GenerationRequest]) -> Generation:
+        """Raises CulpritsLimited, QueueFull, AdapterNotFound, InvalidRequest."""
+        _check_generates(info)
+        self._check(requests[0], len(requests))
+        requests = self._with_adapter(requests)
+        generation = Generation(
+            requests, cancel=self._carrier.cancel, clock=self._clock, max_held_bytes=self._max_held_bytes
+        )
+        self._carrier.accept([Live(request, generation, self._clock()) for request in requests])
+        return generation
+
+    def embed(self, info: ModelInfo, request: EmbedRequest) -> Embedding:
+        """Raises CulpritsLimited, QueueFull, and InvalidRequest also for an input that is empty or too
+        long."""
+        _check_embeds(info, request)
+        self._check(request, 1)
+        embedding = Embedding(request, cancel=self._carrier.cancel, clock=self._clock)
+        self._carrier.accept([Live(request, embedding, self._clock())])
+        return embedding
+
+    def cancel(self, name: str) -> bool:
+        """End the API call that has this id, or of which this is one sequence; False: there is none here."""
+        call = self._carrier.live.call_of(name)
+        end_cancelled(self._carrier, call)
+        return bool(call)
+
+    def _check(self, request: GenerationRequest | EmbedRequest, num_new: int) -> None:
+        self._culprits.check(request.account)
+        self._queue.check(request.priority, num_new)
+
+    def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+        """The requests with the key of their adapter in place of its name: what it is called by may change
+        while they run. Raises `AdapterNotFound`."""
+        name = requests[0].adapter
+        if name is None:
+            return requests
+        offered = {status.adapter.name: status for status in self._adapters()}
+        status = offered.get(name)
+        if status is None or status.state is AdapterState.FAILED:
+            there_is = [one for one, known in offered.items() if known.state is not AdapterState.FAILED]
+            raise AdapterNotFound(name, there_is, reason=status.reason if status is not None else None)
+        return [msgspec.structs.replace(request, adapter=status.adapter.key) for request in requests]
+
+
+def end_cancelled(carrier: RequestCarrier, call: Sequence[Live]) -> None:
+    """Whoever reads these is told that somebody has ended them."""
+    if call:
+        carrier.cancel(*[live.request.id for live in call])
+    for live in call:
+        live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
 
 
 class QueueLimit:
@@ -33,13 +130,13 @@ class QueueLimit:
             raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
 
 
-def check_generates(info: ModelInfo) -> None:
+def _check_generates(info: ModelInfo) -> None:
     """Raises InvalidRequest."""
     if info.kind is not ModelKind.GENERATES:
         raise _wrong_kind(info, "generate text")
 
 
-def check_embeds(info: ModelInfo, request: EmbedRequest) -> None:
+def _check_embeds(info: ModelInfo, request: EmbedRequest) -> None:
     """Raises InvalidRequest, also for an input that is empty or too long."""
     if info.kind is ModelKind.GENERATES:
         raise _wrong_kind(info, "embed")

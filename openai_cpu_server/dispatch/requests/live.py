@@ -14,6 +14,11 @@ from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.requests.awaiting import Awaiting
 
 
+def names_of(request_id: str) -> tuple[str, str]:
+    """What a request may be called by: its own id, and its API call's, of which it is one sequence."""
+    return request_id, request_id.partition("/")[0]
+
+
 class Expected(msgspec.Struct, frozen=True):
     """What a request that waits can expect."""
 
@@ -47,7 +52,7 @@ class Live:
     @property
     def call(self) -> str:
         """The id of the API call that it belongs to."""
-        return self.request.id.partition("/")[0]
+        return names_of(self.request.id)[1]
 
     def submit(self) -> Submit:
         return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from openai_cpu_server.contract.embedding import Embedded
-from openai_cpu_server.contract.engine import RequestState
+from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import Place, TokenEvent
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.dispatch.requests.awaiting import Awaiting
-from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.dispatch.requests.live import Live, names_of
 
 
 class LiveRequests:
@@ -28,12 +28,15 @@ class LiveRequests:
     def add(self, live: Live) -> None:
         self._live[live.request.id] = live
 
+    def snapshots(self, now_s: float) -> list[LiveRequest]:
+        return [live.snapshot(now_s) for live in self]
+
     def get(self, request_id: str) -> Live | None:
         return self._live.get(request_id)
 
     def call_of(self, name: str) -> list[Live]:
         """All of the API call that has this id, or of which this is one sequence (`CALL/0`)."""
-        answers = {live.answer for live in self if name in _names(live)}
+        answers = {live.answer for live in self if name in names_of(live.request.id)}
         return [live for live in self if live.answer in answers]
 
     def count(self, state: RequestState) -> dict[str, int]:
@@ -98,8 +101,3 @@ class LiveRequests:
     def answers(self) -> set[Awaiting]:
         """Those of the API calls that they belong to."""
         return {live.answer for live in self._live.values()}
-
-
-def _names(live: Live) -> tuple[str, str]:
-    """Its own, and its API call's."""
-    return live.request.id, live.call

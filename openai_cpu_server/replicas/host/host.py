@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
+from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.messages import Cancel, ClearCache, Submit
-from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.dispatch.requests.admission import end_cancelled
 from openai_cpu_server.dispatch.requests.culprits import Culprits
-from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.dispatch.requests.live import Live, names_of
 from openai_cpu_server.dispatch.requests.replay import Replay
-from openai_cpu_server.errors import RequestCancelled, ServerError
+from openai_cpu_server.errors import ServerError
 from openai_cpu_server.replicas.host.relay import TokenRelay, VectorRelay
 from openai_cpu_server.replicas.host.reporting import Reporting
 from openai_cpu_server.replicas.host.session import Session
@@ -55,10 +55,11 @@ class Host:
     ) -> None:
         """`supervisor`: it sleeps. `spending`: its observer; None: it is not told what the engine spends."""
         self._supervisor = supervisor
+        self._adapters = supervisor.news.adapters
         self._lease_s = lease_s
         self._clock = clock
-        self._replay = Replay(clock, supervisor.adapters.free, Culprits(clock))
-        supervisor.adapters.is_used = self._replay.uses_adapter
+        self._replay = Replay(clock, self._adapters.free, Culprits(clock))
+        self._adapters.is_used = self._replay.uses_adapter
         self._sessions: dict[str, Session] = {}
         self._has_no_sessions = asyncio.Event()
         self._has_no_sessions.set()
@@ -72,22 +73,8 @@ class Host:
         return self._supervisor.state
 
     @property
-    def forecast(self) -> Forecast | None:
-        """What newcomers may expect; None: nothing has run."""
-        return self._supervisor.forecast
-
-    @property
     def engine_pid(self) -> int | None:
         return self._supervisor.pid
-
-    @property
-    def failed_s(self) -> float | None:
-        """When its engine failed, on the clock; None: it has not."""
-        return self._supervisor.failed_s
-
-    @property
-    def reason(self) -> str | None:
-        return self._supervisor.reason
 
     @property
     def num_live(self) -> int:
@@ -150,7 +137,7 @@ class Host:
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         """Its status afterwards: ready, or refused with a reason."""
         try:
-            return await self._supervisor.adapters.load(adapter)
+            return await self._adapters.load(adapter)
         except ServerError as error:
             return AdapterStatus(adapter=adapter, state=AdapterState.FAILED, reason=str(error))
 
@@ -180,7 +167,7 @@ class Host:
         if not self._serves():
             return False
         key = request.adapter if isinstance(request, GenerationRequest) else None
-        status = self._supervisor.adapters.shelf.status(key) if key is not None else None
+        status = self._adapters.shelf.status(key) if key is not None else None
         return key is None or (status is not None and status.state is not AdapterState.FAILED)
 
     def _serves(self) -> bool:
@@ -195,15 +182,13 @@ class Host:
             case ClearCache():
                 self._supervisor.send(order)
             case DropAdapter(name=name):
-                self._supervisor.adapters.unload(name)
+                self._adapters.unload(name)
             case Renew() | Submit():
                 pass
 
     def _cancel_call(self, name: str) -> None:
-        call = [live for live in self._replay.live if name in _names(origin(live.request.id))]
-        self._replay.cancel(*[live.request.id for live in call])
-        for live in call:
-            live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
+        call = [live for live in self._replay.live if name in names_of(origin(live.request.id))]
+        end_cancelled(self._replay, call)
 
     async def _tick(self) -> None:
         while True:
@@ -240,30 +225,8 @@ class Host:
         self._replay.cancel(*abandoned)
 
     def _status(self) -> EngineStatus:
-        supervisor, live, kv = self._supervisor, self._replay.live, self._supervisor.kv_stats
-        info = supervisor.info
-        return EngineStatus(
-            state=supervisor.state,
-            reason=supervisor.reason,
-            loaded=1.0 if info is not None else supervisor.start.loaded,
-            timed=supervisor.start.timed,
-            running=live.count(RequestState.RUNNING),
-            waiting=live.count(RequestState.WAITING),
-            kv_tokens=info.kv_tokens if info else 0,
-            kv_tokens_used=kv.pool_tokens_used if kv else 0,
-            restarts=supervisor.restarts,
-            last_death=supervisor.last_death,
-            deaths=supervisor.deaths,
-            rss_bytes=supervisor.rss_bytes,
-            engine_rss_bytes=supervisor.engine_rss_bytes,
-            kernels=info.kernels.described if info else {},
-        )
+        return self._supervisor.status(self._replay.live.count)
 
 
 def _session_of(live: Live) -> Session | None:
     return live.answer.session if isinstance(live.answer, TokenRelay | VectorRelay) else None
-
-
-def _names(request_id: str) -> tuple[str, str]:
-    """Its own, and its API call's."""
-    return request_id, request_id.partition("/")[0]

@@ -46,22 +46,22 @@ class Reporting:
         told = self._told.get(session.lessee)
         if told is None or (told.state, told.reason) != (supervisor.state, supervisor.reason):
             return True
-        has_news = supervisor.forecast is not told.forecast
+        has_news = supervisor.news.forecast is not told.forecast
         return self._clock() - told.when_s >= (_BUSY_S if has_news else _IDLE_S)
 
     def report(
         self, session: Session, supervisor: Supervisor, status: EngineStatus, others: Iterable[Live]
     ) -> Report:
         """`others`: the requests of other sessions. They are looked at when they are told."""
-        held = supervisor.held_blocks.since(session.held_version)
+        held = supervisor.news.held_blocks.since(session.held_version)
         session.held_version = held.version
         return Report(
             state=supervisor.state,
             status=status,
-            info=supervisor.info,
-            kv=supervisor.kv_stats,
-            adapters=supervisor.adapters.shelf.offered,
-            forecast=supervisor.forecast,
+            info=supervisor.news.info,
+            kv=supervisor.news.kv_stats,
+            adapters=supervisor.news.adapters.shelf.offered,
+            forecast=supervisor.news.forecast,
             held=held if held.is_whole or held.saved or held.dropped else None,
             counted=self._note(session, supervisor),
             others=self._shown(session, others),
@@ -80,10 +80,10 @@ class Reporting:
     def _note(self, session: Session, supervisor: Supervisor) -> int:
         """A forecast is made in another process: it has surely counted what was told a report earlier."""
         told = self._told.get(session.lessee)
-        now = _Told(self._clock(), supervisor.state, supervisor.forecast, supervisor.reason)
+        now = _Told(self._clock(), supervisor.state, supervisor.news.forecast, supervisor.reason)
         now.num_seen = session.num_told
         if told is not None:
-            is_new = supervisor.forecast is not told.forecast
+            is_new = supervisor.news.forecast is not told.forecast
             now.counted = told.num_seen if is_new else told.counted
             now.others_s = told.others_s
         self._told[session.lessee] = now

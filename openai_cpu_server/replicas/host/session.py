@@ -6,6 +6,7 @@ import asyncio
 
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.messages import Place, TokenEvent
+from openai_cpu_server.replicas.host.spending import Spending
 from openai_cpu_server.replicas.wire import Ended, News, Report
 
 
@@ -26,7 +27,7 @@ class Session:
         self._events: list[TokenEvent] = []
         self._embedded: list[Embedded] = []
         self._ended: list[Ended] = []
-        self._spent_ms: dict[str, float] = {}
+        self._spending = Spending()
         self._news = asyncio.Event()
         self._is_over = False
 
@@ -51,9 +52,9 @@ class Session:
             events=tuple(self._events),
             embedded=tuple(self._embedded),
             ended=tuple(self._ended),
-            spent_ms=self._spent_ms,
+            spent_ms=self._spending.take(),
         )
-        self._report, self._spent_ms = None, {}
+        self._report = None
         for collected in (self._started, self._places, self._events, self._embedded, self._ended):
             collected.clear()
         self._news.clear()
@@ -72,13 +73,11 @@ class Session:
 
     def spend(self, spent_ms: dict[str, float]) -> None:
         """It goes with the next news."""
-        for client, added_ms in spent_ms.items():
-            self._spent_ms[client] = self._spent_ms.get(client, 0.0) + added_ms
+        self._spending.add(spent_ms)
 
     def unspent(self) -> dict[str, float]:
         """What did not go, for it has ended before."""
-        left, self._spent_ms = self._spent_ms, {}
-        return left
+        return self._spending.take()
 
     def start(self, request_id: str) -> None:
         self._started[request_id] = None

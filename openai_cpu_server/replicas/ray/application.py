@@ -19,6 +19,7 @@ from openai_cpu_server.ray_options import RayTable
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
 from openai_cpu_server.replicas.ray.environment import of_replicas
+from openai_cpu_server.replicas.ray.scaling import WaitPolicy
 from openai_cpu_server.serving.plans import planned_models
 from openai_cpu_server.serving.recall import check_recall
 from openai_cpu_server.settings import Settings, read_settings
@@ -26,7 +27,7 @@ from openai_cpu_server.user_folders import expanded
 
 _GIB = 1024**3
 _ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"
-_POLICY = "openai_cpu_server.replicas.ray.scaling.WaitPolicy"
+_POLICY = f"{WaitPolicy.__module__}.{WaitPolicy.__name__}"
 _OF_SCALING = (
     "address",
     "name",

@@ -45,9 +45,9 @@ class EngineReplica:
         self._settings = settings
         self._claim = CpuClaim()
         spending = Spending()
-        supervisor = await asyncio.to_thread(self._supervisor, model, spending)
+        self._supervisor = await asyncio.to_thread(self._supervised, model, spending)
         lease_s = settings.ray.lease_s
-        self._host = Host(supervisor, lease_s=lease_s, spending=spending)
+        self._host = Host(self._supervisor, lease_s=lease_s, spending=spending)
         self._door = Door(self._host, sending_s=lease_s)
         self._plate = await self._door.open(
             ray.util.get_node_ip_address(), tls=server_tls(foreign_settings())
@@ -75,12 +75,12 @@ class EngineReplica:
         engine that hangs or dies is replaced here, and needs no other replica."""
         if self._running.done():
             raise RuntimeError("the engine is not watched any more")
-        failed_s, retry_s = self._host.failed_s, self._settings.ray.retry_s
+        failed_s, retry_s = self._supervisor.failed_s, self._settings.ray.retry_s
         if failed_s is not None and time.monotonic() - failed_s > retry_s:
-            raise RuntimeError(f"the engine has failed: {self._host.reason}")
+            raise RuntimeError(f"the engine has failed: {self._supervisor.reason}")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return autoscaling_stats(self._host.state, self._host.forecast)
+        return autoscaling_stats(self._supervisor.state, self._supervisor.news.forecast)
 
     async def __del__(self) -> None:
         host = getattr(self, "_host", None)
@@ -91,7 +91,7 @@ class EngineReplica:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    def _supervisor(self, model: str, spending: Spending) -> Supervisor:
+    def _supervised(self, model: str, spending: Spending) -> Supervisor:
         """In a thread: it opens the model's file."""
         plan: ModelPlan | None = None
         try:

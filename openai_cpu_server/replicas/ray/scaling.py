@@ -16,12 +16,6 @@ from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
 from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
 
-_STATES = {
-    EngineState.READY: ReplicaState.READY,
-    EngineState.RESTARTING: ReplicaState.RESTARTING,
-    EngineState.FAILED: ReplicaState.FAILED,
-}
-
 
 def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str, float]:
     """What a replica tells the controller: numbers only, which is all that Ray carries."""
@@ -42,7 +36,7 @@ def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str
 def report_of(stats: dict[str, float]) -> ReplicaReport:
     state = list(EngineState)[int(stats.get("ocs_state", 0))]
     return ReplicaReport(
-        state=_STATES.get(state, ReplicaState.LOADING),
+        state=ReplicaState.of(state),
         forecast=None
         if "ocs_token_ms" not in stats
         else Forecast(

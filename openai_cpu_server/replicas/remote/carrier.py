@@ -144,17 +144,17 @@ class Carrier:
     # -- inside: what is told of requests ----------------------------------------------------------------
 
     def _deliver(self, replica: str, news: News) -> None:
-        live_requests = self.requests.delivery.live
-        here = [live for wire in news.started if (live := self.requests.live(replica, wire)) is not None]
+        live_requests = self.requests.live
+        here = [live for wire in news.started if (live := self.requests.by_wire(replica, wire)) is not None]
         for live in live_requests.computing(tuple(live.request.id for live in here)):
             live.answer.start()
         for wire_event in news.events:
-            live_there = self.requests.live(replica, wire_event.id)
+            live_there = self.requests.by_wire(replica, wire_event.id)
             if live_there is not None:
                 self.requests.advance(live_there)
                 self.requests.delivery.deliver(_renamed(wire_event, live_there))
         for vectors in news.embedded:
-            live_there = self.requests.live(replica, vectors.id)
+            live_there = self.requests.by_wire(replica, vectors.id)
             if live_there is not None:
                 self.requests.advance(live_there)
                 self.requests.delivery.deliver_vectors(_renamed(vectors, live_there))
@@ -164,15 +164,15 @@ class Carrier:
         places = [
             msgspec.structs.replace(place, id=live.request.id)
             for place in news.places
-            if (live := self.requests.live(replica, place.id)) is not None
+            if (live := self.requests.by_wire(replica, place.id)) is not None
         ]
         if places:
-            told = self.requests.delivery.live.waiting(places, self._clock(), among=self.requests.at(replica))
+            told = self.requests.live.waiting(places, self._clock(), among=self.requests.at(replica))
             for answer, place in told.items():
                 answer.wait_at(place)
 
     def _end(self, replica: str, news: Sequence[Ended]) -> None:
-        there = [(live, end) for end in news if (live := self.requests.live(replica, end.id)) is not None]
+        there = [(live, end) for end in news if (live := self.requests.by_wire(replica, end.id)) is not None]
         for live, end in there:
             if end.why is not Why.RETURNED:
                 self._fail(live, end)

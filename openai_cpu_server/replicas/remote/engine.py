@@ -7,20 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-import msgspec
-
-from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
+from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest, SeeStep, unavailable
 from openai_cpu_server.contract.messages import ClearCache, KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.dispatch.requests.admission import QueueLimit, check_embeds, check_generates
+from openai_cpu_server.dispatch.requests.admission import Admission
 from openai_cpu_server.dispatch.requests.delivery import Totals
 from openai_cpu_server.dispatch.requests.embedding import Embedding
 from openai_cpu_server.dispatch.requests.generation import Generation
-from openai_cpu_server.dispatch.requests.live import Live
-from openai_cpu_server.errors import AdapterNotFound, GenerationFailed, RequestCancelled
+from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.replicas.link import Link
 from openai_cpu_server.replicas.remote.adapters import Adapters
 from openai_cpu_server.replicas.remote.carrier import Carrier
@@ -59,8 +56,14 @@ class RemoteEngine:
         self._carrier.on_report = self._adapters.reported
         self._carrier.on_spent = spent
         self._overview = Overview(self._carrier, clock)
-        self._queue = QueueLimit(self._requests.delivery.live, max_queue=max_queue, clock=clock)
-        self._max_held_bytes = max_held_bytes
+        self._admission = Admission(
+            self._requests,
+            self._requests.culprits,
+            self.adapters,
+            max_queue=max_queue,
+            max_held_bytes=max_held_bytes,
+            clock=clock,
+        )
         self._clock = clock
 
     # -- for whoever runs it -----------------------------------------------------------------------------
@@ -105,40 +108,16 @@ class RemoteEngine:
         return self._overview.is_draining or self._overview.is_closed
 
     def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
-        info = self._serving()
-        check_generates(info)
-        self._requests.culprits.check(requests[0].account)
-        self._queue.check(requests[0].priority, len(requests))
-        requests = self._with_adapter(requests)
-        generation = Generation(
-            requests,
-            cancel=self._requests.cancel,
-            clock=self._clock,
-            max_held_bytes=self._max_held_bytes,
-        )
-        self._requests.accept([Live(request, generation, self._clock()) for request in requests])
-        return generation
+        return self._admission.generate(self._serving(), requests)
 
     def embed(self, request: EmbedRequest) -> Embedding:
-        check_embeds(self._serving(), request)
-        self._requests.culprits.check(request.account)
-        self._queue.check(request.priority, 1)
-        embedding = Embedding(request, cancel=self._requests.cancel, clock=self._clock)
-        self._requests.accept([Live(request, embedding, self._clock())])
-        return embedding
+        return self._admission.embed(self._serving(), request)
 
     def cancel(self, name: str) -> bool:
-        call = self._requests.delivery.live.call_of(name)
-        if not call:
-            return self._cancel_elsewhere(name)
-        self._requests.cancel(*[live.request.id for live in call])
-        for live in call:
-            live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
-        return True
+        return self._admission.cancel(name) or self._cancel_elsewhere(name)
 
     def requests(self) -> list[LiveRequest]:
-        now_s = self._clock()
-        return [live.snapshot(now_s) for live in self._requests.delivery.live] + self._overview.others
+        return self._requests.live.snapshots(self._clock()) + self._overview.others
 
     def status(self) -> EngineStatus:
         return self._overview.status()
@@ -182,18 +161,6 @@ class RemoteEngine:
         if info is None or self.state not in (EngineState.READY, EngineState.RESTARTING):
             raise unavailable(self.status())
         return info
-
-    def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
-        """The requests with the key of their adapter in place of its name. Raises `AdapterNotFound`."""
-        name = requests[0].adapter
-        if name is None:
-            return requests
-        offered = {status.adapter.name: status for status in self.adapters()}
-        status = offered.get(name)
-        if status is None or status.state is AdapterState.FAILED:
-            there_is = [one for one, known in offered.items() if known.state is not AdapterState.FAILED]
-            raise AdapterNotFound(name, there_is, reason=status.reason if status is not None else None)
-        return [msgspec.structs.replace(request, adapter=status.adapter.key) for request in requests]
 
     def _cancel_elsewhere(self, name: str) -> bool:
         """End a call of another API process; False: there is none either."""

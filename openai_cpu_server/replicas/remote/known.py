@@ -10,16 +10,6 @@ from openai_cpu_server.replicas.remote.attendance import Attendance
 from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
 from openai_cpu_server.replicas.wire import Report
 
-_STATES = {
-    EngineState.READY: ReplicaState.READY,
-    EngineState.RESTARTING: ReplicaState.RESTARTING,
-    EngineState.LOADING: ReplicaState.LOADING,
-    EngineState.ASLEEP: ReplicaState.LOADING,
-    EngineState.DRAINING: ReplicaState.DRAINING,
-    EngineState.FAILED: ReplicaState.FAILED,
-    EngineState.STOPPED: ReplicaState.DRAINING,
-}
-
 
 @dataclass
 class Known:
@@ -68,4 +58,4 @@ class Known:
 
 
 def for_router(report: Report) -> ReplicaReport:
-    return ReplicaReport(state=_STATES[report.state], forecast=report.forecast, held=report.held)
+    return ReplicaReport(state=ReplicaState.of(report.state), forecast=report.forecast, held=report.held)

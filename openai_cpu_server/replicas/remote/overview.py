@@ -10,6 +10,7 @@ from openai_cpu_server.contract.adapter import AdapterState, AdapterStatus
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LastDeath, LiveRequest, RequestState
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.dispatch.requests.live import names_of
 from openai_cpu_server.replicas.remote.carrier import Carrier
 from openai_cpu_server.replicas.wire import Report
 
@@ -69,12 +70,11 @@ class Overview:
         return [
             replica
             for replica, known in self._carrier.replicas.items()
-            if known.report is not None
-            and any(name in (one.id, one.id.partition("/")[0]) for one in known.report.others or ())
+            if known.report is not None and any(name in names_of(one.id) for one in known.report.others or ())
         ]
 
     def status(self) -> EngineStatus:
-        statuses, live = [report.status for report in self._reports()], self._carrier.requests.delivery.live
+        statuses, live = [report.status for report in self._reports()], self._carrier.requests.live
         return EngineStatus(
             state=self.state,
             reason="the server is about to end" if self.is_draining else self.reason,

@@ -12,6 +12,7 @@ from openai_cpu_server.dispatch.requests.awaiting import Awaiting
 from openai_cpu_server.dispatch.requests.culprits import Culprits
 from openai_cpu_server.dispatch.requests.delivery import Delivery
 from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
 from openai_cpu_server.errors import GenerationFailed, ServerError
 from openai_cpu_server.replicas.remote.known import Known
 from openai_cpu_server.replicas.remote.places import Places
@@ -40,6 +41,10 @@ class Placement:
         self._quarantine = Quarantine()
         self._wanting = Wanting()
 
+    @property
+    def live(self) -> LiveRequests:
+        return self.delivery.live
+
     def accept(self, call: Sequence[Live]) -> None:
         """The sequences of one API call, or its inputs."""
         self.delivery.accept(call)
@@ -50,18 +55,18 @@ class Placement:
     def cancel(self, *request_ids: str) -> None:
         """No replica is to compute them any more. Who reads them knows, or is still to be told."""
         for request_id in request_ids:
-            live = self.delivery.live.get(request_id)
+            live = self.live.get(request_id)
             if live is not None:
                 self._recall(live)
             self.delivery.forget(request_id)
 
     def end(self, error: Callable[[], ServerError]) -> None:
         """Nobody will serve what lives."""
-        self.delivery.fail(list(self.delivery.live), error)
+        self.delivery.fail(list(self.live), error)
 
     # -- what replicas tell ------------------------------------------------------------------------------
 
-    def live(self, replica: str, wire: str) -> Live | None:
+    def by_wire(self, replica: str, wire: str) -> Live | None:
         """What the replica calls so; None: it does not compute it any more."""
         return self._places.live(replica, wire)
 
@@ -122,7 +127,7 @@ class Placement:
         if replica in self._quarantine.replicas:
             return
         num_moved = 0
-        for live in list(self.delivery.live):
+        for live in list(self.live):
             if (choice := self._better(live, replica)) is None:
                 continue
             self._recall(live)

@@ -1,0 +1,54 @@
+"""How a child process is started, and what tells that it has ended."""
+
+from __future__ import annotations
+
+import io
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from openai_cpu_server.contract.frames import framed, read_frame
+from openai_cpu_server.sandbox.spawn import death_cause, spawn_options
+
+_CHILD = """
+import os, socket, sys
+sock = socket.socket(fileno=int(sys.argv[1]))
+sock.sendall(f"{os.getsid(0) == os.getpid()} {sys.stdin.read()!r} {'OCS_API_KEY' in os.environ}".encode())
+"""
+
+
+def test_a_child_has_its_socket_a_session_of_its_own_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCS_API_KEY", "secret")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = (sys.executable, "-c", _CHILD, str(theirs.fileno()))
+        process = subprocess.Popen(command, **spawn_options(theirs))
+        theirs.close()
+        assert process.wait(timeout=20) == 0
+        assert ours.recv(1000) == b"True '' False"
+        assert ours.recv(1000) == b""
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [(-9, "SIGKILL"), (-60, "signal_60"), (0, "exit_0"), (3, "exit_3"), (None, "unknown")],
+)
+def test_a_death_has_a_cause_of_one_word(status: int | None, cause: str) -> None:
+    assert death_cause(status) == cause
+
+
+def test_frames_are_read_one_by_one_and_half_a_one_is_the_end() -> None:
+    stream = io.BytesIO(framed(b"one") + framed(b"") + framed(b"cut off")[:-1])
+    assert [read_frame(stream) for _ in range(3)] == [b"one", b"", None]
+    assert read_frame(io.BytesIO(b"\1\0")) is None
+
+
+def test_a_socket_that_is_read_in_pieces() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(framed(b"x" * 10_000))
+        theirs.sendall(framed(b"y"))
+        with ours.makefile("rb") as stream:
+            assert (read_frame(stream), read_frame(stream)) == (b"x" * 10_000, b"y")
