@@ -30,8 +30,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Options, PropertyOrder, UnsupportedSchema, Whitespace
-from openai_cpu_server.structured.compiler import schema_to_gbnf
-from openai_cpu_server.structured.gbnf import gbnf_to_lark
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.languages.expr import Rules
+from openai_cpu_server.structured.lark.translation import Translation
 
 VOCABULARY = 32_000
 
@@ -112,24 +113,30 @@ class Bench:
     def run(self, case: dict) -> None:
         self.result.cases += 1
         try:
-            gbnf = self._compiled(case["schema"])
-            grammar = GrammarCheck(gbnf)
+            lark = self._translated(self._compiled(case["schema"]))
+            grammar = GrammarCheck(lark)
         except InvalidRequest as error:
             keyword = error.keyword if isinstance(error, UnsupportedSchema) else type(error).__name__
             self.result.refused[keyword] += 1
             self.result.failures.append(f"{case['name']}: refused: {error}")
             return
-        self.result.passed += self._is_right(case, gbnf, grammar)
-        self._time(case, gbnf)
+        self.result.passed += self._is_right(case, lark, grammar)
+        self._time(case, lark)
 
-    def _compiled(self, schema: dict) -> str:
+    def _compiled(self, schema: dict) -> Rules:
         start = time.process_time()
         try:
-            return schema_to_gbnf(schema, self._options)
+            return compile_schema(schema, self._options).rules
         finally:
             self.result.compile_s.append(time.process_time() - start)
 
-    def _is_right(self, case: dict, gbnf: str, grammar: GrammarCheck) -> bool:
+    def _translated(self, rules: Rules) -> str:
+        start = time.process_time()
+        lark = Translation(rules).text()
+        self.result.convert_s.append(time.process_time() - start)
+        return lark
+
+    def _is_right(self, case: dict, lark: str, grammar: GrammarCheck) -> bool:
         right = True
         for test in case["tests"]:
             text = self._written(test["data"])
@@ -138,7 +145,7 @@ class Bench:
             except InvalidRequest as error:
                 right = False
                 self._note_too_complex(case, error)
-                grammar = GrammarCheck(gbnf)
+                grammar = GrammarCheck(lark)
                 continue
             if fit.fits == test["valid"]:
                 continue
@@ -159,14 +166,13 @@ class Bench:
         is_compact = self._options.whitespace is Whitespace.COMPACT
         return json.dumps(data, separators=(",", ":") if is_compact else None)
 
-    def _time(self, case: dict, gbnf: str) -> None:
+    def _time(self, case: dict, lark: str) -> None:
         """Time loading the grammar, and a mask for every token of the valid instances."""
         start = time.process_time()
-        lark = gbnf_to_lark(gbnf)
-        self.result.convert_s.append(time.process_time() - start)
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
         self.result.load_s.append(time.process_time() - start)
-        self.result.ready_s.append(self.result.compile_s[-1] + self.result.load_s[-1])
+        result = self.result
+        result.ready_s.append(result.compile_s[-1] + result.convert_s[-1] + result.load_s[-1])
         for test in case["tests"]:
             if test["valid"]:
                 matcher.reset()
@@ -201,8 +207,8 @@ def report(result: Result, num_valid: int, num_invalid: int, vocabulary_size: in
         f"rejects valid    {result.rejects_valid} of {num_valid} instances ({rejected:.2f} %)",
         f"accepts invalid  {result.accepts_invalid} of {num_invalid} instances",
         f"too complex      {result.too_complex} instances",
-        _times("compile", result.compile_s, "schema -> GBNF"),
-        _times("convert", result.convert_s, "GBNF -> Lark"),
+        _times("compile", result.compile_s, "schema -> rules"),
+        _times("convert", result.convert_s, "rules -> Lark"),
         _times("load", result.load_s, "GBNF -> llguidance, converted and read"),
         _times("ready", result.ready_s, "compile and load together"),
         _times("mask", result.mask_s, f"{len(result.mask_s)} tokens, vocabulary of {vocabulary_size}"),

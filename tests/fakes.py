@@ -105,13 +105,18 @@ def adapted(adapter: str | None, tokens: list[int]) -> list[int]:
     return tokens if adapter is None else [zlib.crc32(adapter.encode()), *tokens]
 
 
+def pattern_of(constraint: Constraint) -> str | None:
+    """Of Lark that a server makes of a client's grammar, what comes behind its head."""
+    return constraint.grammar and constraint.grammar.removeprefix("%llguidance {}\n\nstart: ")
+
+
 def forced_token(constraint: Constraint, output: list[int]) -> int | None:
     """The fake's grammars are patterns: `?` is any token, `*` some copies of the one before, `!` a failure.
 
     Everything else stands for itself; the end of the pattern ends the output. Returns what must follow the
     output; None is free. A pattern `(` is broken. A backend that meets `%` panics, and `#` kills it.
     """
-    pattern = constraint.grammar
+    pattern = pattern_of(constraint)
     if pattern is not None and "(" in pattern:
         raise ConstraintFailed("the pattern is broken")
     if constraint.thinking is not None:
@@ -266,7 +271,7 @@ class FakeBackend:
         return piece_of(token)
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
-        pattern = constraint.grammar or ""
+        pattern = pattern_of(constraint) or ""
         if "#" in pattern:
             signal.raise_signal(self._kill_with)  # this thread goes no further
         if "%" in pattern:

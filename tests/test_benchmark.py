@@ -54,7 +54,7 @@ from benchmark import main
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.model_source import DemoFiles
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from openai_cpu_server.structured.compiler import compile_schema
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
 pytestmark = pytest.mark.thorough
@@ -149,7 +149,7 @@ def test_free_requests_have_the_prompts_and_lengths_of_the_constrained_ones() ->
 def test_schemas_are_such_as_the_server_can_enforce() -> None:
     for schema in schemas.ALL:
         jsonschema.Draft202012Validator.check_schema(schema)
-        assert schema_to_gbnf(schema)
+        assert compile_schema(schema).rules
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,6 @@ ALLOWED = {
         "kernels.library",
         "kernels.proof",
         "private_files",
-        "structured.gbnf",
     },
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt"},
@@ -153,7 +152,7 @@ ALLOWED = {
     "commands.table": {"", "errors", "kernels.library", "reader.child"},
     "commands.serve": {"app", "reader.child", "settings"},
     "commands.key": {"api.access.new_key", "errors"},
-    "commands.grammar": {"errors", "llama.grammar.grammar_check", "structured"},
+    "commands.grammar": {"contract.grammar", "errors", "llama.grammar.grammar_check", "structured"},
     "commands.batch": {
         "app",
         "contract",
@@ -250,7 +249,7 @@ ROOMS_UPWARDS = {
     "dispatch": ("cores", "adapters", "process", "requests"),
     "replicas": ("remote", "host", "ray"),
     "jobs": ("store", "run"),
-    "structured": ("languages", "scalars", "writing", "gbnf", "schema", "logic", "values"),
+    "structured": ("languages", "scalars", "gbnf", "writing", "lark", "schema", "logic", "values"),
 }
 """The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
 FOR_ALL_ROOMS = {

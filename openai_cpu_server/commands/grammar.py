@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, Next
 from openai_cpu_server.structured import Options, PropertyOrder, Whitespace
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.gbnf import parse_gbnf
+from openai_cpu_server.structured.gbnf.parser import parse_gbnf
+from openai_cpu_server.structured.languages.expr import Rules
+from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.schema.json_types import Json
+from openai_cpu_server.structured.writing.printer import gbnf_text
 
 _STDIN = "-"
 _DOES_NOT_FIT = 1
@@ -83,22 +88,27 @@ class _Source:
     def shown(self) -> str:
         """The GBNF of a schema; for a grammar, a line that says that it is one."""
         if self.is_schema:
-            return self.gbnf(self.options)
+            with self._named():
+                return gbnf_text(self._rules(self.options))
         self.check(self.options)
-        num_rules = sum("." not in name for name in parse_gbnf(self._text).rules)
+        num_rules = sum("." not in name for name in self._rules(self.options))
         return f"{self._name}: a grammar of {num_rules} rules\n"
 
-    def gbnf(self, options: Options) -> str:
-        if not self.is_schema:
-            return self._text
-        try:
-            return schema_to_gbnf(_parsed(self._name, self._text), options)
-        except InvalidRequest as error:
-            raise StartupError(f"{self._name}: {error}") from error
-
     def check(self, options: Options) -> GrammarCheck:
+        num_read = 0 if self.is_schema else len(self._text)
+        with self._named():
+            translation = Translation(self._rules(options), num_read=num_read)
+            return GrammarCheck(translation.text(numbered_from(BYTES_AND_END)))
+
+    def _rules(self, options: Options) -> Rules:
+        if not self.is_schema:
+            return parse_gbnf(self._text)
+        return compile_schema(_parsed(self._name, self._text), options).rules
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
         try:
-            return GrammarCheck(self.gbnf(options))
+            yield
         except InvalidGrammar as error:
             raise StartupError(f"{self._name}:{error.line}:{error.column}: {error.reason}") from error
         except InvalidRequest as error:

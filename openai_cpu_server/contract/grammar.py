@@ -1,11 +1,16 @@
-"""What is asked of whoever makes grammars, and what comes of it."""
+"""What is asked of whoever makes grammars (a reader process), and what comes of it."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Protocol, Union
 
 import msgspec
+
+BYTES_AND_END = 257
+"""Tokens of the vocabulary on which grammars are checked: 256 bytes and an end. Behind them come control
+tokens, in the order in which a grammar names them."""
 
 
 class GrammarSource(enum.Enum):
@@ -20,7 +25,7 @@ class GrammarSource(enum.Enum):
     GBNF = "gbnf"
     """A client's own."""
     PARTS = "parts"
-    """Our own rules, as JSON: the root, then GBNF by the names of the rules that it refers to."""
+    """Our own rules, as GBNF: the root's expression, then lines of rules. They refer to `parts`."""
 
 
 class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,12 +35,17 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What cannot be enforced is refused; else it is left out and named."""
     is_flexible: bool = False
     """White space may stand between the tokens of JSON."""
+    parts: Mapping[str, bytes] = {}
+    """What grammars are made of, by the names that `text` has for them."""
 
 
 class MadeGrammar(msgspec.Struct, frozen=True, tag="made"):
-    """GBNF that is known to compile."""
+    """A grammar that is known to compile."""
 
-    gbnf: str
+    lark: str
+    """What llguidance runs. Control tokens are there by their numbers."""
+    rules: bytes
+    """What it is made of, for grammars that it is a part of."""
     unenforced: tuple[tuple[str, str], ...] = ()
     """JSON pointers within the schema, each with a keyword that is left out there."""
     share: float = 0.0

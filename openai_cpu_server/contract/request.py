@@ -75,7 +75,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the output must look like: first there may be thoughts, and behind them is the answer."""
 
     grammar: str | None = None
-    """GBNF that surely compiles; None: the answer is free."""
+    """Lark that surely compiles in llguidance; None: the answer is free."""
     opening: tuple[int, ...] = ()
     """Tokens before the grammar with which the answer begins (the marker of a tool call)."""
     triggers: tuple[str, ...] = ()

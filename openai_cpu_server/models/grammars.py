@@ -1,4 +1,4 @@
-"""What clients ask for becomes GBNF that is known to compile. The latest grammars are remembered."""
+"""What clients ask for becomes a grammar that is known to compile. The latest grammars are remembered."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ _REMEMBERED_BYTES = 16 * 2**20
 """Thousands of ordinary grammars of some kilobytes, or some of the largest that `Limits` lets pass."""
 _LONGEST = 200_000
 """A client's own grammar may have so many characters."""
+NO_PARTS: Mapping[str, bytes] = {}
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    gbnf: str
+    lark: str
+    """For an engine."""
+    rules: bytes
+    """For grammars that it is a part of."""
     unenforced: tuple[str, ...] = ()
     """Paths of the schema keywords that it leaves out, such as `response_format...properties.a.pattern`."""
     is_json: bool = False
@@ -52,31 +56,46 @@ class Grammars:
         """If it is not strict, what cannot be enforced is left out and named."""
         made = self._made(GrammarSource.SCHEMA, param, json.dumps(schema), strict=strict)
         paths = tuple(f"{_param(param, path)}.{keyword}" for path, keyword in made.unenforced)
-        return Grammar(made.gbnf, paths, is_json=True, share=made.share)
+        return Grammar(made.lark, made.rules, paths, is_json=True, share=made.share)
 
     def of_any_object(self, param: str) -> Grammar:
-        return Grammar(self._made(GrammarSource.ANY_OBJECT, param).gbnf, is_json=True)
+        made = self._made(GrammarSource.ANY_OBJECT, param)
+        return Grammar(made.lark, made.rules, is_json=True)
 
     def of_regex(self, pattern: str, param: str) -> Grammar:
-        return Grammar(self._made(GrammarSource.REGEX, param, pattern).gbnf)
+        return self._plain(GrammarSource.REGEX, param, pattern)
 
     def of_choices(self, choices: list[str], param: str) -> Grammar:
-        return Grammar(self._made(GrammarSource.CHOICES, param, json.dumps(choices)).gbnf)
+        return self._plain(GrammarSource.CHOICES, param, json.dumps(choices))
 
     def of_text(self, gbnf: str, param: str) -> Grammar:
         if len(gbnf) > _LONGEST:
             message = f"The grammar is too large: more than {_LONGEST} characters."
             raise InvalidRequest(message, param=param)
-        return Grammar(self._made(GrammarSource.GBNF, param, gbnf).gbnf)
+        return self._plain(GrammarSource.GBNF, param, gbnf)
 
-    def composed(self, root: str, parts: Mapping[str, str], param: str) -> str:
-        """Puts parts together as `structured.compose` does."""
-        return self._made(GrammarSource.PARTS, param, json.dumps([root, parts])).gbnf
+    def composed(self, root: str, parts: Mapping[str, bytes], param: str) -> str:
+        """The Lark of parts that are put together: `root` is GBNF, and names them."""
+        return self._made(GrammarSource.PARTS, param, root, parts=parts).lark
 
-    def _made(self, source: GrammarSource, param: str, text: str = "", *, strict: bool = True) -> MadeGrammar:
+    def _plain(self, source: GrammarSource, param: str, text: str) -> Grammar:
+        made = self._made(source, param, text)
+        return Grammar(made.lark, made.rules)
+
+    def _made(
+        self,
+        source: GrammarSource,
+        param: str,
+        text: str = "",
+        *,
+        strict: bool = True,
+        parts: Mapping[str, bytes] = NO_PARTS,
+    ) -> MadeGrammar:
         """Orders are known by their digests, so that long ones are not held. A refusal is remembered too: a
         client that sends a large schema again and again is told at once. Raises InvalidRequest."""
-        order = GrammarOrder(source=source, text=text, is_strict=strict, is_flexible=self.is_flexible)
+        order = GrammarOrder(
+            source=source, text=text, is_strict=strict, is_flexible=self.is_flexible, parts=parts
+        )
         made = self._known.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
         if isinstance(made, RefusedGrammar):
             place = param if made.path is None else _param(param, made.path)
@@ -85,14 +104,17 @@ class Grammars:
 
 
 def _digest(order: GrammarOrder) -> bytes:
-    kind = f"{order.source.value} {order.is_strict} {order.is_flexible} "
-    return hashlib.sha256((kind + order.text).encode(errors="surrogatepass")).digest()
+    kind = f"{order.source.value} {order.is_strict} {order.is_flexible} {len(order.text)} "
+    found = hashlib.sha256((kind + order.text).encode(errors="surrogatepass"))
+    for name, part in order.parts.items():
+        found.update(f"{name} {len(part)} ".encode() + part)
+    return found.digest()
 
 
 def _num_bytes(made: Union[MadeGrammar, RefusedGrammar]) -> int:
     if isinstance(made, RefusedGrammar):
         return sys.getsizeof(made.message) + sys.getsizeof(made.path)
-    return sys.getsizeof(made.gbnf) + sum(map(sys.getsizeof, (*sum(made.unenforced, ()),)))
+    return sum(map(sys.getsizeof, (made.lark, made.rules, *sum(made.unenforced, ()))))
 
 
 def _param(param: str, pointer: str) -> str:

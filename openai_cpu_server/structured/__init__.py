@@ -1,7 +1,10 @@
-"""JSON Schema, regular expressions and lists of choices -> GBNF text. Pure: text in, text out.
+"""JSON Schema, regular expressions, lists of choices and GBNF -> one grammar, made once. Pure.
 
-The compiler is imported by its own name, `structured.compiler`: an engine process needs `structured.gbnf`
-alone, and would pay for all of it at each start.
+A reader process calls `maker` for each grammar that it has not made yet: the schema becomes rules of
+expressions (`compiler`), and these become the Lark text that llguidance runs (`lark`). It crosses to the
+engine ready to run. Users' own GBNF comes in through `gbnf`; `openai-cpu-server grammar` prints what a schema
+becomes. It promises a grammar with exactly the values of the schema, or an error that names what cannot be
+enforced; limits are counted, not timed. All of it is imported by module: no other process pays for it.
 """
 
 from openai_cpu_server.structured.errors import (

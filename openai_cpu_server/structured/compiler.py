@@ -1,11 +1,11 @@
-"""JSON Schema -> GBNF: reads the schema, unfolds what each value may be, and writes a rule for each."""
+"""JSON Schema -> grammar: reads the schema, unfolds what each value may be, and writes a rule for each."""
 
 from __future__ import annotations
 
 import msgspec
 
 from openai_cpu_server.structured.errors import SchemaTooLarge
-from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Text, alt, literal
+from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Rules, Text, alt, literal
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
 from openai_cpu_server.structured.options import Budget, Options
 from openai_cpu_server.structured.report import Report, Unenforced
@@ -29,30 +29,22 @@ from openai_cpu_server.structured.writing.punctuation import Punctuation
 _MOST_LISTED = 40
 
 
-class CompiledSchema(msgspec.Struct, frozen=True):
-    gbnf: str
-    unenforced: tuple[Unenforced, ...]
+class CompiledGrammar(msgspec.Struct, frozen=True):
+    rules: Rules
+    unenforced: tuple[Unenforced, ...] = ()
     """Keywords that were left out; empty unless the options allow that."""
-    share: float
-    """What it cost, as a share of what one schema may cost."""
+    share: float = 0.0
+    """What a schema cost, as a share of what one may cost."""
 
 
-def compile_schema(schema: Json, options: Options | None = None) -> CompiledSchema:
-    """The GBNF of a schema, with what was left out.
+def compile_schema(schema: Json, options: Options | None = None) -> CompiledGrammar:
+    """A grammar that takes exactly the values of the schema, as far as the order of properties allows.
     Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
     options = options or Options()
     try:
         return _Compiler(schema, options).compile()
     except RecursionError:  # several limits nearly reached at once
         raise SchemaTooLarge("depth", options.limits.depth) from None
-
-
-def schema_to_gbnf(schema: dict[str, Json] | bool, options: Options | None = None) -> str:
-    """GBNF text that matches exactly the values of the schema, as far as the order of properties allows.
-
-    Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge.
-    """
-    return compile_schema(schema, options).gbnf
 
 
 class _Compiler:
@@ -93,13 +85,13 @@ class _Compiler:
             budget,
         )
 
-    def compile(self) -> CompiledSchema:
+    def compile(self) -> CompiledGrammar:
         root = self._value(((self._normaliser.at(""), True),), "value")
         while self._waiting:
             goal, name = self._waiting.pop()
             self._grammar.set(name, self._of_goal(goal, name))
-        gbnf = self._grammar.finish(root, self._paths().get)
-        return CompiledSchema(gbnf, self._report.unenforced, self._budget.share)
+        rules = self._grammar.finish(root, self._paths().get)
+        return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
 
     def _paths(self) -> dict[str, str]:
         """By rule: the place in the schema of what the rule is for."""

@@ -62,7 +62,7 @@ async def test_a_header_names_what_was_not_enforced(http: httpx.AsyncClient, str
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("grammar", ['root ::= ("a")', 'root ::= "aa!"'], ids=["at its start", "on its way"])
+@pytest.mark.parametrize("grammar", ['root ::= "("', 'root ::= "aa!"'], ids=["at its start", "on its way"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate", "/generate"])
 async def test_a_grammar_that_cannot_be_followed_is_the_clients_error(
     process: Dispatcher, path: str, grammar: str, stream: bool

@@ -10,7 +10,7 @@ import pytest
 
 from openai_cpu_server.commands.grammar import grammar
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from tests.structured.making import schema_to_gbnf
 
 SCHEMA = {
     "type": "object",

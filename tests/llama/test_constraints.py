@@ -25,11 +25,12 @@ from openai_cpu_server.llama.grammar.grammars import Grammars, compile_grammar, 
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler
 from openai_cpu_server.llama.sampling.truncation import Candidates
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.llama.driver import GREEDY, execute_and_press
+from tests.structured.making import schema_to_lark
 
-LETTERS = "root ::= [a-z]{3,8}"
-OBJECT = schema_to_gbnf(
+LETTERS = gbnf_to_lark("root ::= [a-z]{3,8}")
+OBJECT = schema_to_lark(
     {
         "type": "object",
         "properties": {
@@ -40,11 +41,13 @@ OBJECT = schema_to_gbnf(
         "additionalProperties": False,
     }
 )
-AMBIGUOUS = 'root ::= x\nx ::= "" | [ab] x [ab] x'
+AMBIGUOUS = gbnf_to_lark('root ::= x\nx ::= "" | [ab] x [ab] x')
 """Takes ever more time to parse."""
-WIDE = "\n".join(
-    [f"root ::= [a-z] ({' | '.join(f'r{i}' for i in range(350))})"]
-    + [f'r{i} ::= "+" r{i} | "-" r{i} | "*" r{i} | "/" r{i} | "!" r{i} | "v{i}"' for i in range(350)]
+WIDE = gbnf_to_lark(
+    "\n".join(
+        [f"root ::= [a-z] ({' | '.join(f'r{i}' for i in range(350))})"]
+        + [f'r{i} ::= "+" r{i} | "-" r{i} | "*" r{i} | "/" r{i} | "!" r{i} | "v{i}"' for i in range(350)]
+    )
 )
 """Behind its first letter it has more alternatives than llguidance allows."""
 
@@ -129,7 +132,7 @@ def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(backend: LlamaBa
     found = {}
     for seed in range(3):
         hot = Sampling(seed=seed, temperature=1.5)
-        found = run(backend, *(asked(n, schema_to_gbnf(s), hot) for n, s in schemas().items()))
+        found = run(backend, *(asked(n, schema_to_lark(s), hot) for n, s in schemas().items()))
         for name, schema in schemas().items():
             assert found[name].reason is FinishReason.STOP
             jsonschema.validate(json.loads(found[name].text), schema)
@@ -180,7 +183,7 @@ def test_an_output_goes_on_wherever_it_was_left(
 
 
 def test_constrained_sequences_do_not_disturb_each_other(backend: LlamaBackend) -> None:
-    requests = [asked(n, schema_to_gbnf(s)) for n, s in list(schemas().items())[:6]]
+    requests = [asked(n, schema_to_lark(s)) for n, s in list(schemas().items())[:6]]
     together = run(backend, *requests, asked("free", LETTERS, constraint={}))
     for one in requests:
         assert run_one(backend, one).tokens == together[one.id].tokens
@@ -224,7 +227,7 @@ def token_of(vocabulary: Vocabulary, text: bytes) -> int:
 
 def test_a_trigger_may_span_tokens_and_be_a_control_token(words: Words) -> None:
     for trigger, tokens in (("ab<s>c", [byte("a"), byte("b"), 1, byte("c")]), ("<s>", [1])):
-        output = follow(words, 'root ::= "x" [0-9]', triggers=("zz", trigger))
+        output = follow(words, gbnf_to_lark('root ::= "x" [0-9]'), triggers=("zz", trigger))
         for token in (byte("a"), byte("c"), *tokens[:-1]):
             output.accept(token)
             assert output.allowed() is None
@@ -237,13 +240,16 @@ def test_what_stands_behind_the_trigger_in_its_token_belongs_to_the_grammar(
     words: Words, vocabulary: Vocabulary
 ) -> None:
     ratings = token_of(vocabulary, b"at")
-    for grammar, takes in (('root ::= "t" [0-9]', True), ('root ::= "x" [0-9]', False)):
+    for grammar, takes in (
+        (gbnf_to_lark('root ::= "t" [0-9]'), True),
+        (gbnf_to_lark('root ::= "x" [0-9]'), False),
+    ):
         output = follow(words, grammar, triggers=("ra",))
         assert output.takes(ratings)
         output.accept(byte("r"))
         assert output.takes(ratings) == takes
         assert output.takes(byte("a"))
-    output = follow(words, 'root ::= "t" [0-9]', triggers=("ra",))
+    output = follow(words, gbnf_to_lark('root ::= "t" [0-9]'), triggers=("ra",))
     output.accept(byte("r"))
     output.accept(ratings)
     allowed = output.allowed()
@@ -256,7 +262,9 @@ def test_a_token_that_goes_on_against_the_grammar_behind_a_trigger_is_not_chosen
 ) -> None:
     at = token_of(vocabulary, b"at")
     hot = msgspec.structs.replace(GREEDY, logit_bias={at: 100.0})
-    found = run_one(backend, asked("t", 'root ::= "!"', hot, constraint={"triggers": ("a",)}, max_tokens=9))
+    found = run_one(
+        backend, asked("t", gbnf_to_lark('root ::= "!"'), hot, constraint={"triggers": ("a",)}, max_tokens=9)
+    )
     assert at not in found.tokens
 
 
@@ -342,7 +350,7 @@ def test_an_interrupted_step_leaves_the_constraint_where_it_was(backend: LlamaBa
     assert samples[0] == samples[1]
 
 
-@pytest.mark.parametrize("grammar", ["root ::= missing", "}{", "", 'root ::= "a'])
+@pytest.mark.parametrize("grammar", ["start: missing", "}{", "", 'start: "a', "root ::= [a-z]"])
 def test_a_broken_grammar_fails_only_its_own_request(backend: LlamaBackend, grammar: str) -> None:
     found = run(backend, asked("bad", grammar), asked("good", LETTERS))
     assert found["bad"].reason is FinishReason.ERROR
@@ -371,9 +379,9 @@ def test_a_grammar_that_takes_too_much_time_fails(words: Words) -> None:
 def test_compiled_grammars_are_kept_within_bounds(words: Words) -> None:
     grammars = Grammars(max_entries=3, max_bytes=100)
     for char in "abcdef":
-        assert isinstance(grammars.matcher(f'root ::= "{char}"', words.tokenizer), LLMatcher)
+        assert isinstance(grammars.matcher(f'start: "{char}"', words.tokenizer), LLMatcher)
     assert len(grammars) == 3
-    long = 'root ::= "' + 80 * "x" + '"'
+    long = 'start: "' + 85 * "x" + '"'
     grammars.matcher(long, words.tokenizer)
     assert len(grammars) == 1
     grammars.forget(long)
@@ -399,7 +407,7 @@ def test_pieces_of_control_tokens_are_their_names_but_for_ends(backend: LlamaBac
 
 
 def test_control_tokens_are_no_text_for_a_grammar(words: Words) -> None:
-    output = follow(words, 'root ::= [<s>|a-z_]{1,8} "!"')
+    output = follow(words, gbnf_to_lark('root ::= [<s>|a-z_]{1,8} "!"'))
     allowed = output.allowed()
     assert allowed is not None
     assert not allowed[1]

@@ -20,6 +20,7 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler
 from openai_cpu_server.llama.sampling.slot import OpenSlot
 from openai_cpu_server.llama.sampling.truncation import Candidates
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.fakes import SPECULATION
 from tests.llama.driver import GREEDY, execute_and_press, generate, opened
 
@@ -249,7 +250,9 @@ def test_an_interrupted_draft_leaves_no_trace(backend: LlamaBackend) -> None:
         assert backend.execute(step) == result
 
 
-LETTERS = Constraint(grammar='root ::= "<" [a-z]{5} "-" [a-z]{5} " and so on, for ever" [a-z]{3} ">"')
+LETTERS = Constraint(
+    grammar=gbnf_to_lark('root ::= "<" [a-z]{5} "-" [a-z]{5} " and so on, for ever" [a-z]{3} ">"')
+)
 
 
 @pytest.mark.parametrize("top_logprobs", [None, 0])
@@ -265,7 +268,7 @@ def test_grammars_hold_with_drafts(
 def test_a_draft_is_cut_where_the_grammar_forbids(backend: LlamaBackend, vocabulary: Vocabulary) -> None:
     fits = vocabulary.encode("abc", add_special=False, parse_special=False)
     draft = (*fits, *vocabulary.encode("7!", add_special=False, parse_special=False))
-    constraint = Constraint(grammar="root ::= [a-z]{20,30}")
+    constraint = Constraint(grammar=gbnf_to_lark("root ::= [a-z]{20,30}"))
     backend.execute(Step(verbs=(Open(0, GREEDY, PROMPT, constraint=constraint),)))
     result = backend.execute(Step(spans=(Span(0, 0, PROMPT, True, draft=draft),)))
     none = backend.execute(Step(verbs=(Close(0), Open(0, GREEDY, PROMPT, constraint=constraint))))

@@ -12,6 +12,7 @@ from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.sampling.logprobs import BadLogits
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.fakes import Panic
 from tests.llama.driver import GREEDY, sampled, small_backend
 from tests.llama.odd_models import poisoned
@@ -86,7 +87,7 @@ def test_a_constraint_that_breaks_in_native_code_is_a_fault_of_its_own_sequence(
         raise Panic("index out of bounds")
 
     monkeypatch.setattr(ConstrainedOutput, "allowed", panic)
-    constraint = Constraint(grammar='root ::= "a" | "b"')
+    constraint = Constraint(grammar=gbnf_to_lark('root ::= "a" | "b"'))
     backend.execute(Step(verbs=(Open(0, GREEDY, GOOD), Open(1, GREEDY, GOOD, constraint=constraint))))
     result = backend.execute(Step(spans=(Span(1, 0, GOOD, True), Span(0, 0, GOOD, True))))
     assert (set(result.faults), set(result.failures), set(result.samples)) == ({1}, set(), {0})

@@ -13,6 +13,7 @@ from openai_cpu_server.contract.request import Constraint, Sampling
 from openai_cpu_server.contract.step import Close, Drop, Open, Restore, Save, SavedBlock, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.llama.driver import do, holding
 
 ALL = Sampling(
@@ -64,7 +65,9 @@ def test_opening_and_closing_slots(backend: LlamaBackend) -> None:
 
 
 def test_opening_and_closing_constrained_slots(backend: LlamaBackend) -> None:
-    constraint = Constraint(grammar='root ::= "[" [a-z]+ "]"', opening=(5,), triggers=("x", "["))
+    constraint = Constraint(
+        grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(5,), triggers=("x", "[")
+    )
     use_slots(backend, 100, constraint)
     memory = resident()
     use_slots(backend, 200, constraint)

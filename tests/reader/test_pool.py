@@ -24,6 +24,7 @@ from openai_cpu_server.errors import (
     StartupError,
     TemplateFailed,
 )
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.prompt.chat_prompts import Conversation
 from openai_cpu_server.reader.child import ReaderChild
@@ -221,6 +222,20 @@ def test_grammars_are_made_there(pool: ReaderPool) -> None:
     wrong = make(GrammarOrder(source=GrammarSource.GBNF, text="root ::= ("))
     assert isinstance(wrong, RefusedGrammar)
     assert wrong.code == "invalid_grammar"
+
+
+def test_a_grammar_becomes_a_part_of_another(pool: ReaderPool) -> None:
+    """It crosses twice, as bytes. What comes back runs as it is, with the model's own control tokens."""
+    make = ReadGrammars(pool)
+    part = make(GrammarOrder(source=GrammarSource.CHOICES, text='["a", "é"]'))
+    assert isinstance(part, MadeGrammar)
+    order = GrammarOrder(source=GrammarSource.PARTS, text='<[7]> ("," p)*', parts={"p": part.rules})
+    made = make(order)
+    assert isinstance(made, MadeGrammar)
+    assert "<[7]>" in made.lark
+    check = GrammarCheck(made.lark.replace("<[7]>", '"!"'))
+    assert check.check("!,a,é").fits
+    assert not check.check("!,b").fits
 
 
 def test_a_grammar_that_kills_is_refused(pool: ReaderPool) -> None:

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Options
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from tests.structured.making import check_gbnf, check_schema
 
 STACK_BYTES = 8 * 2**20
 _FRAMES_OF_CALLERS = 60
@@ -128,9 +127,9 @@ def _length(chance: random.Random, most: int) -> int:
     return int(10 * (most / 10) ** chance.random())
 
 
-def outcome(gbnf: Callable[[], str]) -> str:
+def outcome(compile_it: Callable[[], object]) -> str:
     try:
-        GrammarCheck(gbnf())
+        compile_it()
     except InvalidRequest as error:
         return f"400 {error}"
     return "compiled"
@@ -148,15 +147,15 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _maker(kind: str, number: int) -> Callable[[], str]:
+def _maker(kind: str, number: int) -> Callable[[], object]:
     if kind == "grammar":
-        return lambda: grammar(number)
+        return lambda: check_gbnf(grammar(number))
     is_strict = number % 2 == 0
-    return lambda: schema_to_gbnf(schema(number), Options(strict=is_strict))
+    return lambda: check_schema(schema(number), Options(strict=is_strict))
 
 
-def _under(frames: int, gbnf: Callable[[], str]) -> str:
-    return _under(frames - 1, gbnf) if frames else outcome(gbnf)
+def _under(frames: int, compile_it: Callable[[], object]) -> str:
+    return _under(frames - 1, compile_it) if frames else outcome(compile_it)
 
 
 if __name__ == "__main__":

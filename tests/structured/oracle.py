@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
-from openai_cpu_server.llama.grammar.grammar_check import TOKENIZER, GrammarCheck
+from openai_cpu_server.llama.grammar.grammar_check import TOKENIZER
 from openai_cpu_server.structured import Options
-from openai_cpu_server.structured.compiler import schema_to_gbnf
-from openai_cpu_server.structured.gbnf import gbnf_to_lark
+from tests.structured.making import check_schema
 
 _END = 256
 
@@ -23,15 +22,14 @@ def compact(value: Any) -> str:
 
 def accepts(schema: Any, text: str, options: Options | None = None) -> bool:
     """Whether the schema's grammar takes the text, to its end."""
-    return GrammarCheck(schema_to_gbnf(schema, options)).check(text).fits
+    return check_schema(schema, options).check(text).fits
 
 
 class Sampler:
     """Draws sentences from a grammar: any byte that the mask allows, the end where it may be."""
 
-    def __init__(self, gbnf: str) -> None:
-        lark = LLMatcher.grammar_from_lark(gbnf_to_lark(gbnf))
-        self._matcher = LLMatcher(TOKENIZER, lark, log_level=0)
+    def __init__(self, lark: str) -> None:
+        self._matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
         assert not self._matcher.is_error(), self._matcher.get_error()
 
     def draw(self, rng: random.Random, longest: int = 400) -> bytes | None:
@@ -74,7 +72,7 @@ def _allowed(mask: bytes) -> _Allowed:
 
 def check(schema: Any, accepted: list[Any], rejected: list[Any], options: Options | None = None) -> None:
     """Values that the schema's grammar must take, and others that it must not."""
-    grammar = GrammarCheck(schema_to_gbnf(schema, options))
+    grammar = check_schema(schema, options)
     for value in accepted:
         assert grammar.check(compact(value)).fits, f"rejected: {compact(value)}"
     for value in rejected:

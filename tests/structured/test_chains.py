@@ -8,13 +8,12 @@ import sys
 
 import pytest
 
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Limits, Options, SchemaTooLarge
-from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.languages.expr import Ref, Text, alt, seq
 from openai_cpu_server.structured.languages.order import MOST_LEVELS, order
 from tests.structured.chains import SCHEMAS, kinds
+from tests.structured.making import check_gbnf, check_schema, schema_to_gbnf
 
 _AT_ONCE = 10
 
@@ -56,7 +55,7 @@ def arrays(length, last):
 
 
 def test_a_long_chain_is_compiled_from_its_end():
-    check = GrammarCheck(schema_to_gbnf(arrays(2_500, {"type": "integer"})))
+    check = check_schema(arrays(2_500, {"type": "integer"}))
     assert check.check("[" * 2_500 + "7" + "]" * 2_500).fits
     assert not check.check("[" * 2_500 + "]" * 2_500).fits
     assert not check.check("[" * 2_499 + "7" + "]" * 2_499).fits
@@ -65,16 +64,14 @@ def test_a_long_chain_is_compiled_from_its_end():
 def test_a_wide_object_is_a_long_chain_too():
     """Each property refers to those that may follow it."""
     names = [f"p{i}" for i in range(1_500)]
-    check = GrammarCheck(
-        schema_to_gbnf({"properties": {n: {"type": "integer"} for n in names}, "type": "object"})
-    )
+    check = check_schema({"properties": {n: {"type": "integer"} for n in names}, "type": "object"})
     assert check.check('{"p3":1,"p1499":2}').fits
     assert not check.check('{"p1499":1,"p3":"x"}').fits
 
 
 def test_a_grammar_with_a_long_chain_means_what_it_says():
     links = "\n".join(f'r{i} ::= "a" r{i + 1} "b" | "c"' for i in range(3_000))
-    check = GrammarCheck(f'root ::= r0 root? "."\n{links}\nr3000 ::= "x"')
+    check = check_gbnf(f'root ::= r0 root? "."\n{links}\nr3000 ::= "x"')
     assert check.check("aacbb.").fits
     assert check.check("aacbbc..").fits
     assert check.check("a" * 3_000 + "x" + "b" * 3_000 + ".").fits
@@ -89,14 +86,14 @@ def test_a_long_circle_of_definitions_is_refused_with_its_place():
 
 
 def test_a_short_circle_is_compiled():
-    check = GrammarCheck(schema_to_gbnf(arrays(200, {"type": "array", "items": {"$ref": "#/$defs/d0"}})))
+    check = check_schema(arrays(200, {"type": "array", "items": {"$ref": "#/$defs/d0"}}))
     assert check.check("[" * 401 + "]" * 401).accepted
 
 
 def test_a_long_circle_of_rules_is_refused_by_name():
     links = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(2_000))
     with pytest.raises(InvalidGrammar, match=r"r\d+ -> r\d+ .* shorter"):
-        GrammarCheck(f'root ::= r0\n{links}\nr2000 ::= "x" | "y" r0')
+        check_gbnf(f'root ::= r0\n{links}\nr2000 ::= "x" | "y" r0')
 
 
 def test_references_that_stand_for_the_same_value_are_limited():
@@ -109,7 +106,7 @@ def test_references_that_stand_for_the_same_value_are_limited():
 
 
 def test_a_chain_of_mere_references_counts_once():
-    assert GrammarCheck(schema_to_gbnf(chain(3_000, lambda n: n, {"type": "integer"}))).check("12").fits
+    assert check_schema(chain(3_000, lambda n: n, {"type": "integer"})).check("12").fits
 
 
 class TestOrder:

@@ -3,7 +3,7 @@
 import pytest
 
 from openai_cpu_server.structured import InvalidSchema, UnsupportedSchema
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check
 
 INT, STR = {"type": "integer"}, {"type": "string"}

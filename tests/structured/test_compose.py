@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Limits, SchemaTooLarge
-from openai_cpu_server.structured.compiler import schema_to_gbnf
-from openai_cpu_server.structured.writing.compose import compose
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.errors import InvalidGrammar
+from openai_cpu_server.structured.gbnf.parser import parse_gbnf
+from openai_cpu_server.structured.writing.parts import composed, packed, unpacked
+from openai_cpu_server.structured.writing.printer import text_length
+from tests.structured.making import check_rules
 
-STRINGS = schema_to_gbnf({"type": "array", "items": {"type": "string", "pattern": '^[^"\\]\\[a-z]{2}$'}})
-ANYTHING = schema_to_gbnf({"type": "object"})
-OTHER = schema_to_gbnf({"type": "object", "properties": {"a": {}}, "additionalProperties": False})
+
+def rules_of(schema):
+    return compile_schema(schema).rules
+
+
+STRINGS = rules_of({"type": "array", "items": {"type": "string", "pattern": '^[^"\\]\\[a-z]{2}$'}})
+ANYTHING = rules_of({"type": "object"})
+OTHER = rules_of({"type": "object", "properties": {"a": {}}, "additionalProperties": False})
 
 
 def test_parts_mean_what_they_meant_alone() -> None:
-    grammar = GrammarCheck(compose('"1" a | "2" b | "3" c', {"a": STRINGS, "b": ANYTHING, "c": OTHER}))
+    grammar = check_rules(composed('"1" a | "2" b | "3" c', {"a": STRINGS, "b": ANYTHING, "c": OTHER}))
     good = ['1["AB"]', "1[]", '2{"x":[1,{}]}', '3{"a":{"b":"c"}}', "3{}"]
     bad = ['1["ab"]', '1["A"]', '2["AB"]', '3{"x":1}', '{"x":1}', "1", ""]
     assert all(grammar.check(text).fits for text in good)
@@ -23,21 +31,48 @@ def test_parts_mean_what_they_meant_alone() -> None:
 
 
 def test_what_parts_have_in_common_is_written_once() -> None:
-    assert len(compose("a b", {"a": ANYTHING, "b": ANYTHING})) < 1.3 * len(ANYTHING)
+    both = composed("a b", {"a": ANYTHING, "b": ANYTHING})
+    assert text_length(both) < 1.3 * text_length(ANYTHING)
 
 
 def test_rules_of_one_name_that_refer_to_different_rules_stay_two() -> None:
-    one, other = 'root ::= x\nx ::= "[" y "]"\ny ::= "1"\n', 'root ::= x\nx ::= "[" y "]"\ny ::= "2"\n'
-    grammar = GrammarCheck(compose("a b", {"a": one, "b": other}))
+    one, other = (parse_gbnf(f'root ::= x\nx ::= "[" y "]"\ny ::= "{digit}"\n') for digit in "12")
+    grammar = check_rules(composed("a b", {"a": one, "b": other}))
     assert grammar.check("[1][2]").fits
     assert not grammar.check("[1][1]").fits
 
 
 def test_further_rules_may_follow_the_root() -> None:
-    grammar = GrammarCheck(compose('item ("," item)*\nitem ::= a', {"a": OTHER}))
+    grammar = check_rules(composed('item ("," item)*\nitem ::= a', {"a": OTHER}))
     assert grammar.check('{},{"a":1}').fits
+
+
+def test_rules_that_refer_to_themselves_are_shared_too() -> None:
+    ends = ('"x" x | "y"', '"x" x | "y"', '"x" x | "z"')
+    one, same, other = (parse_gbnf(f"root ::= x\nx ::= {end}") for end in ends)
+    rules = composed("a b c", {"a": one, "b": same, "c": other})
+    assert {name for name in rules if "-" in name} == {"a-x", "c-x"}
+    assert check_rules(rules).check("xyyxz").fits
+
+
+def test_a_clients_own_grammar_is_a_part_like_others() -> None:
+    """Whatever its names, its comments and its lines."""
+    own = parse_gbnf('root ::= Word # of it\n  # and more\nWord ::= (\n"a"\n| "\\x41"\n) | "::= b"')
+    grammar = check_rules(composed('"[" own "]"', {"own": own}))
+    assert all(grammar.check(text).fits for text in ("[a]", "[A]", "[::= b]"))
+
+
+def test_a_name_that_is_no_part_is_an_error() -> None:
+    with pytest.raises(InvalidGrammar, match="no rule 'b'"):
+        composed("a b", {"a": OTHER})
+
+
+def test_parts_are_the_same_behind_a_border() -> None:
+    tokens = parse_gbnf('root ::= <[302]> [^a-z] x{2,} | ""\nx ::= "é" [] ]{,3}'.replace("[] ]", "[ ]"))
+    for rules in (STRINGS, ANYTHING, OTHER, tokens):
+        assert unpacked(packed(rules)) == rules
 
 
 def test_it_has_a_limit() -> None:
     with pytest.raises(SchemaTooLarge):
-        compose("a", {"a": ANYTHING}, Limits(grammar=100))
+        composed("a", {"a": ANYTHING}, Limits(grammar=100))

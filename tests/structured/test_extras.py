@@ -2,20 +2,21 @@
 
 import pytest
 
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import InvalidPattern, InvalidSchema
-from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
+from openai_cpu_server.structured.maker import ANY_OBJECT, choice_rules, regex_rules
+from tests.structured.making import check_rules, check_schema
 
 
-def fits(gbnf, text):
-    return GrammarCheck(gbnf).check(text).fits
+def fits(rules, text):
+    return check_rules(rules).check(text).fits
 
 
 def test_json_object():
+    grammar = check_schema(ANY_OBJECT)
     for text in ("{}", '{"a":[1,{"b":null}]}'):
-        assert fits(json_object_gbnf(), text)
+        assert grammar.check(text).fits
     for text in ("[]", "1", '"a"', '{"a"}', "{", ""):
-        assert not fits(json_object_gbnf(), text)
+        assert not grammar.check(text).fits
 
 
 @pytest.mark.parametrize(
@@ -32,27 +33,32 @@ def test_json_object():
     ],
 )
 def test_regex_matches_as_a_whole(pattern, accepted, rejected):
-    gbnf = regex_to_gbnf(pattern)
-    assert all(fits(gbnf, text) for text in accepted)
-    assert not any(fits(gbnf, text) for text in rejected)
+    rules = regex_rules(pattern)
+    assert all(fits(rules, text) for text in accepted)
+    assert not any(fits(rules, text) for text in rejected)
 
 
 def test_broken_regex():
     with pytest.raises(InvalidPattern) as caught:
-        regex_to_gbnf("ab(c")
+        regex_rules("ab(c")
     assert caught.value.position == 4
     with pytest.raises(InvalidSchema):
-        regex_to_gbnf("a^b")
+        regex_rules("a^b")
 
 
 def test_choice():
-    gbnf = choice_to_gbnf(["yes", "yes, please", 'no "thanks"', "a\\b", "é\nü", "yes"])
+    rules = choice_rules(["yes", "yes, please", 'no "thanks"', "a\\b", "é\nü", "yes"])
     for text in ("yes", "yes, please", 'no "thanks"', "a\\b", "é\nü"):
-        assert fits(gbnf, text)
+        assert fits(rules, text)
     for text in ("", "ye", "yes,", "no", "maybe"):
-        assert not fits(gbnf, text)
+        assert not fits(rules, text)
 
 
 def test_no_choice():
     with pytest.raises(InvalidSchema):
-        choice_to_gbnf([])
+        choice_rules([])
+
+
+def test_a_choice_is_of_characters():
+    with pytest.raises(InvalidSchema, match="no character 0xd800"):
+        choice_rules(["a", "b\ud800"])

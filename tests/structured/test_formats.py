@@ -17,8 +17,8 @@ import pydantic
 import pytest
 
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.scalars.formats import FORMATS, LIMITED
+from tests.structured.making import check_schema, schema_to_lark
 from tests.structured.oracle import Sampler, check, compact
 
 pytestmark = pytest.mark.thorough
@@ -77,7 +77,7 @@ def is_date(text: str) -> bool:
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_drawn_is_read(name: str, rng: random.Random) -> None:
     schema = {"type": "string", "format": name}
-    sampler = Sampler(schema_to_gbnf(schema))
+    sampler = Sampler(schema_to_lark(schema))
     drawn = [json.loads(text) for _ in range(300) if (text := sampler.draw(rng)) is not None]
     assert len(drawn) > 200
     assert [text for text in drawn if not CHECKER.conforms(text, name)] == []
@@ -86,16 +86,16 @@ def test_what_is_drawn_is_read(name: str, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("name", LIMITED)
 def test_what_is_drawn_within_a_length_is_of_the_format(name: str, rng: random.Random) -> None:
-    sampler = Sampler(schema_to_gbnf({"type": "string", "format": name, "minLength": 8, "maxLength": 60}))
+    sampler = Sampler(schema_to_lark({"type": "string", "format": name, "minLength": 8, "maxLength": 60}))
     drawn = [json.loads(text) for _ in range(200) if (text := sampler.draw(rng)) is not None]
     assert len(drawn) > 100
     assert [x for x in drawn if not 8 <= len(x) <= 60 or not CHECKER.conforms(x, name)] == []
-    whole = GrammarCheck(schema_to_gbnf({"type": "string", "format": name}))
+    whole = check_schema({"type": "string", "format": name})
     assert [text for text in drawn if not is_written(whole, text)] == []
 
 
 def test_templates_of_addresses_close_their_braces() -> None:
-    grammar = GrammarCheck(schema_to_gbnf({"type": "string", "format": "uri-template"}))
+    grammar = check_schema({"type": "string", "format": "uri-template"})
     written = ["", "http://a.com/{id}", "/{+path}/here{?q*,lang:3}", "{term:1}/{a.b}", "a%20\u00e9"]
     assert [x for x in written if not is_written(grammar, x)] == []
     wrong = [
@@ -116,7 +116,7 @@ def test_templates_of_addresses_close_their_braces() -> None:
 
 
 def test_dates_are_exactly_pythons() -> None:
-    grammar = GrammarCheck(schema_to_gbnf({"format": "date"}))
+    grammar = check_schema({"format": "date"})
     leap_days = [f"{year:04}-02-29" for year in {*range(0, 10_000, 4), *range(1, 10_000, 9)}]
     years = (0, 1, 100, 1900, 2000, 2023, 2024, 9999)
     days = [f"{y:04}-{m:02}-{d:02}" for y in years for m in range(14) for d in range(33)]
@@ -151,7 +151,7 @@ def test_a_moment_has_a_date_and_a_time_that_are_read() -> None:
     ],
 )
 def test_the_longest_durations_are_read(longest: str) -> None:
-    grammar = GrammarCheck(schema_to_gbnf({"format": "duration"}))
+    grammar = check_schema({"format": "duration"})
     assert is_written(grammar, longest)
     assert list(unread("duration", longest)) == []
     assert not is_written(grammar, longest[:-1] + "9" + longest[-1])
@@ -159,7 +159,7 @@ def test_the_longest_durations_are_read(longest: str) -> None:
 
 @pytest.mark.parametrize("name", ["uri", "uri-reference"])
 def test_ports_are_of_sixteen_bits(name: str) -> None:
-    grammar = GrammarCheck(schema_to_gbnf({"format": name}))
+    grammar = check_schema({"format": name})
     ports = [*range(10_000, 100_000, 999), *range(65_480, 65_620), 9, 9999, 100_000]
     assert [p for p in ports if is_written(grammar, f"http://a:{p}/") != (p < 2**16)] == []
     assert is_written(grammar, "http://a:/")

@@ -6,10 +6,10 @@ import itertools
 
 from hypothesis import assume, given, settings
 
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.gbnf import gbnf_to_lark
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.structured.gbnf_reference import LETTERS, Matcher, grammars, printed
+from tests.structured.making import check_gbnf
 
 _SOME = LETTERS[:3] + LETTERS[4]
 WORDS = ["".join(w) for n in range(4) for w in itertools.product(_SOME, repeat=n)]
@@ -34,6 +34,6 @@ def is_refused(text):
 def test_random_grammars(grammar):
     text = printed(grammar)
     assume(not is_refused(text))
-    check, matcher = GrammarCheck(text), Matcher(grammar)
+    check, matcher = check_gbnf(text), Matcher(grammar)
     wrong = [w for w in WORDS if check.check(w).fits != matcher.matches(w)]
     assert not wrong, gbnf_to_lark(text)

@@ -7,10 +7,11 @@ import tracemalloc
 
 import pytest
 
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.gbnf import conflicts, gbnf_to_lark, to_lark, work
+from openai_cpu_server.structured.gbnf import conflicts
 from openai_cpu_server.structured.gbnf.work import Share, TooMuch, Work
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
+from tests.structured.making import check_gbnf
 
 CHAIN = range(1_500)
 HOSTILE = {
@@ -106,28 +107,19 @@ def test_hostile_grammars_cost_little_memory(name):
 
 def test_where_the_search_for_conflicts_gives_up_the_language_stays(monkeypatch):
     monkeypatch.setattr(conflicts, "MOST_WORK", 3)
-    check = GrammarCheck('root ::= [a-z]+ [0-9]* root? | "abc" "def"')
+    check = check_gbnf('root ::= [a-z]+ [0-9]* root? | "abc" "def"')
     assert check.check("abc12def").fits
     assert not check.check("abc_").fits
 
 
-def test_every_stage_counts_its_steps(monkeypatch):
+def test_every_stage_counts_its_steps():
     grammar = 'root ::= "(" [a-z]+ ")" root? | "do" [a-z] word "." root?\nword ::= "else" | [0-9]{3,}'
-    spent = []
-    monkeypatch.setattr(to_lark, "Work", lambda: spent.append(Work()) or spent[-1])
-    lark = gbnf_to_lark(grammar)
-    for allowed in range(0, spent[0].spent, 3):
-        monkeypatch.setattr(to_lark, "Work", lambda allowed=allowed: Work(allowed))
+    whole = Work()
+    lark = gbnf_to_lark(grammar, work=whole)
+    for allowed in range(0, whole.spent, 3):
         with pytest.raises(InvalidGrammar, match=f"more than {allowed} steps"):
-            gbnf_to_lark(grammar)
-    monkeypatch.setattr(to_lark, "Work", lambda: Work(spent[0].spent))
-    assert gbnf_to_lark(grammar) == lark
-
-
-def test_the_limit_is_the_one_that_is_named(monkeypatch):
-    monkeypatch.setattr(work, "MOST_STEPS", 5)
-    with pytest.raises(InvalidGrammar, match="more than 5 steps"):
-        gbnf_to_lark('root ::= "(" root? ")"')
+            gbnf_to_lark(grammar, work=Work(allowed))
+    assert gbnf_to_lark(grammar, work=Work(whole.spent)) == lark
 
 
 def test_a_share_ends_before_the_whole():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.gbnf import gbnf_to_lark, parse_gbnf
+from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.symbols import MOST_CHARACTERS, MOST_SYMBOLS
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
+from tests.structured.making import check_gbnf
 
 GRAMMARS = {
     "literal": ('root ::= "ab" "c"', ["abc"], ["ab", "abcd", ""]),
@@ -57,7 +58,7 @@ GRAMMARS = {
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_each_construct_has_its_language(name):
     text, accepted, rejected = GRAMMARS[name]
-    check = GrammarCheck(text)
+    check = check_gbnf(text)
     assert [x for x in accepted if not check.check(x).fits] == []
     assert [x for x in rejected if check.check(x).fits] == []
 
@@ -113,7 +114,7 @@ def test_what_is_wrong_is_told_with_its_place(text, line, column, message):
 @pytest.mark.parametrize("depth", [35, 200, 500])
 def test_deep_groups_are_read(depth):
     optional = "(" * depth + '"a"' + ' "b")?' * depth
-    check = GrammarCheck(f"root ::= {optional}")
+    check = check_gbnf(f"root ::= {optional}")
     assert check.check("").fits
     assert check.check("a" + "b" * depth).fits
     assert not check.check("a" + "b" * (depth + 1)).fits

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.gbnf import gbnf_to_lark, to_lark
+from openai_cpu_server.structured.lark import translation
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
+from tests.structured.making import check_gbnf
 
 APART = {
     "after different brackets": 'root ::= ("(" [a-z]+ root? ")" | "<" [x] [a-z] root? ">")',
@@ -30,18 +31,18 @@ SENTENCES = {
 @pytest.mark.parametrize("name", APART)
 def test_no_lexeme_is_broken(name, monkeypatch):
     whole = gbnf_to_lark(APART[name])
-    check = GrammarCheck(APART[name])
+    check = check_gbnf(APART[name])
     accepted, rejected = SENTENCES[name]
     assert all(check.check(text).fits for text in accepted)
     assert not any(check.check(text).fits for text in rejected)
-    monkeypatch.setattr(to_lark, "_MOST_TO_CONFIRM", 0)
+    monkeypatch.setattr(translation, "_MOST_TO_CONFIRM", 0)
     assert gbnf_to_lark(APART[name]) != whole, "nothing would be broken anyway"
 
 
 @pytest.mark.parametrize("name", APART)
 def test_without_looking_at_places_the_language_is_the_same(name, monkeypatch):
-    monkeypatch.setattr(to_lark, "_MOST_TO_CONFIRM", 0)
-    check = GrammarCheck(APART[name])
+    monkeypatch.setattr(translation, "_MOST_TO_CONFIRM", 0)
+    check = check_gbnf(APART[name])
     accepted, rejected = SENTENCES[name]
     assert all(check.check(text).fits for text in accepted)
     assert not any(check.check(text).fits for text in rejected)
@@ -49,7 +50,7 @@ def test_without_looking_at_places_the_language_is_the_same(name, monkeypatch):
 
 def test_lexemes_that_do_meet_are_still_broken():
     """`xa` may be the name alone, or the mark and a letter: both must be read on."""
-    check = GrammarCheck('root ::= (name "1" | [x] [a-z] "2") root?\nname ::= [a-z]+')
+    check = check_gbnf('root ::= (name "1" | [x] [a-z] "2") root?\nname ::= [a-z]+')
     for text in ("xa1", "xa2", "xyz1xb2", "a1"):
         assert check.check(text).fits
     for text in ("xyz2", "ab2", "x2"):
@@ -58,7 +59,7 @@ def test_lexemes_that_do_meet_are_still_broken():
 
 def test_rules_that_end_together_lead_to_all_that_may_follow_them():
     grammar = 'root ::= "a" x "b" root? | "c" x [0-9]\nx ::= y?\ny ::= [0-9]+ "." | [0-9] [0-9] "!"'
-    check = GrammarCheck(grammar)
+    check = check_gbnf(grammar)
     for text in ("a12.b", "ab", "c5", "c12!7", "a1.bc9", "c123.4"):
         assert check.check(text).fits
     for text in ("a5", "c12", "c12!", "a123!b"):

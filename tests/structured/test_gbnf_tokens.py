@@ -6,10 +6,10 @@ import pytest
 
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.gbnf.parser import names_tokens
-from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
+from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
+from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.api.following import Follower
+from tests.structured.making import check_gbnf
 
 CALL_OR_TEXT = 'root ::= [^\\x00]* | <[302]> call ("," call)* <[303]>\ncall ::= "f" [0-9]+ | "g" <[303]>?\n'
 FOLLOWER = Follower()
@@ -29,13 +29,14 @@ FOLLOWER = Follower()
     ],
 )
 def test_a_token_is_met_where_it_is_named_and_nowhere_else(text: str, fits: bool) -> None:
-    assert FOLLOWER.accepts(Constraint(grammar=CALL_OR_TEXT), text) is fits
+    assert FOLLOWER.accepts(Constraint(grammar=gbnf_to_lark(CALL_OR_TEXT)), text) is fits
 
 
 def test_the_name_spelt_in_letters_is_text() -> None:
-    grammar = Constraint(grammar='root ::= "a" <[302]>')
+    grammar = Constraint(grammar=gbnf_to_lark('root ::= "a" <[302]>'))
     assert FOLLOWER.accepts(grammar, "a<|tool_call|>")
-    assert not Follower(("<other>",)).accepts(Constraint(grammar='root ::= "a" <[410]>'), "a<|tool_call|>")
+    other = Constraint(grammar=gbnf_to_lark('root ::= "a" <[410]>'))
+    assert not Follower(("<other>",)).accepts(other, "a<|tool_call|>")
 
 
 def test_numbers_can_be_those_of_another_vocabulary() -> None:
@@ -43,7 +44,7 @@ def test_numbers_can_be_those_of_another_vocabulary() -> None:
 
 
 def test_a_check_needs_no_vocabulary() -> None:
-    check = GrammarCheck('root ::= "a" | <[128010]> "b" | <[5]> <[6]> "c"')
+    check = check_gbnf('root ::= "a" | <[128010]> "b" | <[5]> <[6]> "c"')
     assert check.check("a").fits
     assert not check.check("b").fits
 
@@ -53,9 +54,9 @@ def test_a_check_needs_no_vocabulary() -> None:
 )
 def test_other_ways_to_name_tokens_are_refused(wrong: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot be named"):
-        GrammarCheck(wrong)
+        check_gbnf(wrong)
 
 
 def test_whether_a_grammar_names_tokens_is_known() -> None:
-    assert names_tokens("root ::= a\na ::= (<[5]>)*")
-    assert not names_tokens('root ::= "<[5]>" # <[5]>')
+    assert names_tokens(parse_gbnf("root ::= a\na ::= (<[5]>)*"))
+    assert not names_tokens(parse_gbnf('root ::= "<[5]>" # <[5]>'))

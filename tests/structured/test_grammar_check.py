@@ -3,8 +3,8 @@
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar.grammar_check import Fit, GrammarCheck
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from openai_cpu_server.llama.grammar.grammar_check import Fit
+from tests.structured.making import check_gbnf, check_schema
 
 SCHEMA = {
     "type": "object",
@@ -14,7 +14,7 @@ SCHEMA = {
 
 
 def test_it_tells_where_a_text_stops_fitting():
-    grammar = GrammarCheck(schema_to_gbnf(SCHEMA))
+    grammar = check_schema(SCHEMA)
     assert grammar.check('{"rating":5}') == Fit(accepted=12, size=12, is_complete=True)
     assert grammar.check('{"rating":6}') == Fit(accepted=10, size=12, is_complete=False)
     assert grammar.check('{"rating":5') == Fit(accepted=11, size=11, is_complete=False)
@@ -24,4 +24,4 @@ def test_it_tells_where_a_text_stops_fitting():
 def test_a_broken_grammar_is_the_requests_fault():
     for gbnf in ("root ::= (", "root = a", "a ::= b", ""):
         with pytest.raises(InvalidRequest):
-            GrammarCheck(gbnf)
+            check_gbnf(gbnf)

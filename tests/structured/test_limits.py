@@ -11,9 +11,10 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured import Limits, Options, SchemaTooLarge, UnsupportedSchema
-from openai_cpu_server.structured.compiler import schema_to_gbnf
-from openai_cpu_server.structured.extras import regex_to_gbnf
+from openai_cpu_server.structured.maker import regex_rules
 from openai_cpu_server.structured.scalars.regex_classes import unicode_property
+from openai_cpu_server.structured.writing.printer import text_length
+from tests.structured.making import schema_to_gbnf
 
 pytestmark = pytest.mark.thorough
 
@@ -221,7 +222,7 @@ def test_a_schema_deep_within_its_limits_is_compiled():
 def test_hostile_regex():
     for pattern in ("(a{1,1000}){1,1000}", "(" * 3_000, "a{100001}", "[" * 100_000):
         with contextlib.suppress(InvalidRequest):
-            assert len(regex_to_gbnf(pattern)) < 60_000
+            assert text_length(regex_rules(pattern)) < 60_000
 
 
 def test_errors_stay_short_however_long_the_schema():

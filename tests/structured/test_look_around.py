@@ -8,14 +8,13 @@ import re
 
 import pytest
 
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import InvalidPattern, Limits
-from openai_cpu_server.structured.compiler import schema_to_gbnf
 from openai_cpu_server.structured.errors import InvalidSchema
-from openai_cpu_server.structured.extras import regex_to_gbnf
 from openai_cpu_server.structured.languages.automaton import Deriver
+from openai_cpu_server.structured.maker import regex_rules
 from openai_cpu_server.structured.options import Budget
 from openai_cpu_server.structured.scalars.regex import full_language, search_language
+from tests.structured.making import check_rules, check_schema
 from tests.structured.oracle import check
 
 PATTERNS = [
@@ -73,7 +72,7 @@ def test_names_of_properties():
 
 
 def test_words_beyond_ascii_have_no_boundaries_as_in_ecmascript():
-    grammar = GrammarCheck(schema_to_gbnf({"type": "string", "pattern": r"é\bx$"}))
+    grammar = check_schema({"type": "string", "pattern": r"é\bx$"})
     assert grammar.check(json.dumps("éx", ensure_ascii=False)).fits
 
 
@@ -86,14 +85,14 @@ def test_words_beyond_ascii_have_no_boundaries_as_in_ecmascript():
     ],
 )
 def test_a_regex_is_matched_as_a_whole(pattern: str, accepted: list[str], rejected: list[str]) -> None:
-    grammar = GrammarCheck(regex_to_gbnf(pattern))
+    grammar = check_rules(regex_rules(pattern))
     assert all(grammar.check(text).fits for text in accepted)
     assert not any(grammar.check(text).fits for text in rejected)
 
 
 def test_what_nothing_matches_is_refused():
     with pytest.raises(InvalidSchema, match="nothing matches"):
-        regex_to_gbnf(r"(?=a)b")
+        regex_rules(r"(?=a)b")
 
 
 @pytest.mark.parametrize(
@@ -101,4 +100,4 @@ def test_what_nothing_matches_is_refused():
 )
 def test_hostile_look_around_is_refused(pattern: str) -> None:
     with pytest.raises((InvalidPattern, InvalidSchema)):
-        regex_to_gbnf(pattern)
+        regex_rules(pattern)

@@ -6,7 +6,7 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured import UnsupportedSchema
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import accepts, check
 
 

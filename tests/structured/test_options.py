@@ -5,8 +5,9 @@ import json
 import pytest
 
 from openai_cpu_server.structured import InvalidSchema, Options, UnsupportedSchema
-from openai_cpu_server.structured.compiler import compile_schema, schema_to_gbnf
+from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.report import Unenforced
+from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check
 
 LENIENT = Options(strict=False)

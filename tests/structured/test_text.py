@@ -4,8 +4,11 @@ import re
 
 import pytest
 
-from openai_cpu_server.structured.compiler import schema_to_gbnf
-from openai_cpu_server.structured.extras import choice_to_gbnf, json_object_gbnf, regex_to_gbnf
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.lark.translation import Translation, gbnf_to_lark
+from openai_cpu_server.structured.maker import ANY_OBJECT, choice_rules, regex_rules
+from openai_cpu_server.structured.writing.printer import gbnf_text, text_length
+from tests.structured.making import schema_to_gbnf
 from tests.tiny_model import tiny_model_path
 
 REVIEW = {
@@ -18,18 +21,31 @@ REVIEW = {
     "required": ["rating", "pros", "summary"],
     "additionalProperties": False,
 }
+
+
+def schema_rules(schema):
+    return compile_schema(schema).rules
+
+
 GRAMMARS = {
-    "review": lambda: schema_to_gbnf(REVIEW),
-    "any": lambda: schema_to_gbnf(True),
-    "open": lambda: schema_to_gbnf({"properties": {"a-b": {}, "é\n": {"pattern": "[^-a\\]^\\\\]"}}}),
-    "formats": lambda: schema_to_gbnf(
-        {"anyOf": [{"format": f} for f in ("uri", "date-time", "ipv6", "email")]}
-    ),
-    "tree": lambda: schema_to_gbnf({"type": "array", "items": {"$ref": "#"}}),
-    "object": json_object_gbnf,
-    "regex": lambda: regex_to_gbnf("[^\\n\\u2028]+\\x07(\\t|é){2}"),
-    "choice": lambda: choice_to_gbnf(['a"\\\n', "é"]),
+    "review": schema_rules(REVIEW),
+    "any": schema_rules(True),
+    "open": schema_rules({"properties": {"a-b": {}, "é\n": {"pattern": "[^-a\\]^\\\\]"}}}),
+    "formats": schema_rules({"anyOf": [{"format": f} for f in ("uri", "date-time", "ipv6", "email")]}),
+    "deep": schema_rules({"pattern": "^" + "(a" * 40 + ")?" * 40 + "$"}),
+    "counted": regex_rules("((ab){2,3}){0,5}(abc)*(x{2})+"),
+    "tree": schema_rules({"type": "array", "items": {"$ref": "#"}}),
+    "object": schema_rules(ANY_OBJECT),
+    "regex": regex_rules("[^\\n\\u2028]+\\x07(\\t|é){2}"),
+    "choice": choice_rules(['a"\\\n', "é"]),
 }
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_what_runs_is_what_is_printed(name):
+    text = gbnf_text(GRAMMARS[name])
+    assert len(text) == text_length(GRAMMARS[name])
+    assert Translation(GRAMMARS[name]).text() == gbnf_to_lark(text)
 
 
 def test_repetition_is_counted_not_nested():
@@ -71,5 +87,5 @@ def parses():
 @pytest.mark.native
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_llama_cpp_reads_it(name, parses):
-    assert parses(GRAMMARS[name]())
+    assert parses(gbnf_text(GRAMMARS[name]))
     assert not parses("root ::= (")

@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 
 from openai_cpu_server.structured import InvalidSchema, Options, UnsupportedSchema
-from openai_cpu_server.structured.compiler import compile_schema, schema_to_gbnf
+from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.report import Unenforced
+from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check
 
 D2019 = {"$schema": "https://json-schema.org/draft/2019-09/schema"}

@@ -3,7 +3,7 @@
 import pytest
 
 from openai_cpu_server.structured import InvalidSchema
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import accepts, check
 
 ALL = [None, True, False, 0, -3, 1.5, 1e30, "", "a", [], [1, [2]], {}, {"a": {"b": None}}]

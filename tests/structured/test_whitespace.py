@@ -5,7 +5,7 @@ import json
 import pytest
 
 from openai_cpu_server.structured import Options, Whitespace
-from openai_cpu_server.structured.compiler import schema_to_gbnf
+from tests.structured.making import schema_to_lark
 from tests.structured.oracle import Sampler, accepts
 
 SCHEMA = {
@@ -43,7 +43,7 @@ def test_blanks_separate_nothing_and_end_somewhere(text):
 
 def test_drawn_sentences_of_both_are_json(rng):
     for options in (Options(), FLEXIBLE):
-        sampler = Sampler(schema_to_gbnf(SCHEMA, options))
+        sampler = Sampler(schema_to_lark(SCHEMA, options))
         drawn = [text for _ in range(20) if (text := sampler.draw(rng))]
         assert drawn
         assert all(isinstance(json.loads(text), dict) for text in drawn)

@@ -44,7 +44,7 @@ class Output(msgspec.Struct, frozen=True):
 def of_answer(answer: Grammar | None) -> Output:
     if answer is None:
         return Output()
-    return Output(Constraint(grammar=answer.gbnf), answer.unenforced)
+    return Output(Constraint(grammar=answer.lark), answer.unenforced)
 
 
 def check_ends(body: GenerationBody, output: Output) -> None:
@@ -75,7 +75,7 @@ class ToolOutputs:
         """`answer`: what text must look like, where there is text. Raises InvalidRequest."""
         param = "functions" if plan.is_legacy else "tools"
         offers = self._offers(plan, 0.0 if answer is None else answer.share)
-        parts = {rule: gbnf for offer in offers for rule, gbnf in offer.parts.items()}
+        parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
         unenforced = tuple(path for offer in offers for path in offer.unenforced)
         constraint = self._constraint(plan, [offer.callee for offer in offers], parts, answer, param)
         is_auto = plan.use is ToolUse.AUTO
@@ -108,7 +108,7 @@ class ToolOutputs:
         self,
         plan: ToolPlan,
         callees: Sequence[Callee],
-        parts: dict[str, str],
+        parts: dict[str, bytes],
         answer: Grammar | None,
         param: str,
     ) -> Constraint:
@@ -118,7 +118,7 @@ class ToolOutputs:
             return Constraint(grammar=self._grammars.composed(whole(answer=None), parts, param))
         if answer is not None:
             self._check_beside(answer)
-            parts = {**parts, "answer": answer.gbnf}
+            parts = {**parts, "answer": answer.rules}
             root = whole(answer="answer")
             return Constraint(grammar=self._grammars.composed(root, parts, "response_format"))
         if form.marker:
@@ -148,14 +148,14 @@ class ToolOutputs:
             callee = Callee(function.name, rule, split.parameters)
             return _Offer(callee, split.parts, split.unenforced, split.share)
         grammar = self._grammars.of_schema(typed, function.param, strict=function.is_strict)
-        return _Offer(Callee(function.name, rule), {rule: grammar.gbnf}, grammar.unenforced, grammar.share)
+        return _Offer(Callee(function.name, rule), {rule: grammar.rules}, grammar.unenforced, grammar.share)
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """A function as the grammar has it, with GBNF of what it names."""
+    """A function as the grammar has it, with the grammars of what it names."""
 
     callee: Callee
-    parts: dict[str, str]
+    parts: dict[str, bytes]
     unenforced: tuple[str, ...]
     share: float
     """What its grammars cost, as a share of what one schema may cost."""

@@ -30,8 +30,8 @@ class SplitParameters:
         self._function = function
         self._grammars = grammars
         self._shared: JsonObject = {key: schema[key] for key in _SHARED if key in schema}
-        self.parts: dict[str, str] = {}
-        """GBNF by the rule's name."""
+        self.parts: dict[str, bytes] = {}
+        """Grammars by the names of their rules."""
         self.unenforced: tuple[str, ...] = self._left_out(schema)
         self.share = 0.0
         """What they cost together, as a share of what one schema may cost."""
@@ -72,7 +72,7 @@ class SplitParameters:
 
     def _parameter(self, name: str, schema: object, rule: str, *, is_required: bool) -> Parameter:
         choices = _choices(schema)
-        self.parts[rule] = self._value(name, schema).gbnf
+        self.parts[rule] = self._value(name, schema).rules
         return Parameter(
             name,
             is_required=is_required,

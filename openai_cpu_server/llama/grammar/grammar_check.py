@@ -6,10 +6,10 @@ from __future__ import annotations
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
 
-_END = 256
+_END = BYTES_AND_END - 1
 _TOKENS = 64
 """Numbers for the control tokens that a grammar names."""
 
@@ -19,7 +19,7 @@ class _Bytes:
 
     eos_token_id = _END
     bos_token_id = None
-    special_token_ids = tuple(range(_END, _END + 1 + _TOKENS))
+    special_token_ids = tuple(range(_END, BYTES_AND_END + _TOKENS))
 
     def __init__(self) -> None:
         self.tokens = [bytes([i]) for i in range(256)] + [b"<end>"]
@@ -51,11 +51,10 @@ class Next(msgspec.Struct, frozen=True):
 
 
 class GrammarCheck:
-    """One compiled grammar. Raises InvalidRequest if the text is not GBNF, or is too large for llguidance."""
+    """One compiled grammar. Raises InvalidRequest if it is too large for llguidance."""
 
-    def __init__(self, gbnf: str) -> None:
-        numbers: dict[int, int] = {}
-        lark = gbnf_to_lark(gbnf, lambda token: numbers.setdefault(token, _END + 1 + len(numbers)))
+    def __init__(self, lark: str) -> None:
+        """Its control tokens are numbered from `BYTES_AND_END` on."""
         self._matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
         if self._matcher.is_error():
             raise InvalidRequest(f"The grammar cannot be read: {self._matcher.get_error()}")

@@ -12,7 +12,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.structured.gbnf.to_lark import gbnf_to_lark
 
 _MAX_LEXER_STATES = 50_000
 """A state takes about 2 kB."""
@@ -46,12 +45,8 @@ def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
     return _SPECIAL + name if name else b""
 
 
-def compile_grammar(gbnf: str, tokenizer: LLTokenizer) -> LLMatcher:
+def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
     """The grammar's matcher at its start, to be copied for each sequence. Raises `ConstraintFailed`."""
-    try:
-        lark = gbnf_to_lark(gbnf)
-    except Exception as error:  # whatever is wrong with the text, only its own request may fail
-        raise ConstraintFailed(f"The grammar cannot be read: {error}") from error
     limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
     if matcher.is_error():
@@ -73,31 +68,31 @@ class Grammars:
     def __len__(self) -> int:
         return len(self._known)
 
-    def matcher(self, gbnf: str, tokenizer: LLTokenizer) -> LLMatcher:
+    def matcher(self, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
         """A new matcher at the grammar's start; each text is compiled once. Raises `ConstraintFailed`.
 
         What is not the grammar's own fault, such as a want of memory, is raised too, but not remembered.
         """
-        future, is_new = self._entry(gbnf)
+        future, is_new = self._entry(lark)
         if is_new:
-            _compile_into(future, gbnf, tokenizer)
+            _compile_into(future, lark, tokenizer)
         if not isinstance(future.exception(), ConstraintFailed | None):
-            self.forget(gbnf)
+            self.forget(lark)
         return future.result().deep_copy()
 
-    def forget(self, gbnf: str) -> None:
+    def forget(self, lark: str) -> None:
         """Forget a grammar that hit a limit: copies share what they learn, so later ones would fail too."""
         with self._lock:
-            self._remove(gbnf)
+            self._remove(lark)
 
-    def _entry(self, gbnf: str) -> tuple[Future[LLMatcher], bool]:
+    def _entry(self, lark: str) -> tuple[Future[LLMatcher], bool]:
         with self._lock:
-            known = self._known.get(gbnf)
+            known = self._known.get(lark)
             if known is not None:
-                self._known.move_to_end(gbnf)
+                self._known.move_to_end(lark)
                 return known, False
-            self._known[gbnf] = future = Future[LLMatcher]()
-            self._num_bytes += len(gbnf)
+            self._known[lark] = future = Future[LLMatcher]()
+            self._num_bytes += len(lark)
             while len(self._known) > 1 and self._is_too_large():
                 self._remove(next(iter(self._known)))
             return future, True
@@ -105,13 +100,13 @@ class Grammars:
     def _is_too_large(self) -> bool:
         return len(self._known) > self._max_entries or self._num_bytes > self._max_bytes
 
-    def _remove(self, gbnf: str) -> None:
-        if self._known.pop(gbnf, None) is not None:
-            self._num_bytes -= len(gbnf)
+    def _remove(self, lark: str) -> None:
+        if self._known.pop(lark, None) is not None:
+            self._num_bytes -= len(lark)
 
 
-def _compile_into(future: Future[LLMatcher], gbnf: str, tokenizer: LLTokenizer) -> None:
+def _compile_into(future: Future[LLMatcher], lark: str, tokenizer: LLTokenizer) -> None:
     try:
-        future.set_result(compile_grammar(gbnf, tokenizer))
+        future.set_result(compile_grammar(lark, tokenizer))
     except BaseException as error:
         future.set_exception(error)

@@ -69,7 +69,7 @@ def _question(
         account=who.account,
         group=who.group,
         route="route",
-        constraint=Constraint(grammar=grammar.gbnf),
+        constraint=Constraint(grammar=grammar.lark),
     )
 
 

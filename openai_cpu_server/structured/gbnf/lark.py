@@ -6,11 +6,21 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.terminals import count, terminal_lines
 from openai_cpu_server.structured.languages.charset import ANY
-from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Chars, Expr, Ref, Repeat, Seq, Text, Token
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    ROOT,
+    Alt,
+    Chars,
+    Expr,
+    Ref,
+    Repeat,
+    Seq,
+    Text,
+    Token,
+)
 
 _HEAD = "%llguidance {}\n\n"
 _START = "start"

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openai_cpu_server.structured.gbnf.nullable import Nullables
-from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Rules, Seq
 
 
-def find_left_recursion(rules: dict[str, Expr]) -> list[str] | None:
-    """The names along one such cycle; None if there is none."""
+def find_left_recursion(rules: Rules) -> list[str] | None:
+    """The names along one such cycle; None if there is none. Names of no rule in them are ignored."""
     nullable = Nullables(rules)
     done: set[str] = set()
     for start in rules:
@@ -20,7 +20,7 @@ def find_left_recursion(rules: dict[str, Expr]) -> list[str] | None:
     return None
 
 
-def _cycle_from(start: str, rules: dict[str, Expr], nullable: Nullables, done: set[str]) -> list[str] | None:
+def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -> list[str] | None:
     """Search depth first; `path` holds the rules that are open."""
     if start in done:
         return None
@@ -28,6 +28,8 @@ def _cycle_from(start: str, rules: dict[str, Expr], nullable: Nullables, done: s
     while path:
         name = next(reversed(path))
         for first in path[name]:
+            if first not in rules:
+                continue
             if first in path:
                 return list(path)[list(path).index(first) :]
             if first not in done:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openai_cpu_server.structured.gbnf.nullable import every_expression
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     Alt,
@@ -15,6 +14,7 @@ from openai_cpu_server.structured.languages.expr import (
     Seq,
     Text,
     alt,
+    every_expression,
     literal,
     repeat,
     seq,

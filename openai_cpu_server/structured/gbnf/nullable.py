@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
-from openai_cpu_server.structured.languages.expr import Expr, Ref, Seq
+from openai_cpu_server.structured.languages.expr import Expr, Ref, Rules, Seq
 
 
 class Nullables:
@@ -14,7 +14,7 @@ class Nullables:
     work is linear.
     """
 
-    def __init__(self, rules: dict[str, Expr]) -> None:
+    def __init__(self, rules: Rules) -> None:
         self._named: dict[Expr, list[Expr]] = {}
         for name, expr in rules.items():
             self._named.setdefault(expr, []).append(Ref(name))
@@ -61,29 +61,3 @@ def _is_open(expr: Expr) -> bool:
     if expr.is_nullable or not expr.references:
         return False
     return not isinstance(expr, Seq) or all(x.is_nullable or x.references for x in expr.items)
-
-
-def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
-    """The roots and all their parts, once each."""
-    found = dict.fromkeys(roots)
-    queue = list(found)
-    for expr in queue:
-        for part in expr.parts:
-            if part not in found:
-                found[part] = None
-                queue.append(part)
-    return found
-
-
-def parts_first(roots: list[Expr], known: Container[Expr] = ()) -> list[Expr]:
-    """The roots and all their parts, without the known ones; parts come first."""
-    found: dict[Expr, None] = {}
-    stack = [(root, False) for root in reversed(roots)]
-    while stack:
-        expr, is_done = stack.pop()
-        if is_done:
-            found[expr] = None
-        elif expr not in found and expr not in known:
-            stack.append((expr, True))
-            stack += [(x, False) for x in expr.parts if x not in found]
-    return list(found)

@@ -11,33 +11,35 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
-
-import msgspec
+from collections.abc import Collection, Iterator
 
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf.characters import WrongCharacter, class_set, literal_text
 from openai_cpu_server.structured.gbnf.left_recursion import find_left_recursion
-from openai_cpu_server.structured.gbnf.nullable import every_expression
 from openai_cpu_server.structured.gbnf.symbols import Kind, Symbols
 from openai_cpu_server.structured.languages.charset import ANY
-from openai_cpu_server.structured.languages.expr import EMPTY, Chars, Expr, Ref, Text, Token, alt, repeat, seq
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    ROOT,
+    Chars,
+    Expr,
+    Ref,
+    Rules,
+    Text,
+    Token,
+    alt,
+    every_expression,
+    repeat,
+    seq,
+)
 
-ROOT = "root"
 DEEPEST_GROUP = 500
 MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
 """Groups nested this deep become rules of their own, so that no expression is deep."""
 _COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _OPERANDS = (Kind.NAME, Kind.LITERAL, Kind.CLASS, Kind.ANY, Kind.TOKEN)
-_TOKEN = re.compile(r"<\[\d")
 _SHORT = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-
-
-class ParsedGrammar(msgspec.Struct, frozen=True):
-    """Rules by name. A name with a dot is a group of the text that was lifted out of its rule."""
-
-    rules: dict[str, Expr]
 
 
 class _Group:
@@ -60,31 +62,30 @@ class _Group:
         return found[0] if len(found) == 1 else alt(*found)
 
 
-def parse_gbnf(text: str) -> ParsedGrammar:
-    """Read a grammar. Raises InvalidGrammar."""
-    return ParsedGrammar(_Parser(Symbols(text)).grammar())
+def parse_gbnf(text: str, known: Collection[str] = ()) -> Rules:
+    """The rules of a grammar; one whose name has a dot is a group of the text, lifted out of its rule.
+    `known`: names of rules that stand elsewhere, and refer to none of the text. Raises InvalidGrammar."""
+    return _Parser(Symbols(text), known).grammar()
 
 
-def names_tokens(text: str) -> bool:
-    """Whether a grammar names control tokens. Raises InvalidGrammar."""
-    if not _TOKEN.search(text):
-        return False
-    expressions = every_expression(parse_gbnf(text).rules.values())
-    return any(isinstance(expr, Token) for expr in expressions)
+def names_tokens(rules: Rules) -> bool:
+    """Whether a grammar names control tokens."""
+    return any(isinstance(expr, Token) for expr in every_expression(rules.values()))
 
 
 class _Parser:
     """Reads the symbols one by one. It stores symbols by their numbers."""
 
-    def __init__(self, symbols: Symbols) -> None:
+    def __init__(self, symbols: Symbols, known: Collection[str]) -> None:
         self._symbols = symbols
+        self._known = known
         self._next = 0
-        self._rules: dict[str, Expr] = {}
+        self._rules: Rules = {}
         self._defined: dict[str, int] = {}
         self._mentioned: dict[str, int] = {}
         self._operands: dict[str, Expr] = {}
 
-    def grammar(self) -> dict[str, Expr]:
+    def grammar(self) -> Rules:
         self._skip_lines()
         while self._kind is not Kind.END:
             self._rule()
@@ -94,7 +95,7 @@ class _Parser:
 
     def _check(self) -> None:
         for name, symbol in self._mentioned.items():
-            if name not in self._defined:
+            if name not in self._defined and name not in self._known:
                 raise self._symbols.error(symbol, f"there is no rule {name!r}")
         if ROOT not in self._defined:
             raise self._symbols.error(self._next, f"there is no rule {ROOT!r}, where every grammar begins")

@@ -10,10 +10,17 @@ from collections.abc import Iterable
 
 from openai_cpu_server.structured.gbnf.leads import Leads
 from openai_cpu_server.structured.gbnf.nullable import Nullables
-from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.plan import Plan, is_lexeme
 from openai_cpu_server.structured.gbnf.work import Work
-from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Seq, Text
+from openai_cpu_server.structured.languages.expr import (
+    ROOT,
+    Alt,
+    Expr,
+    Ref,
+    Repeat,
+    Seq,
+    Text,
+)
 
 Place = dict[str, int]
 """The lexemes of one place by name, with the first bytes of what may follow each there."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openai_cpu_server.structured.gbnf.parser import ROOT
 from openai_cpu_server.structured.gbnf.regular import Regular
 from openai_cpu_server.structured.gbnf.work import Work
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
+    ROOT,
     Alt,
     Chars,
     Expr,

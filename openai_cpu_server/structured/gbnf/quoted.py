@@ -10,7 +10,6 @@ import functools
 import re
 
 from openai_cpu_server.structured.gbnf.leads import Leads
-from openai_cpu_server.structured.gbnf.nullable import parts_first
 from openai_cpu_server.structured.gbnf.work import Work
 from openai_cpu_server.structured.languages.charset import MAX, single
 from openai_cpu_server.structured.languages.expr import (
@@ -23,6 +22,7 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     character,
     literal,
+    parts_first,
     repeat,
     seq,
 )

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import functools
 
-from openai_cpu_server.structured.gbnf.nullable import parts_first
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
-from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Chars, Expr, Repeat, Seq, Text
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    Alt,
+    Chars,
+    Expr,
+    Repeat,
+    Seq,
+    Text,
+    parts_first,
+)
 
 _SHORT = 12
 """A part with at most so many nodes is written again wherever it stands."""

@@ -9,8 +9,8 @@ MOST_STEPS = 600_000
 
 
 class Work:
-    def __init__(self, allowed: int | None = None) -> None:
-        self._allowed = MOST_STEPS if allowed is None else allowed
+    def __init__(self, allowed: int = MOST_STEPS) -> None:
+        self._allowed = allowed
         self.spent = 0
 
     def spend(self, steps: int) -> None:

@@ -47,11 +47,6 @@ class Automaton(msgspec.Struct, frozen=True):
         return not self.accepting
 
 
-def nullable(expr: Expr) -> bool:
-    """Whether the language contains the empty string."""
-    return expr.is_nullable
-
-
 class Deriver:
     """Computes derivatives of expressions by one character.
     It remembers them and charges them to a budget."""
@@ -111,7 +106,7 @@ class Deriver:
             expr = self.derive(expr, ord(char))
             if expr == NOTHING:
                 return False
-        return nullable(expr)
+        return expr.is_nullable
 
 
 def _sorted_alt(options: list[Expr]) -> Expr:

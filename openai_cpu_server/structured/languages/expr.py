@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import ref
@@ -343,3 +343,35 @@ def any_of(texts: Iterable[str]) -> Expr:
 ANY_CHAR = Chars(ANY)
 ALL = star(ANY_CHAR)
 """Every string."""
+
+
+Rules = dict[str, Expr]
+"""A grammar: what stands behind each of its names."""
+ROOT = "root"
+"""The rule where every grammar begins."""
+
+
+def every_expression(roots: Iterable[Expr]) -> dict[Expr, None]:
+    """The roots and all their parts, once each."""
+    found = dict.fromkeys(roots)
+    queue = list(found)
+    for expr in queue:
+        for part in expr.parts:
+            if part not in found:
+                found[part] = None
+                queue.append(part)
+    return found
+
+
+def parts_first(roots: list[Expr], known: Container[Expr] = ()) -> list[Expr]:
+    """The roots and all their parts, without the known ones; parts come first."""
+    found: dict[Expr, None] = {}
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        expr, is_done = stack.pop()
+        if is_done:
+            found[expr] = None
+        elif expr not in found and expr not in known:
+            stack.append((expr, True))
+            stack += [(x, False) for x in expr.parts if x not in found]
+    return list(found)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Chars, Expr, alt, literal, repeat, seq
 
-_DIGIT = Chars(DIGITS)
-_NONZERO = Chars(DIGITS - CharSet.chars("0"))
+DIGIT = Chars(DIGITS)
+NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
 
 def integers_between(low: int | None, high: int | None) -> Expr:
@@ -26,7 +26,7 @@ def _naturals(low: int, high: int | None) -> Expr:
     """Natural numbers; 0 <= low <= high."""
     shortest = len(str(low))
     if high is None:
-        longer = seq(_NONZERO, repeat(_DIGIT, shortest, None))
+        longer = seq(NONZERO, repeat(DIGIT, shortest, None))
         return alt(_same_length(str(low), "9" * shortest), longer)
     longest = len(str(high))
     if shortest == longest:
@@ -35,7 +35,7 @@ def _naturals(low: int, high: int | None) -> Expr:
     last = _same_length("1" + "0" * (longest - 1), str(high))
     if longest - shortest == 1:
         return alt(first, last)
-    return alt(first, seq(_NONZERO, repeat(_DIGIT, shortest, longest - 2)), last)
+    return alt(first, seq(NONZERO, repeat(DIGIT, shortest, longest - 2)), last)
 
 
 def _same_length(low: str, high: str) -> Expr:
@@ -56,5 +56,5 @@ def _same_length(low: str, high: str) -> Expr:
         last -= 1
     if first <= last:
         digits = Chars(CharSet.of((ord("0") + first, ord("0") + last)))
-        parts.append(seq(digits, repeat(_DIGIT, rest, rest)))
+        parts.append(seq(digits, repeat(DIGIT, rest, rest)))
     return alt(*parts, *tail)

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import msgspec
 
-from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
+from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     NOTHING,
@@ -23,41 +23,39 @@ from openai_cpu_server.structured.languages.expr import (
     star,
 )
 from openai_cpu_server.structured.languages.lengths import bounded
-from openai_cpu_server.structured.scalars.integers import integers_between
+from openai_cpu_server.structured.scalars.integers import DIGIT, NONZERO, integers_between
 
-_DIGIT = Chars(DIGITS)
-_NONZERO = Chars(CharSet.chars("123456789"))
 _MINUS = literal("-")
 _POINT = literal(".")
-WHOLE = alt(literal("0"), seq(_NONZERO, star(_DIGIT)))
-_FRACTION = seq(_POINT, repeat(_DIGIT, 1, None))
+WHOLE = alt(literal("0"), seq(NONZERO, star(DIGIT)))
+_FRACTION = seq(_POINT, repeat(DIGIT, 1, None))
 _ZEROS = seq(_POINT, repeat(literal("0"), 1, None))
-_EXPONENT = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))), repeat(_DIGIT, 1, None))
+_EXPONENT = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))), repeat(DIGIT, 1, None))
 INTEGER = seq(optional(_MINUS), WHOLE)
 PLAIN = seq(INTEGER, optional(_FRACTION))
 """Numbers without an exponent, on which bounds can be checked."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
 NOT_NEGATIVE = seq(WHOLE, optional(_FRACTION), optional(_EXPONENT))
 SMALL = seq(
-    _NONZERO,
-    optional(seq(_POINT, repeat(_DIGIT, 1, 14))),
+    NONZERO,
+    optional(seq(_POINT, repeat(DIGIT, 1, 14))),
     Chars(CharSet.chars("eE")),
     _MINUS,
-    alt(seq(optional(literal("0")), _NONZERO), seq(_NONZERO, _DIGIT)),
+    alt(seq(optional(literal("0")), NONZERO), seq(NONZERO, DIGIT)),
 )
 """Numbers between 0 and 1, both excluded, in the form that programs write: 1e-05."""
 _E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
 _UP_TO_289 = alt(
-    repeat(_DIGIT, 1, 2), seq(Chars(CharSet.chars("12")), Chars(CharSet.chars("012345678")), _DIGIT)
+    repeat(DIGIT, 1, 2), seq(Chars(CharSet.chars("12")), Chars(CharSet.chars("012345678")), DIGIT)
 )
-_UP_TO_307 = alt(seq(literal("29"), _DIGIT), seq(literal("30"), Chars(CharSet.chars("01234567"))))
+_UP_TO_307 = alt(seq(literal("29"), DIGIT), seq(literal("30"), Chars(CharSet.chars("01234567"))))
 FINITE = alt(
     seq(
-        alt(literal("0"), seq(_NONZERO, repeat(_DIGIT, 0, 14))),
+        alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, 14))),
         optional(_FRACTION),
         optional(seq(_E, _UP_TO_289)),
     ),
-    seq(_NONZERO, optional(_FRACTION), _E, _UP_TO_307),
+    seq(NONZERO, optional(_FRACTION), _E, _UP_TO_307),
 )
 """Numbers without a sign; none of them is read as infinite."""
 _PRECISION = 15
@@ -103,14 +101,14 @@ def multiple_of(step: Decimal) -> Expr:
 
 def round_numbers(zeros: int) -> Expr:
     """Multiples of 1, 10, 100...: numbers that end with so many zeros."""
-    tens = seq(_NONZERO, star(_DIGIT), literal("0" * zeros))
+    tens = seq(NONZERO, star(DIGIT), literal("0" * zeros))
     return seq(optional(_MINUS), alt(literal("0"), tens), optional(_ZEROS))
 
 
 def fractional() -> Expr:
     """Numbers without exponent that are no integers, not even once they are rounded to a double."""
-    whole = alt(literal("0"), seq(_NONZERO, repeat(_DIGIT, 0, 8)))
-    digits = seq(star(_DIGIT), _NONZERO, star(_DIGIT))
+    whole = alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, 8)))
+    digits = seq(star(DIGIT), NONZERO, star(DIGIT))
     return seq(optional(_MINUS), whole, _POINT, bounded(digits, 1, _PRECISION - 9))
 
 
@@ -127,7 +125,7 @@ def _all_positive(is_open: bool) -> Expr:
 def _limited_fraction(digits_before: int) -> Expr:
     """A fraction with no more digits than a double can tell apart; it is used next to an open bound."""
     room = _PRECISION - digits_before
-    return seq(_POINT, repeat(_DIGIT, 1, room)) if room > 0 else _ZEROS
+    return seq(_POINT, repeat(DIGIT, 1, room)) if room > 0 else _ZEROS
 
 
 def _from(value: Decimal, is_open: bool) -> Expr:
@@ -141,9 +139,9 @@ def _from(value: Decimal, is_open: bool) -> Expr:
 def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
     if not fraction:
         return both(tail, negate(_ZEROS)) if is_open else optional(tail)
-    over = alt(*(seq(literal(p), Chars(c), star(_DIGIT)) for p, c, _ in _greater(fraction)))
+    over = alt(*(seq(literal(p), Chars(c), star(DIGIT)) for p, c, _ in _greater(fraction)))
     equal = literal(fraction)
-    more = seq(equal, star(_DIGIT), _NONZERO, star(_DIGIT)) if is_open else seq(equal, star(_DIGIT))
+    more = seq(equal, star(DIGIT), NONZERO, star(DIGIT)) if is_open else seq(equal, star(DIGIT))
     found = seq(_POINT, alt(over, more))
     return both(found, tail) if is_open else found
 
@@ -161,7 +159,7 @@ def _up_to(value: Decimal, is_open: bool) -> Expr:
 
 
 def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
-    under = [seq(literal(p), Chars(c), star(_DIGIT)) for p, c, _ in _less(fraction)]
+    under = [seq(literal(p), Chars(c), star(DIGIT)) for p, c, _ in _less(fraction)]
     prefixes = [literal(fraction[:n]) for n in range(1, len(fraction))]
     exact = [] if is_open else [seq(literal(fraction), star(literal("0")))]
     found = seq(_POINT, alt(*under, *prefixes, *exact)) if fraction else _ZEROS

@@ -7,7 +7,6 @@ import functools
 import msgspec
 
 from openai_cpu_server.structured.errors import InvalidPattern
-from openai_cpu_server.structured.languages.automaton import nullable
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     EMPTY,
@@ -100,7 +99,7 @@ class _Splitter:
         return _Way(seq(before, after), left.at_start or right.at_start, left.at_end or right.at_end)
 
     def _emptied(self, body: Expr) -> Expr:
-        return EMPTY if nullable(body) else NOTHING
+        return EMPTY if body.is_nullable else NOTHING
 
 
 def _has_anchor(tree: Tree) -> bool:

@@ -1,6 +1,6 @@
-"""A grammar under construction: named rules, equal ones shared; pruned, merged and printed as GBNF.
+"""A grammar under construction: named rules, equal ones shared; pruned, merged and shaped.
 
-Readers of the text cut it into lexemes: a rule made of nothing but characters becomes one lexeme, read
+Readers cut a text into lexemes: a rule made of nothing but characters becomes one lexeme, read
 greedily, and two lexemes that begin alike must end alike. So strings, numbers and keys are rules of their
 own, and whatever holds punctuation refers to a rule that is recursive (`never`, which matches nothing) and so
 stays a rule.
@@ -9,16 +9,18 @@ stays a rule.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from openai_cpu_server.structured.errors import InvalidSchema, SchemaTooLarge
 from openai_cpu_server.structured.languages.charset import ANY
 from openai_cpu_server.structured.languages.expr import (
+    ROOT,
     Alt,
     Chars,
     Expr,
     Ref,
     Repeat,
+    Rules,
     Seq,
     Text,
     alt,
@@ -27,9 +29,8 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.languages.order import order
 from openai_cpu_server.structured.options import Budget
-from openai_cpu_server.structured.writing.printer import Printer
+from openai_cpu_server.structured.writing.printer import Shaper, text_length
 
-ROOT = "root"
 NEVER = "never"
 _RESERVED = (ROOT, NEVER, "start")
 
@@ -37,7 +38,7 @@ _RESERVED = (ROOT, NEVER, "start")
 class Grammar:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._rules: dict[str, Expr] = {}
+        self._rules: Rules = {}
         self._shared: dict[Expr, Ref] = {}
         self._made: dict[str, Expr] = {}
         self._counts: dict[str, int] = dict.fromkeys(_RESERVED, 1)
@@ -83,8 +84,8 @@ class Grammar:
             self.set(NEVER, seq(Chars(~ANY), Ref(NEVER)))
         return self.define(hint, alt(lexeme, Ref(NEVER)))
 
-    def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> str:
-        """The grammar's text. `path_of` tells where in the schema a rule comes from.
+    def finish(self, root: Expr, path_of: Callable[[str], str | None] = lambda rule: None) -> Rules:
+        """The grammar, from its root on. `path_of` tells where in the schema a rule comes from.
         Raises SchemaTooLarge; InvalidSchema if nothing at all matches."""
         self._rules[ROOT] = root
         rules = _productive(self._rules)
@@ -92,18 +93,18 @@ class Grammar:
             raise InvalidSchema("", "no value can satisfy this schema")
         rules = _reachable(_merged(rules))
         self._check_levels(rules, path_of)
-        text = Printer(self._budget).text(rules)
-        self._budget.spend("grammar", len(text))
-        return text
+        shaped = Shaper(self._budget).shaped(rules)
+        self._budget.spend("grammar", text_length(shaped))
+        return shaped
 
-    def _check_levels(self, rules: dict[str, Expr], path_of: Callable[[str], str | None]) -> None:
+    def _check_levels(self, rules: Rules, path_of: Callable[[str], str | None]) -> None:
         most = self._budget.limits.levels
         paths = [path for rule in order(rules, ROOT, most).deepest if (path := path_of(rule)) is not None]
         if paths:
             raise SchemaTooLarge("levels", most, paths[-1])
 
 
-def _productive(rules: dict[str, Expr]) -> dict[str, Expr]:
+def _productive(rules: Rules) -> Rules:
     """The rules without alternatives that can never end. `never` itself stays: that is its purpose."""
     good: set[str] = {NEVER}
     users: dict[str, list[str]] = {}
@@ -145,20 +146,21 @@ def _restricted(expr: Expr, good: set[str]) -> Expr:
     return expr
 
 
-def _renamed(expr: Expr, names: dict[str, str]) -> Expr:
+def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
+    """The expression with new names for some of the rules that it refers to."""
     if expr.references.isdisjoint(names):
         return expr
     if isinstance(expr, Ref):
         return Ref(names[expr.name])
     if isinstance(expr, Seq):
-        return Seq(tuple(_renamed(x, names) for x in expr.items))
+        return Seq(tuple(renamed(x, names) for x in expr.items))
     if isinstance(expr, Alt):
-        return alt(*(_renamed(x, names) for x in expr.items))
+        return alt(*(renamed(x, names) for x in expr.items))
     assert isinstance(expr, Repeat), expr
-    return Repeat(_renamed(expr.item, names), expr.low, expr.high)
+    return Repeat(renamed(expr.item, names), expr.low, expr.high)
 
 
-def _merged(rules: dict[str, Expr]) -> dict[str, Expr]:
+def _merged(rules: Rules) -> Rules:
     """Merge equal rules until nothing changes, and remove rules that only name another one."""
     while True:
         first: dict[Expr, str] = {}
@@ -171,7 +173,7 @@ def _merged(rules: dict[str, Expr]) -> dict[str, Expr]:
         names = {name: _last(name, names) for name in names}
         if not names:
             return rules
-        rules = {n: _renamed(e, names) for n, e in rules.items() if n not in names}
+        rules = {n: renamed(e, names) for n, e in rules.items() if n not in names}
 
 
 def _last(name: str, names: dict[str, str]) -> str:
@@ -180,7 +182,7 @@ def _last(name: str, names: dict[str, str]) -> str:
     return name
 
 
-def _reachable(rules: dict[str, Expr]) -> dict[str, Expr]:
+def _reachable(rules: Rules) -> Rules:
     """The rules that the root leads to, in the order in which they are met."""
     order = {ROOT: rules[ROOT]}
     queue = [ROOT]

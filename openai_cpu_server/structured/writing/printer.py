@@ -1,7 +1,8 @@
-r"""Writes expressions as GBNF text that llama.cpp and llguidance's translator read alike.
+r"""Prints rules as GBNF text that llama.cpp and llguidance's translator read alike.
 
 Their common ground: `\xHH` escapes in classes (a dash, a caret and brackets have no other), characters beyond
-ASCII as themselves, counts in braces, and at most some thirty nested groups.
+ASCII as themselves, counts in braces, and at most some thirty nested groups. `Shaper` gives rules the form
+that a reader of the text would find: what runs is what is printed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,22 @@ from __future__ import annotations
 import functools
 
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
-from openai_cpu_server.structured.languages.expr import EMPTY, Alt, Chars, Expr, Ref, Repeat, Seq, Text
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    Alt,
+    Chars,
+    Expr,
+    Ref,
+    Repeat,
+    Rules,
+    Seq,
+    Text,
+    Token,
+    alt,
+    parts_first,
+    repeat,
+    seq,
+)
 from openai_cpu_server.structured.options import Budget
 
 _PLAIN_IN_CLASS = frozenset("_.,:;@#%=<>!?' $*+(){}|\"")
@@ -18,83 +34,143 @@ _MOST_TIMES = 1_000_000_000
 """The most repetitions that readers of the text count; no text has so many."""
 
 
-class Printer:
+class Shaper:
+    """Gives rules the form that their text has: characters in a row are a literal, and what would nest too
+    deep, or is counted twice, is a rule of its own."""
+
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._lifted: dict[Expr, str] = {}
+        self._known: dict[tuple[Expr, int], Expr] = {}
 
-    def text(self, rules: dict[str, Expr]) -> str:
-        lines = [f"{name} ::= {self._top(expr)}" for name, expr in rules.items()]
+    def shaped(self, rules: Rules) -> Rules:
+        """The rules, and those that are lifted out of them. Raises SchemaTooLarge."""
+        found = {name: self._top(expr) for name, expr in rules.items()}
         queue = list(self._lifted.items())
         for expr, name in queue:
             known = len(self._lifted)
-            lines.append(f"{name} ::= {self._top(expr)}")
+            found[name] = self._top(expr)
             queue += list(self._lifted.items())[known:]
-        return "\n".join(lines) + "\n"
+        return found
 
-    def _top(self, expr: Expr) -> str:
+    def _top(self, expr: Expr) -> Expr:
         if isinstance(expr, Alt) and expr.items:
-            return " | ".join(self._show(x, 0) for x in expr.items)
-        return self._show(expr, 0)
+            return alt(*(self._shape(x, 0) for x in expr.items))
+        return self._shape(expr, 0)
 
-    def _show(self, expr: Expr, depth: int) -> str:
-        if isinstance(expr, Chars):
-            return char_class(expr.set)
+    def _shape(self, expr: Expr, depth: int) -> Expr:
+        if isinstance(expr, (Chars, Ref)):
+            return expr
+        key = expr, depth
+        if key not in self._known:
+            self._known[key] = self._shape_anew(expr, depth)
+        return self._known[key]
+
+    def _shape_anew(self, expr: Expr, depth: int) -> Expr:
         if isinstance(expr, Text):
-            return literal_text(expr.text)
-        if isinstance(expr, Ref):
-            return expr.name
+            return expr if expr.text else EMPTY
         if isinstance(expr, Seq):
             return self._sequence(expr, depth)
         if isinstance(expr, Alt):
             return self._lift(expr) if depth >= _DEEPEST else self._alternatives(expr.items, depth)
         assert isinstance(expr, Repeat), expr
-        return self._operand(expr.item, depth) + _count(expr.low, expr.high)
+        high = expr.high
+        if high is not None and expr.low <= _MOST_TIMES:
+            high = min(high, _MOST_TIMES)
+        return repeat(self._operand(expr.item, depth), expr.low, high)
 
-    def _sequence(self, expr: Seq, depth: int) -> str:
-        parts, run = [], ""
+    def _sequence(self, expr: Seq, depth: int) -> Expr:
+        parts: list[Expr] = []
+        run = ""
         for item in expr.items:
             if isinstance(item, Chars) and item.set.size == 1:
                 run += chr(item.set.ranges[0][0])
                 continue
-            parts += [literal_text(run)] if run else []
+            parts += [Text(run)] if run else []
             run = ""
-            parts.append(self._show(item, depth))
-        parts += [literal_text(run)] if run else []
-        return " ".join(parts) or '""'
+            parts.append(self._shape(item, depth))
+        parts += [Text(run)] if run else []
+        return seq(*parts)
 
-    def _alternatives(self, items: tuple[Expr, ...], depth: int) -> str:
-        """The alternatives, with a question mark for the empty one."""
+    def _alternatives(self, items: tuple[Expr, ...], depth: int) -> Expr:
+        """The alternatives; optional ones if one of them is empty."""
         filled = [x for x in items if x != EMPTY]
-        shown = " | ".join(self._show(x, depth + 1) for x in filled)
-        return f"({shown})" + ("?" if len(filled) < len(items) else "")
+        found = alt(*(self._shape(x, depth + 1) for x in filled))
+        return repeat(found, 0, 1) if len(filled) < len(items) else found
 
-    def _operand(self, expr: Expr, depth: int) -> str:
-        """The operand in parentheses, or as a rule of its own if it would nest too deep or is counted itself.
+    def _operand(self, expr: Expr, depth: int) -> Expr:
+        """The operand, or a rule of its own if it would nest too deep or is counted itself.
 
-        The translator forgets the parentheses of `(x{2})*`.
+        llguidance's translator forgets the parentheses of `(x{2})*`.
         """
         if isinstance(expr, (Chars, Text, Ref)):
-            return self._show(expr, depth)
+            return self._shape(expr, depth)
         if depth >= _DEEPEST or isinstance(expr, Repeat) or (isinstance(expr, Alt) and EMPTY in expr.items):
             return self._lift(expr)
         if isinstance(expr, Alt):
             return self._alternatives(expr.items, depth)
-        return f"({self._show(expr, depth + 1)})"
+        return self._shape(expr, depth + 1)
 
-    def _lift(self, expr: Expr) -> str:
+    def _lift(self, expr: Expr) -> Expr:
         if expr not in self._lifted:
             self._budget.spend("rules")
             self._lifted[expr] = f"part-{len(self._lifted) + 1}"
-        return self._lifted[expr]
+        return Ref(self._lifted[expr])
+
+
+def gbnf_text(rules: Rules) -> str:
+    """The text of shaped rules, a line for each."""
+    return "".join(f"{name} ::= {_shown(expr)}\n" for name, expr in rules.items())
+
+
+def _shown(expr: Expr) -> str:
+    if isinstance(expr, Chars):
+        return char_class(expr.set)
+    if isinstance(expr, Text):
+        return literal_text(expr.text)
+    if isinstance(expr, Ref):
+        return expr.name
+    if isinstance(expr, Token):
+        return f"<[{expr.number}]>"
+    if isinstance(expr, Seq):
+        return " ".join(f"({_shown(x)})" if isinstance(x, Alt) else _shown(x) for x in expr.items) or '""'
+    if isinstance(expr, Alt):
+        return " | ".join(map(_shown, expr.items))
+    assert isinstance(expr, Repeat), expr
+    shown = _shown(expr.item)
+    return (f"({shown})" if _is_group(expr.item) else shown) + _count(expr.low, expr.high)
+
+
+def _is_group(expr: Expr) -> bool:
+    """Whether it stands in parentheses where it is repeated."""
+    return isinstance(expr, (Seq, Alt, Repeat)) or (isinstance(expr, Text) and len(expr.text) > 1)
+
+
+def text_length(rules: Rules) -> int:
+    """How long their text would be."""
+    known: dict[Expr, int] = {}
+    for expr in parts_first(list(rules.values())):
+        known[expr] = _length(expr, known)
+    return sum(len(f"{name} ::= \n") + known[expr] for name, expr in rules.items())
+
+
+def _length(expr: Expr, known: dict[Expr, int]) -> int:
+    """`known`: the lengths of its parts."""
+    inner = sum(map(known.__getitem__, expr.parts))
+    if isinstance(expr, Seq):
+        groups = sum(isinstance(x, Alt) for x in expr.items)
+        return inner + 2 * groups + len(expr.items) - 1 if expr.items else len('""')
+    if isinstance(expr, Alt):
+        return inner + len(" | ") * (len(expr.items) - 1)
+    if isinstance(expr, Repeat):
+        return inner + 2 * _is_group(expr.item) + len(_count(expr.low, expr.high))
+    return len(_shown(expr))
 
 
 def _count(low: int, high: int | None) -> str:
     short = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     if (low, high) in short:
         return short[low, high]
-    if high is not None and low <= _MOST_TIMES:
-        high = min(high, _MOST_TIMES)
     if low == high:
         return f"{{{low}}}"
     return f"{{{low},{'' if high is None else high}}}"

@@ -1,18 +1,18 @@
-"""Translates GBNF into Lark text with exactly the same language, which llguidance runs."""
+"""Translates rules into Lark text with exactly the same language, which llguidance runs."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf.conflicts import conflicting
 from openai_cpu_server.structured.gbnf.lark import lark_text
-from openai_cpu_server.structured.gbnf.nullable import every_expression
-from openai_cpu_server.structured.gbnf.parser import ROOT, parse_gbnf
+from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.plan import Plan, is_character
 from openai_cpu_server.structured.gbnf.regular import Regular
 from openai_cpu_server.structured.gbnf.work import Share, Work
-from openai_cpu_server.structured.languages.expr import Expr
+from openai_cpu_server.structured.languages.expr import ROOT, Expr, Rules, every_expression
 from openai_cpu_server.structured.languages.order import CURE, described, order
 
 _GENTLE_ROUNDS = 2
@@ -23,17 +23,40 @@ _CHARACTERS_PER_STEP = 6
 """One step of the work parses so many characters of the text."""
 
 
-def _same(number: int) -> int:
-    return number
+class Translation:
+    """A grammar that is planned, and can be written for any vocabulary."""
+
+    def __init__(self, rules: Rules, *, num_read: int = 0, work: Work | None = None) -> None:
+        """Plan it. No rule may begin with itself. `num_read`: characters of text that were read for it; they
+        are work, too. Raises InvalidGrammar."""
+        work = work or Work()
+        work.spend(num_read // _CHARACTERS_PER_STEP)
+        self._plan = _plan(rules, work)
+        self._first = _first(self._plan)
+
+    def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
+        """`renumbered`: control tokens in the vocabulary of the reader."""
+        return lark_text(self._plan, renumbered, self._first)
 
 
-def gbnf_to_lark(gbnf: str, renumbered: Callable[[int], int] = _same) -> str:
-    """Translate a grammar. `renumbered`: control tokens in the vocabulary of the reader.
-    Raises InvalidGrammar."""
-    work = Work()
-    work.spend(len(gbnf) // _CHARACTERS_PER_STEP)
-    plan = _plan(parse_gbnf(gbnf).rules, work)
-    return lark_text(plan, renumbered, _first(plan))
+def gbnf_to_lark(
+    gbnf: str, renumbered: Callable[[int], int] = lambda token: token, *, work: Work | None = None
+) -> str:
+    """A user's own grammar, translated. Raises InvalidGrammar."""
+    return Translation(parse_gbnf(gbnf), num_read=len(gbnf), work=work).text(renumbered)
+
+
+def numbered_from(first: int) -> Callable[[int], int]:
+    """New numbers for control tokens, in the order in which they are met."""
+    fresh = itertools.count(first)
+    known: dict[int, int] = {}
+
+    def renumbered(token: int) -> int:
+        if token not in known:
+            known[token] = next(fresh)
+        return known[token]
+
+    return renumbered
 
 
 def _first(plan: Plan) -> tuple[str, ...]:
@@ -45,7 +68,7 @@ def _first(plan: Plan) -> tuple[str, ...]:
     return found.first
 
 
-def _plan(rules: dict[str, Expr], work: Work) -> Plan:
+def _plan(rules: Rules, work: Work) -> Plan:
     """Plan lexemes as large as they can be read.
     Those that conflict are broken, at last into single characters."""
     regular, share = Regular(rules, work), Share(work, _MOST_TO_CONFIRM)

@@ -1,0 +1,32 @@
+"""Grammars for tests: what a schema becomes, as text, as Lark and as a check of texts."""
+
+from __future__ import annotations
+
+from openai_cpu_server.contract.grammar import BYTES_AND_END
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.structured import Options
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.languages.expr import Rules
+from openai_cpu_server.structured.lark.translation import Translation, gbnf_to_lark, numbered_from
+from openai_cpu_server.structured.schema.json_types import Json
+from openai_cpu_server.structured.writing.printer import gbnf_text
+
+
+def schema_to_gbnf(schema: Json, options: Options | None = None) -> str:
+    return gbnf_text(compile_schema(schema, options).rules)
+
+
+def schema_to_lark(schema: Json, options: Options | None = None) -> str:
+    return Translation(compile_schema(schema, options).rules).text()
+
+
+def check_schema(schema: Json, options: Options | None = None) -> GrammarCheck:
+    return GrammarCheck(schema_to_lark(schema, options))
+
+
+def check_rules(rules: Rules) -> GrammarCheck:
+    return GrammarCheck(Translation(rules).text(numbered_from(BYTES_AND_END)))
+
+
+def check_gbnf(gbnf: str) -> GrammarCheck:
+    return GrammarCheck(gbnf_to_lark(gbnf, numbered_from(BYTES_AND_END)))
