@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
+import msgspec
 import uvicorn
 
 from openai_cpu_server.api.access.clients import is_loopback
@@ -24,6 +25,7 @@ from openai_cpu_server.api.gates.fair_use import HeldBody
 from openai_cpu_server.api.gates.guarded import EXCESS_CONNECTION
 from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping
+from openai_cpu_server.config.environment import tune_engines
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
@@ -39,7 +41,7 @@ from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.parts import reader_pool
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.recall import open_recall
-from openai_cpu_server.settings import Settings, revealed, tune_engines
+from openai_cpu_server.settings import Settings, revealed
 from openai_cpu_server.user_folders import user_data_dir
 from openai_cpu_server.web.authority import authority
 from openai_cpu_server.web.complaints import Complaints
@@ -264,13 +266,7 @@ def _api_options(settings: Settings) -> ApiOptions:
         page=settings.page,
         compares_turns=settings.semantic_cache is not None,
         scheduling=SchedulingOptions(
-            policy=settings.policy,
-            stream_rate=settings.stream_rate,
-            stall_ms=settings.stall_ms,
-            batch_stall_ms=settings.batch_stall_ms,
-            batch_floor=settings.batch_floor,
-            preempt_threshold_ms=settings.preempt_threshold_ms,
-            max_queue=settings.max_queue,
+            **msgspec.structs.asdict(settings.scheduling), max_queue=settings.max_queue
         ),
     )
 

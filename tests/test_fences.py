@@ -36,12 +36,14 @@ ALLOWED = {
     "router_options": {"models.routing.options"},
     "price_options": {"contract.usage"},
     "ray_options": set[str](),
+    # What of the environment is other programs', and what processes inherit.
+    "config.environment": set[str](),
+    "config.command_line": {"errors", "option_parser", "option_sources", "settings", "user_folders"},
     "settings": {
         "adapter_options",
         "contract",
         "errors",
         "model_options",
-        "option_parser",
         "option_sources",
         "price_options",
         "ray_options",
@@ -84,6 +86,7 @@ ALLOWED = {
     # The only room that knows Ray: it wires API replicas and engine replicas, as `app` does one server.
     "replicas.ray": {
         "app",
+        "config",
         "contract",
         "dispatch",
         "errors",
@@ -146,21 +149,24 @@ ALLOWED = {
     "commands": {"", "errors"},
     "commands.cli": {"commands", "errors", "user_folders"},
     "commands.table": {"", "errors", "kernels.library", "reader.child"},
-    "commands.serve": {"app", "reader.child", "settings"},
+    "commands.serve": {"app", "config", "reader.child"},
     "commands.key": {"api.access.new_key", "errors"},
     "commands.grammar": {"errors", "llama.grammar.grammar_check", "structured"},
     "commands.batch": {
         "app",
+        "config",
         "contract",
         "errors",
         "jobs",
         "observe.logs",
+        "option_sources",
         "private_files",
         "serving.plans",
         "settings",
     },
-    "commands.ray": {"", "errors", "replicas.ray", "settings"},
+    "commands.ray": {"", "config", "errors", "replicas.ray"},
     "commands.tune": {
+        "config",
         "contract",
         "errors",
         "llama",
@@ -178,6 +184,7 @@ ALLOWED = {
         "user_folders",
     },
     "commands.inspect": {
+        "config",
         "contract",
         "errors",
         "llama",
@@ -189,6 +196,7 @@ ALLOWED = {
     "app": {
         "",
         "api",
+        "config",
         "errors",
         "jobs",
         "models.registry",
@@ -215,6 +223,7 @@ ONLY_IN = {
     "sqlite3": {"answers", "jobs"},
     "pydantic": {
         "api",
+        "config",
         "model_options",
         "option_sources",
         "price_options",
@@ -222,7 +231,7 @@ ONLY_IN = {
         "router_options",
         "settings",
     },
-    "pydantic_settings": {"option_sources", "settings"},
+    "pydantic_settings": {"config", "option_sources", "settings"},
     "huggingface_hub": {"model_source"},
     "jinja2": {"prompt"},
     "rich": {"commands"},
@@ -381,7 +390,14 @@ def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
 
 def test_only_the_settings_read_the_environment() -> None:
     """But for where the system says the user's folders are, and for what of it children inherit."""
-    readers = {"option_sources", "sandbox.environment", "settings", "user_folders"}
+    readers = {
+        "config.command_line",
+        "config.environment",
+        "option_sources",
+        "sandbox.environment",
+        "settings",
+        "user_folders",
+    }
     for module, nodes in parsed().items():
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         assert module in readers or not names & {"environ", "getenv"}, module

@@ -19,14 +19,15 @@ from openai_cpu_server.contract.messages import (
     Submit,
 )
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.embed_core import EmbedCore, EmbedOptions
+from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.engine.embed_core import EmbedCore
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from tests.fakes import FAKE_EMBEDDER, FakeEmbedder, vector_of
 from tests.scheduler.driver import request as generation
 
 SIZE = FAKE_EMBEDDER.embedding_size
-OPTIONS = EmbedOptions(short_step_ms=1e6, batch_stall_ms=1e6, preempt_threshold_ms=100)
+OPTIONS = Scheduling(stream_rate=1e-3, stall_ms=1e6, batch_stall_ms=1e6, preempt_threshold_ms=100)
 
 
 def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
@@ -36,7 +37,7 @@ def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INT
 class Driver:
     """Runs a core, and keeps what it says."""
 
-    def __init__(self, backend: FakeEmbedder | None = None, options: EmbedOptions = OPTIONS) -> None:
+    def __init__(self, backend: FakeEmbedder | None = None, options: Scheduling = OPTIONS) -> None:
         self.now = 0.0
         self.backend = backend or FakeEmbedder()
         self.core = EmbedCore(
@@ -88,14 +89,14 @@ def test_a_hundred_inputs_are_a_handful_of_steps() -> None:
 
 def test_a_step_is_as_long_as_its_time_budget_allows() -> None:
     budget = CostModel.guess().predict_ms(32)
-    driver = Driver(options=msgspec.structs.replace(OPTIONS, short_step_ms=budget))
+    driver = Driver(options=msgspec.structs.replace(OPTIONS, stall_ms=budget))
     driver.submit(embed("a", *[(5,) * 8] * 8), embed("b", (5,) * 8, priority=Priority.BATCH))
     driver.step()
     assert sum(map(len, driver.backend.steps[0])) == 32
 
 
 def test_beside_another_models_interactive_work_batch_steps_are_short() -> None:
-    options = msgspec.structs.replace(OPTIONS, short_step_ms=CostModel.guess().predict_ms(32))
+    options = msgspec.structs.replace(OPTIONS, stall_ms=CostModel.guess().predict_ms(32))
     driver = Driver(options=options)
     driver.submit(embed("a", *[(5,) * 8] * 8, priority=Priority.BATCH))
     list(driver.core.step(Sharing(beside_interactive=True)))
