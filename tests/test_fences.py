@@ -127,11 +127,8 @@ ALLOWED = {
     "serving": {
         "adapter_options",
         "answers",
-        "api.access.identity",
         "api.calls.recall",
-        "api.resolve.call",
         "contract",
-        "api.resolve.prompts",
         "dispatch",
         "errors",
         "llama.gguf",
