@@ -36,6 +36,7 @@ ALLOWED = {
     "router_options": {"models.routing.options"},
     "price_options": {"contract.usage"},
     "ray_options": set[str](),
+    "config": set[str](),
     # What of the environment is other programs', and what processes inherit.
     "config.environment": set[str](),
     "config.command_line": {"errors", "option_parser", "option_sources", "settings", "user_folders"},
@@ -318,6 +319,7 @@ def parsed() -> dict[str, Nodes]:
 def rule_of(module: str) -> set[str]:
     """The rule for the module itself, else for the nearest folder around it."""
     while module not in ALLOWED:
+        assert module, "each layer has a rule"
         module = module.rpartition(".")[0]
     return ALLOWED[module]
 
