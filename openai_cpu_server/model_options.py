@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
@@ -167,7 +167,7 @@ class ModelOptions(BaseModel):
         }
 
 
-def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, object]:
+def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, Any]:
     """What a record has by the names of options: who adds an option to both need not say so a third time.
 
     `of`: these options alone, though a subclass has more.

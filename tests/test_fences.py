@@ -124,6 +124,7 @@ ALLOWED = {
         "prompt",
     },
     "web": set[str](),
+    "server": {"api", "jobs.options", "model_options", "settings"},
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
     "serving": {
         "adapter_options",
@@ -159,6 +160,7 @@ ALLOWED = {
         "observe.logs",
         "option_sources",
         "private_files",
+        "server.api_options",
         "serving.plans",
         "settings",
     },
@@ -201,6 +203,7 @@ ALLOWED = {
         "observe",
         "reader.child",
         "reader.pool",
+        "server",
         "serving",
         "settings",
         "user_folders",

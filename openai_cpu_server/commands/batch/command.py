@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from openai_cpu_server.app import job_options, offline
+from openai_cpu_server.app import offline
 from openai_cpu_server.commands.batch.input import checked_endpoint
 from openai_cpu_server.commands.batch.paths import Paths, errors_beside
 from openai_cpu_server.commands.batch.progress import BatchBar
@@ -23,6 +23,7 @@ from openai_cpu_server.jobs.records import BatchRecord
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.option_sources import named_by
+from openai_cpu_server.server.api_options import job_options
 from openai_cpu_server.serving.plans import planned_models
 from openai_cpu_server.settings import OPTIONS_OF_SERVERS, Settings
 
