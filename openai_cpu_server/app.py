@@ -67,17 +67,17 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         pool.on_death = watch.reader_died
         fleet = Fleet(settings, plans, watch, pool)
-        desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
-        config = _web_config(settings, desk.api, close_s=_CLOSE_CONNECTIONS_S)
+        served = open_api(settings, fleet.registry, watch, keeping=fleet)
+        config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
             server = WebServer(
                 config,
                 fleet,
                 drain_s=settings.drain_seconds,
-                checkpoint=desk.jobs.stop if desk.jobs else _no_checkpoint,
+                checkpoint=served.jobs.stop if served.jobs else _no_checkpoint,
             )
-            asyncio.run(_run(server, fleet, listener, hangup, desk))
+            asyncio.run(_run(server, fleet, listener, hangup, served))
         finally:
             _log_totals(fleet, time.monotonic() - started)
             watch.close()
@@ -98,7 +98,7 @@ class Desk(NamedTuple):
             yield
 
 
-def open_desk(
+def open_api(
     settings: Settings,
     models: ModelRegistry,
     watch: Watch,
@@ -190,15 +190,15 @@ async def _run(
     fleet: Fleet,
     listener: socket.socket,
     hangup: Hangup,
-    desk: Desk,
+    served: Desk,
 ) -> None:
     """Runs engines and web server side by side; an only engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
     logger.info("listening on %s://%s", scheme, authority(*listener.getsockname()[:2]))
-    hangup.call(desk.keys.reload)
+    hangup.call(served.keys.reload)
     engine_task = asyncio.create_task(fleet.run())
     engine_task.add_done_callback(server.stop_if_failed)
-    async with desk.working():
+    async with served.working():
         await server.serve(sockets=[listener])
     await engine_task
 
