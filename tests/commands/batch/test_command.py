@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.commands.batch import batch
+from openai_cpu_server.commands.batch.command import batch
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.lease import new_holder
