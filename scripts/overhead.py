@@ -138,7 +138,7 @@ def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
     for number in range(load.clients):
         prompt = tuple(_prompt(number, load))
         sampling = Sampling(seed=number)
-        scheduler.submit(
+        scheduler.sequences.submit(
             GenerationRequest(id=str(number), tokens=prompt, max_tokens=load.tokens, sampling=sampling)
         )
     while scheduler.has_work:
@@ -147,7 +147,7 @@ def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
         result = StepResult(samples=samples, padding=step.padding)
         for advance in scheduler.apply(step, result):
             if advance.sequence.remaining == 0:
-                scheduler.finish(advance.sequence)
+                scheduler.sequences.finish(advance.sequence)
         if step.spans:
             yield step
 

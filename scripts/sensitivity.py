@@ -39,7 +39,7 @@ from openai_cpu_server.scheduler.policy import PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
-from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 _SLOWNESS, _NOISE = 1.2, 0.1
 _VARIANTS: dict[str, tuple[float, ...]] = {
@@ -191,7 +191,7 @@ def serve(
         if not scheduler.has_work:
             now_ms = max(now_ms, arriving[0].arrives_ms)
         while arriving and arriving[0].arrives_ms <= now_ms:
-            scheduler.submit(arriving.pop(0).request, now_s=now_ms / 1000)
+            scheduler.sequences.submit(arriving.pop(0).request, now_s=now_ms / 1000)
         step = scheduler.schedule()
         elapsed_ms = true_ms(step, 16 * scheduler.kv_stats.pool_blocks_used)
         now_ms += elapsed_ms
@@ -201,7 +201,7 @@ def serve(
             served = by_name[advance.sequence.request.id]
             served.token_times += [now_ms] * len(advance.samples)
             if advance.sequence.remaining == 0:
-                scheduler.complete(advance.sequence)
+                scheduler.sequences.complete(advance.sequence)
     return now_ms
 
 
@@ -218,7 +218,7 @@ def _scheduler(slots: int, options: EngineOptions, told: CostCurve) -> Scheduler
         cost=CostModel(told),
         options=step_options(options),
         policy=PriorityPolicy(),
-        speculator=Speculator(LookupDrafter(frozenset({0})), SpeculationOptions()),
+        speculator=Speculator(LookupDrafter(frozenset({0}))),
     )
 
 

@@ -28,6 +28,8 @@ ALLOWED = {
     # What a child process may do: it knows nothing of what the child is for.
     "sandbox": set[str](),
     "json_size": {"errors"},
+    # Who of several is next: numbers only. What takes turns lies in several rooms, so this lies below them.
+    "fairness": set[str](),
     "contract": {"errors"},
     "option_parser": {"errors"},
     "option_sources": {"errors", "user_folders"},
@@ -53,9 +55,9 @@ ALLOWED = {
     "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf", "user_folders"},
     "prompt": {"contract", "errors", "json_size"},
     "structured": {"contract.grammar", "errors"},
-    "scheduler": {"contract"},
+    "scheduler": {"contract", "fairness"},
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
-    "dispatch": {"contract", "errors", "sandbox.environment"},
+    "dispatch": {"contract", "errors", "fairness", "sandbox.environment"},
     # Chooses between engines by what they tell: for it there is no Ray and no network.
     "replicas": {"contract"},
     "engine": {"contract", "errors", "scheduler"},
@@ -241,6 +243,7 @@ ONLY_IN = {
     "opentelemetry": {"observe"},
 }
 PURE = {
+    "fairness",
     "replicas.autoscaling",
     "replicas.load",
     "replicas.pool",

@@ -21,7 +21,7 @@ from openai_cpu_server.scheduler.policy import POLICIES
 from openai_cpu_server.scheduler.prefix_cache import Journal, PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
-from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 
 def build_core(
@@ -75,9 +75,12 @@ def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
     """None where nothing is to be drafted, or where wrong drafts could not be taken back."""
     if options.speculation == "off" or not info.can_trim:
         return None
-    how = SpeculationOptions(max_tokens=options.draft_max, always=options.experiment.always_drafts)
-    draft_model = ModelDrafter(info.draft_cost) if info.draft_cost is not None else None
-    return Speculator(LookupDrafter(info.end_tokens), how, draft_model)
+    return Speculator(
+        LookupDrafter(info.end_tokens),
+        ModelDrafter(info.draft_cost) if info.draft_cost is not None else None,
+        max_tokens=options.draft_max,
+        always=options.experiment.always_drafts,
+    )
 
 
 def _cache(options: EngineOptions, backend: Backend, journal: Journal | None) -> PrefixCache:

@@ -139,7 +139,7 @@ class EngineCore:
     @property
     def work(self) -> Priority | None:
         """The best priority of those who wait or run; None: there is nothing to compute."""
-        return self._scheduler.best_priority
+        return self._scheduler.sequences.best_priority
 
     @property
     def is_guessing(self) -> bool:
@@ -154,7 +154,7 @@ class EngineCore:
         curve = self._measure(is_wanted)
         self._is_measuring = False
         if curve is not None:
-            self._scheduler.cost = CostModel(curve)
+            self._scheduler.costs.model = CostModel(curve)
             self._measure = None
 
     def prepare(self, submit: Submit) -> Prepared | Refused:
@@ -268,10 +268,10 @@ class EngineCore:
         self._was_interrupted = result.interrupted
         elapsed_ms = 1000 * (self._clock() - started)
         participants = self._scheduler.participants(step)
-        reasons = self._scheduler.reasons
+        reasons = self._scheduler.plan.reasons
         log_step(step, participants, reasons, result, started_s=started, elapsed_ms=elapsed_ms)
         if self._showing.is_on:
-            self._showing.note(step, participants, self._scheduler.all_reasons(), result)
+            self._showing.note(step, participants, self._scheduler.plan.all_reasons(), result)
         self._apply(step, result, elapsed_ms)
         parts = zip((one.request.client for one in participants), step.spans, strict=True)
         cpu_ms = 0.0 if result.interrupted else 1000 * (self._cpu_clock() - cpu_started)
@@ -333,14 +333,14 @@ class EngineCore:
             yield news
 
     def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
-        if self._scheduler.num_waiting and self._clock() - self._queue_told_at >= QUEUE_NEWS_S:
+        if self._scheduler.sequences.num_waiting and self._clock() - self._queue_told_at >= QUEUE_NEWS_S:
             self._queue_told_at = self._clock()
-            outlooks = self._scheduler.outlook()
+            outlooks = self._scheduler.expectations.outlook()
             places = tuple(
                 Place(o.sequence.request.id, o.position, sharing.slowdown * o.first_token_ms)
                 for o in outlooks
             )
-            preempted = tuple(sequence.request.id for sequence in self._scheduler.preempted)
+            preempted = tuple(sequence.request.id for sequence in self._scheduler.sequences.preempted)
             yield QueueState(places=places, preempted=preempted)
 
     def _handle(self, command: Work) -> None:
@@ -368,7 +368,7 @@ class EngineCore:
         """Nothing stays of the request, however far the command had come."""
         submit = submit_of(command)
         request_id = submit.request.id if submit else command.id if isinstance(command, Cancel) else ""
-        sequence = self._scheduler.get(request_id)
+        sequence = self._scheduler.sequences.get(request_id)
         if sequence is not None:
             self._drop(sequence)
         if submit is not None:
@@ -378,7 +378,7 @@ class EngineCore:
 
     def _drop(self, sequence: Sequence) -> None:
         self._outputs.pop(sequence.request.id, None)
-        self._scheduler.finish(sequence)
+        self._scheduler.sequences.finish(sequence)
 
     def _beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
         """What the constraint forces before anything is sampled, to be computed with the prompt.
@@ -395,7 +395,7 @@ class EngineCore:
     def _accept(
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...]
     ) -> None:
-        sequence = self._scheduler.submit(request, output, beginning, now_s=self._clock())
+        sequence = self._scheduler.sequences.submit(request, output, beginning, now_s=self._clock())
         self._outputs[request.id] = Output(
             sequence,
             piece=partial(self._backend.piece, special=request.show_control_tokens),
@@ -411,7 +411,7 @@ class EngineCore:
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
         """End a request that has not ended by itself already."""
-        sequence = self._scheduler.get(request_id)
+        sequence = self._scheduler.sequences.get(request_id)
         if sequence is not None:
             self._take(sequence, self._outputs[request_id].end(reason))
 
@@ -420,7 +420,7 @@ class EngineCore:
 
     def _free_adapters(self) -> None:
         """Free those that are to go and that no request uses any more."""
-        for key in [key for key in self._leaving if not self._scheduler.uses_adapter(key)]:
+        for key in [key for key in self._leaving if not self._scheduler.sequences.uses_adapter(key)]:
             self._leaving.remove(key)
             if key in self._adapters:
                 del self._adapters[key]
@@ -450,9 +450,9 @@ class EngineCore:
 
     def _leave(self, sequence: Sequence, finish: Finish) -> None:
         if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._scheduler.complete(sequence)
+            self._scheduler.sequences.complete(sequence)
         else:
-            self._scheduler.finish(sequence)
+            self._scheduler.sequences.finish(sequence)
 
 
 def bound_ms(predicted_ms: float) -> float:

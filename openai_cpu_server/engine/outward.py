@@ -33,4 +33,4 @@ class Outward:
         if self._scheduler.has_work and now_s - self._told_at < _TELL_S:
             return OutwardNews()
         self._told_at = now_s
-        return OutwardNews(self._scheduler.forecast(), self._journal.take())
+        return OutwardNews(self._scheduler.expectations.forecast(), self._journal.take())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from typing import TypeVar
 
+from openai_cpu_server.fairness import alternating
 from openai_cpu_server.scheduler.memory import Memory
 from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
@@ -21,11 +21,14 @@ _Group = OrderedDict[str, list[_Entry]]
 """The clients of one group in the order of their turns, each with its sequences sorted."""
 _Lane = OrderedDict[str, _Group]
 """The groups of one lane in the order of their turns."""
-T = TypeVar("T")
 
 
 class WaitingRoom:
-    """Sequences that hold no slot."""
+    """Sequences that hold no slot.
+
+    Here a turn is an admission, and one is worth as much as another: queues that move to the end are enough,
+    and need no books of what each has used (`fairness.FairTurns`).
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -80,7 +83,7 @@ class WaitingRoom:
         The room must not change meanwhile.
         """
         groups = self._lanes[lane].values()
-        for _, _, sequence in _alternating([_alternating(group.values()) for group in groups]):
+        for _, _, sequence in alternating([alternating(group.values()) for group in groups]):
             yield sequence
 
     def in_order(self) -> Iterator[Sequence]:
@@ -90,18 +93,6 @@ class WaitingRoom:
 
     def _entry(self, sequence: Sequence) -> _Entry:
         return (self._policy.key(sequence), sequence.arrival, sequence)
-
-
-def _alternating(queues: Iterable[Iterable[T]]) -> Iterator[T]:
-    """The first of each, then the second of each, ..."""
-    left = [iter(queue) for queue in queues]
-    while left:
-        still = []
-        for queue in left:
-            for item in islice(queue, 1):
-                still.append(queue)
-                yield item
-        left = still
 
 
 _LOOK_AHEAD = 32

@@ -11,7 +11,8 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.compose import Composer
+from openai_cpu_server.fairness import Credit, FairTurns
+from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
 
@@ -25,15 +26,6 @@ So switching costs a tenth of the time where somebody waits for each token, and 
 """
 
 
-class CohortOptions(NamedTuple):
-    batch_floor: float
-    """The share of time that batch work keeps in cohorts that have no interactive work, beside those that
-    have some."""
-    interactive_turn_ms: float
-    """The longest that a turn goes on for the sake of fewer switches, while interactive work waits."""
-    batch_turn_ms: float
-
-
 class Turn(NamedTuple):
     """The next step, as it is planned."""
 
@@ -43,64 +35,27 @@ class Turn(NamedTuple):
     """It is batch work's, beside interactive work of other cohorts."""
 
 
-class _Ledger:
-    """The time that cohorts of a class have used. Who comes back or is new has used as much as the one who
-    has used least: nobody saves up time by having no work."""
-
-    def __init__(self) -> None:
-        self._used_ms: dict[Key, float] = {}
-        self._served_at: dict[Key, int] = {}
-        self._present: frozenset[Key] = frozenset()
-
-    def enter(self, present: Iterable[Key]) -> None:
-        """These have work now, and no others."""
-        present = frozenset(present)
-        stayed = [self._used_ms[key] for key in present & self._present]
-        least_ms = min(stayed, default=0.0)
-        if not stayed:
-            self._used_ms.clear()
-            self._served_at.clear()
-        for key in present - self._present:
-            self._used_ms[key] = max(self._used_ms.get(key, 0.0), least_ms)
-        self._present = present
-
-    def first(self) -> Key:
-        """Who has used least; of equals, who was served longest ago."""
-        return min(self._present, key=lambda key: (self._used_ms[key], self._served_at.get(key, -1)))
-
-    def lead_ms(self, key: Key, other: Key) -> float:
-        """How much more the first has used."""
-        return self._used_ms[key] - self._used_ms[other]
-
-    def use(self, key: Key, ms: float, at: int) -> None:
-        if key in self._present:
-            self._used_ms[key] += ms
-            self._served_at[key] = at
-
-    def forget(self, key: Key) -> None:
-        self._used_ms.pop(key, None)
-        self._served_at.pop(key, None)
-        self._present -= {key}
-
-
 class Cohorts:
     """Interactive work goes first; within a class cohorts take turns by the time that they have used.
 
     Batch work in a cohort that has interactive work too is that cohort's composer's concern. All other batch
-    work earns `batch_floor` of the time that others use, and spends it on steps of its own: no longer than
-    those of interactive work, and never two in a row.
+    work earns `batch_floor` of the time, and spends it on steps of its own: no longer than those of
+    interactive work, and never two in a row.
     """
 
-    def __init__(self, options: CohortOptions, *, new_composer: Callable[[], Composer]) -> None:
+    def __init__(self, options: StepOptions) -> None:
         self._options = options
-        self._new_composer = new_composer
-        self._composers: dict[Key, Composer] = {None: new_composer()}
-        self._ledgers = {priority: _Ledger() for priority in Priority}
+        self._longest_turn_ms = {
+            Priority.INTERACTIVE: options.pace_ms,
+            Priority.BATCH: options.batch_stall_ms,
+        }
+        """So long a turn goes on at most for the sake of fewer switches."""
+        self._composers: dict[Key, Composer] = {}
+        self._turns = {priority: FairTurns[Key](favours_newcomers=True) for priority in Priority}
         self._last: Key = None
         self._switch_ms = 0.0
-        self._num_steps = 0
-        self._credit_ms = 0.0
-        """The time that batch work of waiting cohorts has earned and not spent."""
+        self._credit = Credit(options.batch_floor, most=options.pace_ms)
+        """Of the batch work of waiting cohorts, in milliseconds."""
         self._was_floor = False
         """Whether the last step was one that they have paid for so."""
 
@@ -121,33 +76,22 @@ class Cohorts:
         `beside_interactive`: as for `Composer.compose`.
         """
         members = members_of(running)
-        if len(members) < 2:
-            self._leave_alone(members)
-            key = next(iter(members), None)
-            plan = self._composer(key).compose(
-                members.get(key, ()),
-                room,
-                prices(key),
-                has_newcomer=key in newcomers,
-                beside_interactive=beside_interactive,
-            )
-            return Turn(key, plan)
         self._switch_ms = switch_ms
         urgent = _having(members, Priority.INTERACTIVE)
-        others = _having(members, Priority.BATCH) - urgent
-        self._ledgers[Priority.INTERACTIVE].enter(urgent)
-        self._ledgers[Priority.BATCH].enter(others)
+        others = [key for key in _having(members, Priority.BATCH) if key not in urgent]
+        self._turns[Priority.INTERACTIVE].only(urgent)
+        self._turns[Priority.BATCH].only(others)
         if not others or not urgent:
-            self._credit_ms = 0.0
+            self._credit.lapse()
         elif not self._was_floor and (floor := self._floor_turn(members, room, prices)) is not None:
             return floor
-        key = self._chosen(Priority.INTERACTIVE if urgent else Priority.BATCH, members, newcomers)
+        key = self._chosen(Priority.INTERACTIVE if urgent else Priority.BATCH, newcomers) if members else None
         plan = self._composer(key).compose(
-            members[key],
+            members.get(key, ()),
             room,
             prices(key),
             has_newcomer=key in newcomers,
-            beside_interactive=beside_interactive or bool(urgent - {key}),
+            beside_interactive=beside_interactive or any(other != key for other in urgent),
         )
         return Turn(key, plan)
 
@@ -159,44 +103,27 @@ class Cohorts:
             return
         for key in members:
             self._composer(key).let_wait(step_ms)
-        self._num_steps += 1
         self._last, self._was_floor = turn.key, turn.is_floor
-        floor = self._options.batch_floor
-        self._credit_ms += -self._floor_ms(step_ms) if turn.is_floor else floor * step_ms
+        used_ms = self._floor_ms(step_ms) if turn.is_floor else step_ms
+        self._credit.account(used_ms, own=used_ms if turn.is_floor else 0.0)
         for priority in {s.request.priority for s in plan.parts}:
-            self._ledgers[priority].use(turn.key, step_ms, self._num_steps)
+            if turn.key in self._turns[priority]:
+                self._turns[priority].use(turn.key, step_ms)
 
     def forget(self, key: str) -> None:
         """The adapter is gone."""
         self._composers.pop(key, None)
-        for ledger in self._ledgers.values():
-            ledger.forget(key)
+        for turns in self._turns.values():
+            turns.leave(key)
 
-    def _leave_alone(self, members: Mapping[Key, Seq[Sequence]]) -> None:
-        """Nobody takes turns."""
-        for ledger in self._ledgers.values():
-            ledger.enter(members)
-        self._credit_ms, self._was_floor = 0.0, False
-
-    def _chosen(
-        self,
-        priority: Priority,
-        members: Mapping[Key, Seq[Sequence]],
-        newcomers: frozenset[Key],
-    ) -> Key:
+    def _chosen(self, priority: Priority, newcomers: frozenset[Key]) -> Key:
         """Who has used least. The last one goes on for as long as a turn lasts, unless a newcomer waits."""
-        ledger, last = self._ledgers[priority], self._last
-        first = ledger.first()
-        goes_on = last in members and any(s.request.priority is priority for s in members[last])
-        if first == last or not goes_on or first in newcomers:
+        turns, last = self._turns[priority], self._last
+        first = turns.first
+        if first == last or last not in turns or first in newcomers:
             return first
-        longest_ms = (
-            self._options.interactive_turn_ms
-            if priority is Priority.INTERACTIVE
-            else self._options.batch_turn_ms
-        )
-        turn_ms = min(_TURN_SWITCHES[priority] * self._switch_ms, longest_ms)
-        return last if ledger.lead_ms(last, first) < turn_ms else first
+        turn_ms = min(_TURN_SWITCHES[priority] * self._switch_ms, self._longest_turn_ms[priority])
+        return last if turns.lead(last, first) < turn_ms else first
 
     def _floor_turn(
         self,
@@ -205,26 +132,23 @@ class Cohorts:
         prices: Callable[[Key], StepPrices],
     ) -> Turn | None:
         """A step of batch work of the cohorts without interactive work, if its credit pays for one."""
-        key = self._ledgers[Priority.BATCH].first()
-        if self._credit_ms <= prices(key).single_ms:
+        key = self._turns[Priority.BATCH].first
+        if self._credit.amount <= prices(key).single_ms:
             return None
         plan = self._composer(key).compose(
             members[key], room, prices(key), has_newcomer=False, beside_interactive=True
         )
         cost_ms = self._floor_ms(prices(key).ms(plan))
-        most_ms = max(self._options.interactive_turn_ms, cost_ms)
-        self._credit_ms = min(self._credit_ms, most_ms)
-        return Turn(key, plan, is_floor=True) if cost_ms <= self._credit_ms else None
+        return Turn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
 
     def _floor_ms(self, step_ms: float) -> float:
         """What a step of batch work costs those who wait: they switch to it and back."""
         return step_ms + 2 * self._switch_ms
 
     def _composer(self, key: Key) -> Composer:
-        composer = self._composers.get(key)
-        if composer is None:
-            composer = self._composers[key] = self._new_composer()
-        return composer
+        if key not in self._composers:
+            self._composers[key] = Composer(self._options)
+        return self._composers[key]
 
 
 def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:
@@ -235,5 +159,5 @@ def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:
     return members
 
 
-def _having(members: Mapping[Key, Seq[Sequence]], priority: Priority) -> frozenset[Key]:
-    return frozenset(key for key, own in members.items() if any(s.request.priority is priority for s in own))
+def _having(members: Mapping[Key, Seq[Sequence]], priority: Priority) -> list[Key]:
+    return [key for key, own in members.items() if any(s.request.priority is priority for s in own)]

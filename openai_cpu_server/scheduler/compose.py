@@ -10,6 +10,7 @@ from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.fairness import Credit
 from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
 
@@ -92,10 +93,8 @@ class Composer:
     def __init__(self, options: StepOptions) -> None:
         self._options = options
         self._slack = _Slack(options)
-        self._credit_ms = 0.0
-        """The time that batch work has earned and not spent."""
-        self._saving_for_ms = 0.0
-        """What a step of batch work alone would take: credit may grow that far at least."""
+        self._credit = Credit(options.batch_floor, most=options.batch_stall_ms)
+        """Of batch work, in milliseconds. It saves for a step of its own."""
         self._has_passed_over = False
         """Whether the last step was one of batch work alone, and left out an interactive newcomer."""
 
@@ -123,20 +122,16 @@ class Composer:
     def account(self, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         """Book what streams and batch work earn and spend in a step whose tokens are final.
 
-        Batch work spends the same share of the predicted time as it has of the tokens. Its credit is never
-        negative, and is limited to one step of batch work. It lapses when batch and interactive work do not
-        run together, or when nothing is computed.
+        Batch work spends the same share of the predicted time as it has of the tokens. Its credit lapses when
+        batch and interactive work do not run together, or when nothing is computed.
         """
         running = list(running)
         self._account_streams(plan, step_ms, running)
         if not plan.num_tokens or len({s.request.priority for s in running}) < len(Priority):
-            self._credit_ms = 0.0
+            self._credit.lapse()
             return
         batch_tokens = sum(plan.num_of(s) for s in plan.parts if not _is_interactive(s))
-        spent_ms = step_ms * batch_tokens / plan.num_tokens
-        credit_ms = self._credit_ms + self._options.batch_floor * step_ms - spent_ms
-        most_ms = max(self._options.batch_stall_ms, self._saving_for_ms)
-        self._credit_ms = min(max(credit_ms, 0.0), most_ms)
+        self._credit.account(step_ms, own=step_ms * batch_tokens / plan.num_tokens)
 
     def let_wait(self, ms: float) -> None:
         """Sequences of others have computed: streams of these have waited so long for their next token."""
@@ -151,16 +146,12 @@ class Composer:
 
     def _step_of_batch(self, wanted: _Candidates, room: StepRoom, prices: StepPrices) -> StepPlan | None:
         """A step of batch work alone beside interactive work, if its credit pays for one."""
-        if not (self._credit_ms and wanted.batch and wanted.interactive):
+        if not (self._credit.amount and wanted.batch and wanted.interactive):
             return None
         step = _Composition(StepPlan(room, self._options.batch_beside_ms), prices)
         step.add_batch(wanted, step.plan.budget_ms, Reason.BATCH_FLOOR)
         step.fill_tile(wanted.batch)
-        return step.plan if self._pays_for(prices.ms(step.plan)) else None
-
-    def _pays_for(self, own_step_ms: float) -> bool:
-        self._saving_for_ms = own_step_ms
-        return own_step_ms <= self._credit_ms
+        return step.plan if self._credit.pays_for(prices.ms(step.plan)) else None
 
     def _step_of_all(
         self, wanted: _Candidates, room: StepRoom, prices: StepPrices, *, beside_interactive: bool
@@ -174,8 +165,8 @@ class Composer:
         step = _Composition(StepPlan(room, steady_ms), prices)
         step.decode(wanted.decoding, longest_ms)
         step.read_fairly(wanted.prefilling, longest_ms)
-        paid_ms = prices.ms(step.plan) + min(self._credit_ms, budget_ms)
-        if self._credit_ms and paid_ms > budget_ms:
+        paid_ms = prices.ms(step.plan) + min(self._credit.amount, budget_ms)
+        if self._credit.amount and paid_ms > budget_ms:
             step.add_batch(wanted, paid_ms, Reason.BATCH_FLOOR)
         else:
             step.add_batch(wanted, budget_ms)

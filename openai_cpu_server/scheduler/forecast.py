@@ -1,18 +1,22 @@
-"""What newcomers may expect, told to those who choose between several engines."""
+"""What those who wait may expect, and newcomers: this is told to those who choose between several engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import islice
 
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.scheduler.admission import WaitingRoom
-from openai_cpu_server.scheduler.outlook import READING_TOKENS, Line
+from openai_cpu_server.scheduler.learned_costs import LearnedCosts
+from openai_cpu_server.scheduler.live_sequences import LiveSequences
+from openai_cpu_server.scheduler.outlook import READING_TOKENS, Line, Outlook, outlook
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
 from openai_cpu_server.scheduler.policy import Policy
 from openai_cpu_server.scheduler.sequence import Sequence
 
+_TOLD = 200
+"""Waiting sequences that are told their place. It bounds a message: 50 bytes each, twice a second."""
 _LOOKED_AT = 64
 """Waiting sequences of a lane whose times are added up; those behind are taken to be like them. It bounds the
 work: a forecast is made up to ten times a second.
@@ -51,32 +55,65 @@ class WorkDone:
             self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
 
-def make_forecast(
-    waiting: WaitingRoom,
-    running: Iterable[Sequence],
-    line: Line,
-    cost: StepCost,
-    *,
-    policy: Policy,
-    stall_ms: float,
-    work_ms: ByPriority,
-    num_live: ByPriority,
-) -> Forecast:
-    running = list(running)
-    attended = sum(len(sequence.tokens) for sequence in running)
-    step_ms = cost.predict_ms(len(running), attended) if running else 0.0
-    context = attended // max(1, len(running))
-    wait_ms = [_newcomer_ms(waiting, line, policy.lane(one)) for one in _NEWCOMERS]
-    num_streams = sum(s.request.priority is Priority.INTERACTIVE and s.is_decoding for s in running)
-    return Forecast(
-        # A newcomer comes somewhere within the step that runs: half of it is left.
-        wait_ms=ByPriority(*(ms + step_ms / 2 for ms in wait_ms)),
-        token_ms=_reading_ms(cost, num_streams, stall_ms),
-        attended_ms=_pair_ms(cost),
-        stream_ms=tuple(cost.predict_ms(number, number * context) for number in _NUM_RUNNING),
-        work_ms=work_ms,
-        num_live=num_live,
-    )
+class Expectations:
+    """What those who wait, and newcomers, may expect. The engine tells it now and then."""
+
+    def __init__(
+        self,
+        sequences: LiveSequences,
+        waiting: WaitingRoom,
+        running: Mapping[int, Sequence],
+        costs: LearnedCosts,
+        policy: Policy,
+        *,
+        num_slots: int,
+        stall_ms: float,
+    ) -> None:
+        """`running`: by slot. `stall_ms`: as in `StepOptions`."""
+        self._sequences = sequences
+        self._waiting = waiting
+        self._running = running
+        self._costs = costs
+        self._policy = policy
+        self._num_slots = num_slots
+        self._stall_ms = stall_ms
+        self._work = WorkDone(num_slots)
+
+    def computed(self, plan: StepPlan, adapter: str | None) -> None:
+        """The plan's tokens were computed."""
+        self._work.count(plan, self._costs.of(adapter))
+
+    def outlook(self) -> list[Outlook]:
+        """What the first of those who wait may expect, in their order."""
+        return outlook(islice(self._waiting.in_order(), _TOLD), self._line())
+
+    def forecast(self) -> Forecast:
+        """What a newcomer may expect, for those who choose between several engines."""
+        running, cost = list(self._running.values()), self._costs.model
+        attended = sum(len(sequence.tokens) for sequence in running)
+        step_ms = cost.predict_ms(len(running), attended) if running else 0.0
+        context = attended // max(1, len(running))
+        line = self._line()
+        wait_ms = [_newcomer_ms(self._waiting, line, self._policy.lane(one)) for one in _NEWCOMERS]
+        num_streams = sum(s.request.priority is Priority.INTERACTIVE and s.is_decoding for s in running)
+        return Forecast(
+            # A newcomer comes somewhere within the step that runs: half of it is left.
+            wait_ms=ByPriority(*(ms + step_ms / 2 for ms in wait_ms)),
+            token_ms=_reading_ms(cost, num_streams, self._stall_ms),
+            attended_ms=_pair_ms(cost),
+            stream_ms=tuple(cost.predict_ms(number, number * context) for number in _NUM_RUNNING),
+            work_ms=self._work.ms,
+            num_live=self._sequences.counts,
+        )
+
+    def _line(self) -> Line:
+        return Line(
+            list(self._running.values()),
+            self._costs.model,
+            num_slots=self._num_slots,
+            expected_left=self._sequences.expected_left,
+            lane=self._policy.lane,
+        )
 
 
 def _newcomer_ms(waiting: WaitingRoom, line: Line, lane: int) -> float:

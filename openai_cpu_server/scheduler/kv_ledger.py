@@ -35,11 +35,6 @@ class KVLedger:
         """How many blocks more than one slot holds."""
         return self._num_shared
 
-    @property
-    def tokens_used(self) -> int:
-        """Cells of all blocks that are held; a partly filled block counts in full."""
-        return self.num_used * self.block_size
-
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

@@ -9,13 +9,13 @@ from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepRes
 from openai_cpu_server.scheduler.admission import Admission
 from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.memory import Memory
-from openai_cpu_server.scheduler.plan import StepPlan
+from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, SpanDraft
 
 
 class Claims:
-    """Claims cells in the ledger for spans and their drafts."""
+    """Claims cells in the ledger for spans, their drafts and padding."""
 
     def __init__(self, memory: Memory, admission: Admission) -> None:
         self._memory = memory
@@ -40,6 +40,20 @@ class Claims:
         running = self._memory.running
         drafts = [chosen.spans.get(running[span.slot], SpanDraft()) for span in spans]
         return tuple(self._with_draft(plan, span, draft) for span, draft in zip(spans, drafts, strict=True))
+
+    def padding(self, plan: StepPlan, prices: StepPrices) -> int:
+        """How many padding tokens make the step faster: 0 if none, or if there are no cells for them."""
+        if not plan.num_tokens:
+            return 0
+        ledger = self._memory.ledger
+        padding = prices.padded_size(plan.num_tokens) - plan.num_tokens
+        return padding if padding <= ledger.num_free * ledger.block_size else 0
+
+    def give_up_drafts(self, step: Step) -> None:
+        """Give back the cells that were claimed for the drafts of a step that was interrupted."""
+        for span in step.spans:
+            if span.num_drafted:
+                self._memory.ledger.shrink(span.slot, span.start + len(span.tokens))
 
     def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
         """A span of up to `num_tokens` tokens, as many as get cells; None if none do."""

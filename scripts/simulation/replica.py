@@ -113,7 +113,7 @@ class SimReplica:
     def submit(self, live: Live, now_s: float) -> None:
         self.live[live.request.id] = live
         live.replica = self.name
-        self._scheduler.submit(live.request, tuple(live.output), now_s=now_s)
+        self._scheduler.sequences.submit(live.request, tuple(live.output), now_s=now_s)
 
     def interrupts_for(self, live: Live, now_s: float) -> bool:
         """Whether the step that runs is thrown away for this newcomer, as the engine's core decides it."""
@@ -172,7 +172,7 @@ class SimReplica:
                 live.cached_tokens = advance.sequence.cached_tokens or 0
                 self.prompt_tokens += len(live.request.tokens)
                 self.cached_tokens += live.cached_tokens
-                self._scheduler.complete(advance.sequence)
+                self._scheduler.sequences.complete(advance.sequence)
                 del self.live[live.request.id]
                 live.ended_s = now_s
                 ended.append(live)
@@ -211,7 +211,7 @@ class SimReplica:
         if with_prefixes and (news := self._journal.take()) is not None:
             self._version += 1
             held = HeldUpdate(version=self._version, saved=news.saved, dropped=news.dropped)
-        return ReplicaReport(self.state, self._scheduler.forecast(), held)
+        return ReplicaReport(self.state, self._scheduler.expectations.forecast(), held)
 
 
 def _next(live: Live) -> Sample:

@@ -51,7 +51,7 @@ async def test_a_stream_beside_another_models_batch_work_whose_engine_is_killed(
     one, other = cores.join("one"), cores.join("other")
     async with running(engine(one)) as a, running(engine(other)) as b:
         rows = [asyncio.create_task(collect(b, asked(f"row{i}", 400, BATCH))) for i in range(8)]
-        await eventually(lambda: other.is_holding and b.status().running["batch"] > 0)
+        await eventually(lambda: cores.holder == other.name and b.status().running["batch"] > 0)
         stream = asyncio.create_task(collect(a, asked("person", 600)))
         await eventually(lambda: one.used_s(INTERACTIVE) > 0)
         assert b.engine_pid is not None

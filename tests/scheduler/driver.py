@@ -18,7 +18,7 @@ from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence, Status
 from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
-from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, adapted, forced_token, next_token
 
 Spans = dict[str, int]
@@ -206,7 +206,7 @@ class Driver:
         if self._drafter is None:
             return None
         draft_model = ModelDrafter(0.1) if self._always else None
-        return Speculator(self._drafter, SpeculationOptions(always=self._always), draft_model)
+        return Speculator(self._drafter, draft_model, always=self._always)
 
     def crash(self, lost: int = 0) -> None:
         """A new engine, to which every live request is submitted again with what it has produced.
@@ -227,7 +227,7 @@ class Driver:
         if not output:
             self.num_scores[one.id] = 0
         beginning = self._beginning(one, output)
-        sequence = self.scheduler.submit(one, output, beginning, now_s=self.now_s)
+        sequence = self.scheduler.sequences.submit(one, output, beginning, now_s=self.now_s)
         self.outputs[one.id] = list(output)
         self._gain(sequence, beginning)
 
@@ -245,15 +245,15 @@ class Driver:
             self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        self.scheduler.complete(sequence)
+        self.scheduler.sequences.complete(sequence)
         del self._live[sequence.request.id]
         self.finished.append(sequence.request.id)
 
     def cancel(self, name: str) -> None:
-        sequence = self.scheduler.get(name)
+        sequence = self.scheduler.sequences.get(name)
         if sequence is not None:
             del self._live[name]
-            self.scheduler.finish(sequence)
+            self.scheduler.sequences.finish(sequence)
             self.scheduler.check()
 
     def step(self, *, interrupt: bool = False) -> Spans:
@@ -276,7 +276,7 @@ class Driver:
 
     def _check_cells(self, name: str) -> None:
         """Nothing stays in the pool of what was drafted in vain, or thrown away."""
-        sequence = self.scheduler.get(name)
+        sequence = self.scheduler.sequences.get(name)
         if sequence is not None and sequence.status is Status.RUNNING:
             assert len(self.backend.cells[sequence.slot]) == sequence.computed
 

@@ -135,9 +135,9 @@ def test_the_cost_model_learns_from_every_step() -> None:
 
 def reasons(driver: Driver, name: str) -> dict[Reason, int]:
     """How many tokens of the request were in the last step for which reason."""
-    sequence = driver.scheduler.get(name)
+    sequence = driver.scheduler.sequences.get(name)
     assert sequence is not None
-    return driver.scheduler.reasons(sequence)
+    return driver.scheduler.plan.reasons(sequence)
 
 
 def test_every_token_of_a_step_has_a_reason() -> None:
@@ -168,9 +168,13 @@ def test_reasons_are_told_of_as_many_tokens_as_got_cells() -> None:
     driver.step()
     driver.submit(request("b", prompt=33, output=20, priority=BATCH))
     for _ in range(40):
-        running = [name for name in "ab" if driver.scheduler.get(name)]
+        running = [name for name in "ab" if driver.scheduler.sequences.get(name)]
         step = driver.step()
-        told = {name: sum(reasons(driver, name).values()) for name in running if driver.scheduler.get(name)}
+        told = {
+            name: sum(reasons(driver, name).values())
+            for name in running
+            if driver.scheduler.sequences.get(name)
+        }
         assert all(num_tokens == step.get(name, 0) for name, num_tokens in told.items())
 
 

@@ -12,7 +12,7 @@ BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 
 
 def test_nobody_waits_for_an_idle_engine() -> None:
-    forecast = Driver(slots=2).scheduler.forecast()
+    forecast = Driver(slots=2).scheduler.expectations.forecast()
     assert (forecast.wait_ms, forecast.num_live) == ((0, 0), (0, 0))
     assert forecast.token_ms > 0
 
@@ -21,23 +21,23 @@ def test_a_newcomer_waits_for_the_prompts_before_its_own_and_not_for_batch_work(
     driver = Driver(slots=8)
     driver.submit(request("job", prompt=500, output=5, priority=BATCH))
     driver.step()
-    told = driver.scheduler.forecast()
+    told = driver.scheduler.expectations.forecast()
     assert told.wait_ms[BATCH] > told.wait_ms[INTERACTIVE]
     driver.submit(request("person", prompt=400, output=5))
-    later = driver.scheduler.forecast()
+    later = driver.scheduler.expectations.forecast()
     assert later.wait_ms[INTERACTIVE] >= told.wait_ms[INTERACTIVE] + 300 * told.token_ms
     assert later.num_live == (1, 1)
 
 
 def test_what_a_step_takes_is_told_for_any_number_of_streams() -> None:
     driver = Driver(slots=8)
-    idle = driver.scheduler.forecast()
+    idle = driver.scheduler.expectations.forecast()
     assert idle.step_ms(0) == 0
     assert idle.step_ms(1) < idle.step_ms(5) < idle.step_ms(6) < idle.step_ms(64) < idle.step_ms(100)
     driver.submit(*(request(f"r{n}", prompt=200, output=5) for n in range(3)))
     for _ in range(20):
         driver.step()
-    assert driver.scheduler.forecast().step_ms(3) >= idle.step_ms(3)
+    assert driver.scheduler.expectations.forecast().step_ms(3) >= idle.step_ms(3)
 
 
 def test_who_waits_behind_thousands_waits_longer_than_behind_some() -> None:
@@ -46,7 +46,7 @@ def test_who_waits_behind_thousands_waits_longer_than_behind_some() -> None:
         driver = Driver(slots=2)
         driver.submit(*(request(f"r{n}", prompt=20, output=5) for n in range(number)))
         driver.step()
-        waits.append(driver.scheduler.forecast().wait_ms[INTERACTIVE])
+        waits.append(driver.scheduler.expectations.forecast().wait_ms[INTERACTIVE])
     assert waits[1] > 1.8 * waits[0]
 
 
@@ -54,13 +54,13 @@ def test_the_work_that_was_done_is_told_by_priority() -> None:
     driver = Driver(slots=2)
     driver.submit(request("person", prompt=30, output=5))
     driver.run()
-    done = driver.scheduler.forecast().work_ms
+    done = driver.scheduler.expectations.forecast().work_ms
     assert done[INTERACTIVE] > 0
     assert done[BATCH] == 0
     driver.submit(request("job", prompt=30, output=5, priority=BATCH))
     driver.run()
-    assert driver.scheduler.forecast().work_ms[INTERACTIVE] == done[INTERACTIVE]
-    assert driver.scheduler.forecast().work_ms[BATCH] > 0
+    assert driver.scheduler.expectations.forecast().work_ms[INTERACTIVE] == done[INTERACTIVE]
+    assert driver.scheduler.expectations.forecast().work_ms[BATCH] > 0
 
 
 def test_a_prompt_has_the_same_names_everywhere_and_others_with_other_keys() -> None:

@@ -10,7 +10,7 @@ from openai_cpu_server.scheduler.kv_ledger import KVLedger
 def test_blocks_are_taken_whole() -> None:
     ledger = KVLedger(num_blocks=4, block_size=16)
     ledger.grow(0, 1)
-    assert (ledger.num_free, ledger.tokens_used) == (3, 16)
+    assert (ledger.num_free, ledger.num_used) == (3, 1)
     ledger.grow(0, 16)
     assert ledger.num_free == 3
     ledger.grow(0, 17)
@@ -21,7 +21,7 @@ def test_growing_to_less_changes_nothing() -> None:
     ledger = KVLedger(num_blocks=4)
     ledger.grow(0, 40)
     ledger.grow(0, 3)
-    assert ledger.tokens_used == 48
+    assert ledger.num_used == 3
 
 
 def test_room_counts_own_and_free_blocks() -> None:

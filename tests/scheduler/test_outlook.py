@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.scheduler.outlook import OutputLengths
+from openai_cpu_server.scheduler.live_sequences import OutputLengths
 from openai_cpu_server.scheduler.policy import ShortestFirstPolicy
 from tests.scheduler.driver import Driver, request
 
@@ -68,7 +68,7 @@ def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> N
     driver.submit(request("hold", output=3))
     driver.step()
     driver.submit(request("long", output=50, route="b"), request("short", output=400, route="a"))
-    waiting = [entry.sequence.request.id for entry in driver.scheduler.outlook()]
+    waiting = [entry.sequence.request.id for entry in driver.scheduler.expectations.outlook()]
     assert waiting == ["short", "long"]
 
 
@@ -79,7 +79,7 @@ def test_the_outlook_counts_what_outputs_really_become() -> None:
     driver.submit(request("now", output=900, prompt=4))
     driver.step()
     driver.submit(request("next", output=5))
-    (next_one,) = driver.scheduler.outlook()
+    (next_one,) = driver.scheduler.expectations.outlook()
     assert next_one.first_token_ms < 20, "not after 900 tokens"
 
 
@@ -91,7 +91,7 @@ def first_token_ms(adapter: str | None, *running: str | None) -> float:
     for _ in range(4 * len(running)):
         driver.step()
     driver.submit(request("next", prompt=200, adapter=adapter))
-    (outlook,) = driver.scheduler.outlook()
+    (outlook,) = driver.scheduler.expectations.outlook()
     return outlook.first_token_ms
 
 
@@ -107,9 +107,9 @@ def test_a_cohort_that_only_reads_takes_no_longer_than_its_prompts() -> None:
     driver.submit(request("hold", output=900))
     driver.step()
     driver.submit(request("a", prompt=200, adapter="a"), request("b", prompt=100, adapter="b"))
-    waits = [entry.first_token_ms for entry in driver.scheduler.outlook()]
+    waits = [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()]
     driver = Driver(slots=1)
     driver.submit(request("hold", output=900))
     driver.step()
     driver.submit(request("a", prompt=200), request("b", prompt=100))
-    assert [entry.first_token_ms for entry in driver.scheduler.outlook()] < waits
+    assert [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()] < waits

@@ -132,7 +132,7 @@ def test_batch_work_has_its_share_of_any_few_seconds(
     driver.step()
     steps: list[Spans] = []
     for number in range(240):
-        if driver.scheduler.num_waiting < 2 * slots:
+        if driver.scheduler.sequences.num_waiting < 2 * slots:
             driver.submit(*(request(f"i{number}.{i}", prompt, output) for i in range(2 * slots)))
         steps.append(driver.step())
     for start in range(60, 180, 20):
@@ -177,7 +177,7 @@ def test_whatever_has_been_a_newcomer_is_in_the_next_step_or_the_one_after(
             for _ in range(size):
                 driver.step()
     people = [name for name in names if name.startswith("person") and name not in driver.finished]
-    alive = [name for name in people if driver.scheduler.get(name) is not None]
+    alive = [name for name in people if driver.scheduler.sequences.get(name) is not None]
     seats = min(slots - 1, math.ceil(floor * slots))
     reading = [name for name in alive if not driver.outputs[name]]
     if reading or len(alive) >= slots - seats:

@@ -18,7 +18,7 @@ from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepR
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
 from openai_cpu_server.scheduler.speculation.drafts import Draft, ModelDrafter
-from openai_cpu_server.scheduler.speculation.speculator import SpeculationOptions, Speculator
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, alone, request
 
 REPACKED = ((1, 20), (8, 124), (12, 160), (16, 149), (17, 190), (32, 297), (64, 543), (128, 1031))
@@ -235,7 +235,7 @@ def test_what_would_pay_if_it_were_certain_is_weighed(curve: tuple[tuple[int, fl
 
 
 def test_a_long_prompt_is_read_by_the_draft_model_within_the_steps_budgets() -> None:
-    speculator = Speculator(SilentDrafter(), SpeculationOptions(), ModelDrafter(0.002))
+    speculator = Speculator(SilentDrafter(), ModelDrafter(0.002))
     sequence, known, steps = decoding("a", 2000), 0, 0
     while True:
         made = plan(0, FLAT, budget_ms=13.0)
@@ -253,7 +253,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_within_the_steps_budgets() -> 
 
 
 def test_there_is_no_reading_where_there_is_no_time() -> None:
-    speculator = Speculator(SilentDrafter(), SpeculationOptions(), ModelDrafter(0.02))
+    speculator = Speculator(SilentDrafter(), ModelDrafter(0.02))
     made, sequence = plan(0, FLAT, budget_ms=10.0), decoding("a", 400)
     made.plan.add(sequence, 1, Reason.DECODE)
     chosen = speculator.drafts(made.plan, made.prices, {sequence: 50})

@@ -133,10 +133,6 @@ class Partner:
         """It has the turn, and another engine wants it."""
         return self._cores.is_awaited(self.name)
 
-    @property
-    def is_holding(self) -> bool:
-        return self._cores.holder == self.name
-
     def used_s(self, work: Priority) -> float:
         """The time that its processes have had the turn for work of this class; it never falls."""
         return self._used_before_s[work] + self._cores.used_s(self.name, work)

@@ -8,10 +8,10 @@ have used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.fairness import Credit, FairTurns
 
 INTERACTIVE_TURN_S = 0.02
 """A turn between interactive work of several engines ends after the step in which this time passes.
@@ -68,14 +68,10 @@ class Participant:
         self.name = name
         self.work: Priority | None = None
         """What it wants to compute, or computes."""
-        self.since_s = 0.0
-        """Since when it waits, or waited."""
         self.is_newcomer = False
         """Its interactive work has had no turn yet since there was none."""
         self.used_s = dict.fromkeys(Priority, 0.0)
         """The time that it has held the turn for work of each class."""
-        self.tag_s = dict.fromkeys(Priority, 0.0)
-        """The same, lifted to that of the others when it comes back: who was away has saved up nothing."""
         self.price_s = FIRST_PRICE_S
         """What a turn of batch work beside interactive work has taken, the last time."""
 
@@ -83,16 +79,17 @@ class Participant:
 class Turns:
     """Who holds the turn, and who is next. Tell it what happens, and do what it `decides`.
 
-    Batch work earns credit while it contends with interactive work of another engine: `batch_floor` times
-    the time that passes. When that pays for a turn, which is one short step, the turn is due. It lets
-    newcomers go first, for a while. The credit is never more than that, and batch work that gets a turn
-    otherwise has none left.
+    Batch work earns credit while it contends with interactive work of another engine. When that pays for a
+    turn, which is one short step, the turn is due. It lets newcomers go first, for a while. The credit lapses
+    when batch work gets a turn otherwise; not when it wants nothing, as it does between the requests of one
+    who sends them one after the other.
     """
 
     def __init__(self, *, batch_floor: float) -> None:
         """`batch_floor`: a share of the time, 0 to 1; 0: none beside interactive work of others."""
-        self._batch_floor = batch_floor
         self._participants: dict[str, Participant] = {}
+        self._by_class = {work: FairTurns[Participant](favours_newcomers=True) for work in Priority}
+        """Those that want or compute work of each class, by the seconds that they had the turn for it."""
         self._holder: Participant | None = None
         self._granted_s = 0.0
         """When the holder got the turn."""
@@ -102,9 +99,8 @@ class Turns:
         """The holder was told to throw a step away."""
         self._is_floor_turn = False
         """The holder computes batch work though interactive work waits."""
-        self._virtual_s = dict.fromkeys(Priority, 0.0)
-        """By class, the least tag of those who had work of it when it was last computed."""
-        self._credit_s = 0.0
+        self._credit = Credit(batch_floor)
+        """Of batch work, in seconds."""
         self._due_since_s: float | None = None
         self._booked_s = 0.0
 
@@ -119,14 +115,16 @@ class Turns:
     def leave(self, name: str, now_s: float) -> None:
         """An engine has died or ended: it holds nothing any more."""
         self._book(now_s)
-        if self._holder is self._participants[name]:
+        participant = self._participants.pop(name)
+        if self._holder is participant:
             self._holder = None
-        del self._participants[name]
+        for turns in self._by_class.values():
+            turns.leave(participant)
 
     def wants(self, name: str, work: Priority | None, now_s: float) -> None:
         """What the participant would compute, or computes, from now on; None: nothing."""
         self._book(now_s)
-        self._set_work(self._participants[name], work, now_s)
+        self._set_work(self._participants[name], work)
 
     def given_back(self, name: str, work: Priority | None, now_s: float) -> None:
         """The holder has given the turn back, and wants this next."""
@@ -136,8 +134,7 @@ class Turns:
         if self._is_floor_turn:
             participant.price_s = max(now_s - self._granted_s, 1e-3)
         self._holder = None
-        participant.since_s = now_s
-        self._set_work(participant, work, now_s)
+        self._set_work(participant, work)
 
     # -- what follows ------------------------------------------------------------------------------------
 
@@ -176,7 +173,8 @@ class Turns:
         self._is_floor_turn = chosen.work is Priority.BATCH and others_interactive
         if chosen.work is Priority.BATCH:
             self._due_since_s = None
-            self._credit_s = self._credit_s if self._is_floor_turn else 0.0
+            if not self._is_floor_turn:
+                self._credit.lapse()
         chosen.is_newcomer = False
         self._holder, self._granted_s, self._has_interrupted = chosen, now_s, False
         self._until_s = self._deadline_s(chosen, now_s)
@@ -201,15 +199,13 @@ class Turns:
         """A turn that batch work has saved for is short and is left alone: else newcomers that come often
         would take its share."""
         is_batch = holder.work is Priority.BATCH and not self._is_floor_turn
-        return is_batch and any(self._waiting(Priority.INTERACTIVE))
+        return is_batch and bool(self._waiting(Priority.INTERACTIVE))
 
     def _next(self, now_s: float) -> Participant | None:
-        interactive = list(self._waiting(Priority.INTERACTIVE))
-        batch = list(self._waiting(Priority.BATCH))
-        if not interactive or not batch:
-            return self._first(interactive) or self._first(batch)
-        first = self._first(batch)
-        return first if self._is_batchs_turn(interactive, now_s) else self._first(interactive)
+        interactive, batch = self._waiting(Priority.INTERACTIVE), self._waiting(Priority.BATCH)
+        if not interactive or (batch and self._is_batchs_turn(interactive, now_s)):
+            return batch[0] if batch else None
+        return interactive[0]
 
     def _is_batchs_turn(self, interactive: list[Participant], now_s: float) -> bool:
         """Whether batch work computes though interactive work waits."""
@@ -218,52 +214,43 @@ class Turns:
         has_newcomer = any(p.is_newcomer for p in interactive)
         return not has_newcomer or now_s - self._due_since_s >= LONGEST_COURTESY_S
 
-    def _first(self, waiting: list[Participant]) -> Participant | None:
-        """Who has used least; of equals, newcomers, and who waits longest."""
-        return min(waiting, key=lambda p: (_tag_s(p), not p.is_newcomer, p.since_s), default=None)
-
     def _deadline_s(self, holder: Participant, now_s: float) -> float:
         """How long the holder may keep the turn, as things stand; infinity: as long as it has work."""
         if holder.work is Priority.BATCH:
-            if any(self._waiting(Priority.INTERACTIVE)):
+            if self._waiting(Priority.INTERACTIVE):
                 return now_s
             return self._fair_until_s(holder, Priority.BATCH, BATCH_TURN_S)
         fair_s = self._fair_until_s(holder, Priority.INTERACTIVE, INTERACTIVE_TURN_S)
-        return min(fair_s, self._due_at_s(now_s))
+        price_s = self._price_s()
+        return fair_s if price_s is None else min(fair_s, now_s + self._credit.due_in(price_s))
 
     def _fair_until_s(self, holder: Participant, work: Priority, least_s: float) -> float:
         """When another of its class is next, if there is one that waits."""
-        other = self._first(list(self._waiting(work)))
-        if other is None:
+        waiting = self._waiting(work)
+        if not waiting:
             return math.inf
-        return max(self._granted_s + least_s, self._booked_s + other.tag_s[work] - holder.tag_s[work])
-
-    def _due_at_s(self, now_s: float) -> float:
-        """When batch work that waits has saved enough for a turn beside interactive work."""
-        price_s = self._price_s()
-        if price_s is None or not self._batch_floor:
-            return math.inf
-        return now_s + max(0.0, price_s - self._credit_s) / self._batch_floor
+        return max(self._granted_s + least_s, self._booked_s + self._by_class[work].lead(waiting[0], holder))
 
     def _price_s(self) -> float | None:
         """What the next turn of batch work will take; None: none is wanted."""
-        first = self._first(list(self._waiting(Priority.BATCH)))
-        return None if first is None else first.price_s
+        waiting = self._waiting(Priority.BATCH)
+        return waiting[0].price_s if waiting else None
 
-    def _waiting(self, work: Priority) -> Iterator[Participant]:
-        return (p for p in self._participants.values() if p.work is work and p is not self._holder)
+    def _waiting(self, work: Priority) -> list[Participant]:
+        """Who is next of this class comes first."""
+        return [participant for participant in self._by_class[work].order if participant is not self._holder]
 
     # -- books -------------------------------------------------------------------------------------------
 
-    def _set_work(self, participant: Participant, work: Priority | None, now_s: float) -> None:
+    def _set_work(self, participant: Participant, work: Priority | None) -> None:
         if work is participant.work:
             return
-        if participant.work is None:
-            participant.since_s = now_s
+        if participant.work is not None:
+            self._by_class[participant.work].leave(participant)
+        if work is not None:
+            self._by_class[work].join(participant)
         participant.work = work
         participant.is_newcomer = work is Priority.INTERACTIVE and participant is not self._holder
-        if work is not None:
-            participant.tag_s[work] = max(participant.tag_s[work], self._virtual_s[work])
 
     def _book(self, now_s: float) -> None:
         """Book the time since the last booking, in which nothing has changed."""
@@ -272,24 +259,13 @@ class Turns:
         work = holder.work if holder is not None else None
         if holder is not None and work is not None:
             holder.used_s[work] += seconds
-            holder.tag_s[work] += seconds
-            least_s = min(p.tag_s[work] for p in self._participants.values() if p.work is work)
-            self._virtual_s[work] = max(self._virtual_s[work], least_s)
+            self._by_class[work].use(holder, seconds)
         self._book_credit(seconds, work, now_s)
 
     def _book_credit(self, seconds: float, work: Priority | None, now_s: float) -> None:
-        wanted = {p.work for p in self._participants.values()}
-        if not {Priority.INTERACTIVE, Priority.BATCH} <= wanted:
+        if not all(self._by_class.values()):
             return
-        spent_s = seconds if work is Priority.BATCH else 0.0
-        self._credit_s = max(0.0, self._credit_s + self._batch_floor * seconds - spent_s)
+        self._credit.account(seconds, own=seconds if work is Priority.BATCH else 0.0)
         price_s = self._price_s()
-        if price_s is not None and self._batch_floor and self._credit_s >= price_s - 1e-6:
-            self._credit_s = price_s
-            if self._due_since_s is None:
-                self._due_since_s = now_s
-
-
-def _tag_s(participant: Participant) -> float:
-    assert participant.work is not None
-    return participant.tag_s[participant.work]
+        if price_s is not None and self._credit.pays_for(price_s) and self._due_since_s is None:
+            self._due_since_s = now_s

@@ -19,14 +19,6 @@ twice the longest draft of a draft model (`drafts.py`).
 """
 
 
-@dataclass(frozen=True)
-class SpeculationOptions:
-    max_tokens: int = 31
-    """Draft tokens of one sequence in a step, at most: with its own token they fill two tiles."""
-    always: bool = False
-    """Compute every draft that there is, whether it pays or not (for comparison and for tests)."""
-
-
 class SpanDraft(NamedTuple):
     """The draft in one span: these tokens, or the number that the draft model is to generate."""
 
@@ -68,11 +60,21 @@ class Speculator:
     """
 
     def __init__(
-        self, drafter: Drafter, options: SpeculationOptions, draft_model: ModelDrafter | None = None
+        self,
+        drafter: Drafter,
+        draft_model: ModelDrafter | None = None,
+        *,
+        max_tokens: int = 31,
+        always: bool = False,
     ) -> None:
+        """`max_tokens`: draft tokens of one sequence in a step, at most; 31 and its own token fill two tiles.
+
+        `always`: compute every draft that there is, whether it pays or not (`contract.Experiment`).
+        """
         self._drafter = drafter
-        self._options = options
         self._draft_model = draft_model
+        self._max_tokens = max_tokens
+        self._always = always
         self._gains = Gains()
 
     def drafts(self, plan: StepPlan, prices: StepPrices, limits: Mapping[Sequence, int]) -> ChosenDrafts:
@@ -85,9 +87,9 @@ class Speculator:
         ]
         single_ms = prices.single_ms
         found = {s: self._draft(s, limit, single_ms, allowed) for s, limit in limits.items() if s.is_decoding}
-        lengths = choose_lengths(plan, prices, found, always=self._options.always)
+        lengths = choose_lengths(plan, prices, found, always=self._always)
         plain_ms = prices.padded_ms(plan) if any(limits.values()) else None
-        if self._options.always:
+        if self._always:
             drafting_ms = sum(found[s].drafting_ms(length) for s, length in lengths.items())
             spans = {s: SpanDraft.of(found[s], length) for s, length in lengths.items()}
         else:
@@ -128,7 +130,7 @@ class Speculator:
             self._draft_model.forget(sequence)
 
     def _allows(self, num_sequences: int, *, uses_model: bool) -> bool:
-        return self._options.always or self._gains.allows(Kind.of(num_sequences, uses_model=uses_model))
+        return self._always or self._gains.allows(Kind.of(num_sequences, uses_model=uses_model))
 
     def _draft(self, sequence: Sequence, limit: int, single_ms: float, allowed: Container[bool]) -> Draft:
         """The quotation, unless the draft model is more likely to be right.
@@ -136,7 +138,7 @@ class Speculator:
         `single_ms` is the time of a step with one token.
         `allowed` contains False where quotations may be used, and True where the draft model may be used.
         """
-        limit = max(0, min(limit, self._options.max_tokens))
+        limit = max(0, min(limit, self._max_tokens))
         quoted = self._drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
         quoted = quoted if False in allowed else Draft()
         if self._draft_model is None or not limit or True not in allowed:

@@ -42,7 +42,7 @@ class PureScheduler:
         """The slots that steps have opened and not closed."""
 
     def submit(self, request: GenerationRequest) -> None:
-        self._scheduler.submit(request)
+        self._scheduler.sequences.submit(request)
 
     def schedule(self) -> Step:
         return self._scheduler.schedule()
@@ -63,5 +63,5 @@ class PureScheduler:
         """Take out the sequences that have all their tokens; returns how many there were."""
         complete = [advance.sequence for advance in advances if advance.sequence.remaining == 0]
         for sequence in complete:
-            self._scheduler.finish(sequence)
+            self._scheduler.sequences.finish(sequence)
         return len(complete)

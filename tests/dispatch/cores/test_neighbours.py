@@ -89,8 +89,10 @@ class Machine:
         while self._arrivals and self._arrivals[0][0] <= until_s:
             arrived_s, name, one = self._arrivals.pop(0)
             self._arrived_s[one.id] = arrived_s
-            self.models[name].scheduler.submit(one, now_s=arrived_s)
-            self.turns.wants(name, self.models[name].scheduler.best_priority, max(arrived_s, self.now_s))
+            self.models[name].scheduler.sequences.submit(one, now_s=arrived_s)
+            self.turns.wants(
+                name, self.models[name].scheduler.sequences.best_priority, max(arrived_s, self.now_s)
+            )
             self._act()
 
     def _act(self) -> None:
@@ -143,10 +145,10 @@ class Machine:
                 arrived_s = self._arrived_s[sequence.request.id]
                 self.first_token_s.setdefault(sequence.request.id, self.now_s - arrived_s)
             if sequence.remaining == 0:
-                model.scheduler.complete(sequence)
+                model.scheduler.sequences.complete(sequence)
 
     def _end_turn(self, model: Model) -> None:
-        work = model.scheduler.best_priority
+        work = model.scheduler.sequences.best_priority
         is_over = self._until_s is not None and self.now_s >= self._until_s
         if work is None or is_over:
             self.now_s += HAND_OVER_S

@@ -49,7 +49,7 @@ class Shared:
         return Dispatcher(supervisor, max_queue=1000)
 
     def is_holding(self, name: str) -> bool:
-        return self.partners[name].is_holding
+        return self.cores.holder == self.partners[name].name
 
 
 @asynccontextmanager
@@ -74,13 +74,13 @@ async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
     b.heard(loading, loads_for=INTERACTIVE)
     assert sent["a"][2:] == [Recall(interrupts=True)]
     a.heard(TurnBack(wants=Wants(work=BATCH)), loads_for=INTERACTIVE)
-    assert (a.is_waiting, b.is_holding, b.is_awaited) == (True, True, True)
+    assert (a.is_waiting, cores.holder, b.is_awaited) == (True, b.name, True)
     await asyncio.sleep(0.01)
     b.leave()
     used_s = b.used_s(INTERACTIVE)
     b.leave()
     assert b.used_s(INTERACTIVE) == used_s > 0
-    assert a.is_holding
+    assert cores.holder == a.name
 
 
 async def test_a_load_that_began_as_batch_work_hurries_as_soon_as_somebody_waits_for_it() -> None:
@@ -97,7 +97,7 @@ async def test_a_load_that_began_as_batch_work_hurries_as_soon_as_somebody_waits
     assert sent["a"][2:] == [Recall(interrupts=True)]
     a.request_came(INTERACTIVE)  # it does not load: its process says what it wants
     a.heard(TurnBack(wants=Wants(work=BATCH)), loads_for=INTERACTIVE)
-    assert (a.is_waiting, b.is_holding) == (True, True)
+    assert (a.is_waiting, cores.holder) == (True, b.name)
 
 
 async def test_streams_of_two_models_are_whole_and_take_turns() -> None:

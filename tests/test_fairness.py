@@ -1,0 +1,320 @@
+"""Shares and turns, whatever comes: numbers only."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import islice
+from typing import TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openai_cpu_server.fairness import Credit, FairTurns, NestedTurns, Path, alternating
+
+Key = TypeVar("Key", str, int)
+shares = st.sampled_from([0.05, 0.1, 0.25, 0.5])
+amounts = st.integers(1, 100)
+
+
+class TestCredit:
+    def test_it_earns_its_share_and_spends_what_it_uses(self) -> None:
+        credit = Credit(0.1)
+        credit.account(100, own=0)
+        credit.account(50, own=12)
+        assert credit.amount == pytest.approx(3)
+
+    def test_it_owes_nothing_for_what_it_is_given(self) -> None:
+        credit = Credit(0.1)
+        credit.account(100, own=100)
+        assert credit.amount == 0
+
+    def test_it_saves_for_one_turn(self) -> None:
+        credit = Credit(0.5)
+        assert not credit.pays_for(20)
+        credit.account(1000, own=0)
+        assert credit.amount == 20
+        assert credit.pays_for(20)
+
+    def test_it_may_have_what_it_is_allowed_to_where_turns_are_cheaper(self) -> None:
+        credit = Credit(0.5, most=70)
+        credit.pays_for(20)
+        credit.account(1000, own=0)
+        assert credit.amount == 70
+
+    def test_it_is_due_when_others_have_used_enough(self) -> None:
+        credit = Credit(0.25)
+        credit.account(40, own=0)
+        assert credit.due_in(15) == 20
+        assert credit.due_in(5) == 0
+        assert Credit(0.0).due_in(5) == math.inf
+
+    def test_sums_of_small_amounts_are_enough(self) -> None:
+        credit = Credit(0.1)
+        credit.pays_for(1.0)
+        for _ in range(100):
+            credit.account(0.1, own=0)
+        assert credit.pays_for(1.0)
+
+    def test_it_lapses(self) -> None:
+        credit = Credit(0.5)
+        credit.account(100, own=0)
+        credit.lapse()
+        assert credit.amount == 0
+
+    @given(shares, st.lists(st.tuples(amounts, amounts), max_size=200))
+    def test_it_never_brings_more_than_the_share(self, share: float, turns: list[tuple[int, int]]) -> None:
+        """Others use something all the time; own turns, of any price, are taken as soon as they are paid."""
+        credit, used, own = Credit(share), 0.0, 0.0
+        for others, price in turns:
+            if credit.pays_for(price):
+                credit.account(price, own=price)
+                used, own = used + price, own + price
+            credit.account(others, own=0)
+            used += others
+            assert own <= share * used + 1e-3
+
+    @given(shares, amounts, st.lists(amounts, min_size=1, max_size=300))
+    def test_where_it_may_save_enough_it_is_never_behind_its_share_by_more_than_two_turns(
+        self, share: float, price: int, steps: list[int]
+    ) -> None:
+        """`most`: else what a step earns beyond the price of a turn is lost."""
+        credit, used, own = Credit(share, most=2 * price), 0.0, 0.0
+        for others in steps:
+            if credit.pays_for(price):
+                credit.account(price, own=price)
+                used, own = used + price, own + price
+            others_use = min(others, price)
+            credit.account(others_use, own=0)
+            used += others_use
+            assert -1e-3 <= share * used - own <= 2 * price
+
+    @given(shares, amounts, st.lists(st.tuples(amounts, amounts, amounts), max_size=100))
+    def test_it_is_never_negative_nor_more_than_it_saves_for(
+        self, share: float, most: int, steps: list[tuple[int, int, int]]
+    ) -> None:
+        credit = Credit(share, most=most)
+        for used, own, price in steps:
+            credit.pays_for(price)
+            credit.account(used, own=min(own, used))
+            assert 0 <= credit.amount <= max(most, price)
+
+
+class TestFairTurns:
+    def test_who_has_used_least_is_next(self) -> None:
+        turns = joined("a", "b", "c")
+        for key, amount in (("a", 3), ("b", 1), ("c", 2)):
+            turns.use(key, amount)
+        assert turns.order == ["b", "c", "a"]
+        assert turns.first == "b"
+        assert turns.lead("a", "b") == 2
+
+    def test_of_equals_it_is_who_has_waited_longest(self) -> None:
+        turns = joined("a", "b")
+        turns.use("b", 1)
+        turns.use("a", 1)
+        turns.join("c")
+        assert turns.order == ["b", "a", "c"]
+
+    def test_or_newcomers_first(self) -> None:
+        turns: FairTurns[str] = FairTurns(favours_newcomers=True)
+        for key in "ab":
+            turns.join(key)
+        turns.use("b", 1)
+        turns.use("a", 1)
+        turns.join("c")
+        turns.join("d")
+        assert turns.order == ["c", "d", "b", "a"]
+
+    def test_a_newcomer_has_saved_up_nothing(self) -> None:
+        turns = joined("a")
+        turns.use("a", 100)
+        turns.join("b")
+        assert turns.lead("a", "b") == 0
+
+    def test_nor_has_who_comes_back(self) -> None:
+        turns = joined("a", "b")
+        turns.leave("b")
+        turns.use("a", 100)
+        turns.join("b")
+        assert turns.lead("a", "b") == 0
+
+    def test_nor_when_nobody_was_there_meanwhile(self) -> None:
+        turns = joined("a", "b")
+        turns.leave("b")
+        turns.use("a", 100)
+        turns.leave("a")
+        turns.join("b")
+        turns.join("a")
+        assert turns.lead("a", "b") == 0
+
+    def test_what_was_used_is_not_forgotten_while_others_wait(self) -> None:
+        turns = joined("a", "b")
+        turns.use("a", 100)
+        turns.leave("a")
+        turns.leave("a")
+        turns.join("a")
+        assert turns.lead("a", "b") == 100
+
+    def test_only_some_take_part(self) -> None:
+        turns = joined("a", "b", "c")
+        turns.only(["d", "b"])
+        assert turns.order == ["b", "d"]
+        assert len(turns) == 2
+        assert "a" not in turns
+
+    def test_a_copy_is_another(self) -> None:
+        turns = joined("a", "b")
+        trial = turns.copy()
+        trial.use("a", 5)
+        trial.leave("b")
+        assert trial.order == ["a"]
+        assert turns.order == ["a", "b"]
+
+    @given(st.integers(1, 6), st.lists(amounts, max_size=200))
+    def test_those_who_stay_are_never_further_apart_than_one_turn(self, number: int, used: list[int]) -> None:
+        turns = joined(*range(number))
+        for amount in used:
+            turns.use(turns.first, amount)
+            first, *_, last = [*turns.order, turns.order[-1]]
+            assert turns.lead(last, first) <= max(used)
+
+    @given(
+        st.booleans(),
+        st.lists(
+            st.one_of(
+                st.tuples(st.sampled_from(["join", "leave"]), st.integers(0, 5)),
+                st.tuples(st.just("use"), amounts),
+            ),
+            max_size=200,
+        ),
+    )
+    def test_whatever_happens_nobody_waits_for_more_than_two_turns_of_each_other(
+        self, favours_newcomers: bool, history: list[tuple[str, int]]
+    ) -> None:
+        turns: FairTurns[int] = FairTurns(favours_newcomers=favours_newcomers)
+        waited: Counter[int] = Counter()
+        longest = max((amount for what, amount in history if what == "use"), default=0)
+        for what, which in history:
+            if what == "use" and len(turns):
+                first = turns.first
+                assert first == turns.order[0]
+                turns.use(first, which)
+                waited.update(dict.fromkeys(turns.order, which))
+                del waited[first]
+            elif what == "join":
+                turns.join(which)
+            elif what == "leave":
+                turns.leave(which)
+                del waited[which]
+            assert all(ms <= 2 * 5 * longest for ms in waited.values())
+
+    @given(st.lists(st.tuples(st.integers(0, 3), amounts), max_size=100))
+    def test_who_comes_back_again_and_again_gets_no_more_than_who_stays(
+        self, visits: list[tuple[int, int]]
+    ) -> None:
+        """One leaves for a while after some of its turns; the other is always there."""
+        turns, used = joined("stays", "comes and goes"), Counter[str]()
+        longest = max((amount for _, amount in visits), default=0)
+        for rest, amount in visits:
+            first = turns.first
+            turns.use(first, amount)
+            used[first] += amount
+            if rest == 0 and "comes and goes" in turns:
+                turns.leave("comes and goes")
+            elif rest:
+                turns.join("comes and goes")
+            assert used["comes and goes"] <= used["stays"] + longest
+
+
+class TestNestedTurns:
+    def test_a_group_has_one_turn_however_many_it_is(self) -> None:
+        turns = NestedTurns()
+        for path in (("many", "1"), ("many", "2"), ("many", "3"), ("one", "4")):
+            turns.join(path)
+        assert ["".join(path) for path in taken(turns, 6)] == [
+            "many1",
+            "one4",
+            "many2",
+            "one4",
+            "many3",
+            "one4",
+        ]
+
+    def test_the_order_is_that_of_one_small_turn_each(self) -> None:
+        turns = NestedTurns()
+        for path in (("a", "1"), ("a", "2"), ("b", "3")):
+            turns.join(path)
+        assert turns.order == [("a", "1"), ("b", "3"), ("a", "2")]
+
+    def test_a_group_leaves_with_its_last(self) -> None:
+        turns = NestedTurns()
+        turns.join(("a", "1"))
+        turns.join(("a", "2"))
+        turns.leave(("a", "1"))
+        assert turns.first == ("a", "2")
+        turns.leave(("a", "2"))
+        assert not turns
+
+    @given(
+        st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.text(max_size=3)), unique=True),
+        st.lists(amounts, max_size=60),
+    )
+    def test_what_is_tried_on_a_copy_changes_nothing(
+        self, paths: list[tuple[str, str, str]], used: list[int]
+    ) -> None:
+        turns, same = NestedTurns(), NestedTurns()
+        for path in paths:
+            turns.join(path)
+            same.join(path)
+        trial = turns.copy()
+        for amount in used:
+            if trial:
+                path = trial.first
+                trial.use(path, amount)
+                if amount % 3 == 0:
+                    trial.leave(path)
+        assert turns.order == same.order
+        assert len(taken(turns, 40)) == (40 if paths else 0)
+
+    @given(st.lists(st.tuples(st.sampled_from("abc"), st.text(max_size=3)), unique=True, min_size=1), amounts)
+    def test_groups_get_the_same_whatever_they_are_made_of(
+        self, paths: list[tuple[str, str]], amount: int
+    ) -> None:
+        turns = NestedTurns()
+        for path in paths:
+            turns.join(path)
+        got: Counter[str] = Counter()
+        for group, _ in taken(turns, 90, amount):
+            got[group] += amount
+        assert max(got.values()) - min(got.values()) <= amount
+
+
+def test_alternating_looks_at_no_more_than_is_taken() -> None:
+    looked_at: list[int] = []
+
+    def watched(numbers: list[int]) -> list[int]:
+        looked_at.extend(numbers)
+        return numbers
+
+    queues = [(n for one in ([1], [4], [7]) for n in watched(one)), iter([2]), iter([3, 6])]
+    assert list(islice(alternating(queues), 3)) == [1, 2, 3]
+    assert looked_at == [1]
+    assert list(alternating([[1, 4], [2], [3, 5]])) == [1, 2, 3, 4, 5]
+
+
+def joined(*keys: Key) -> FairTurns[Key]:
+    turns: FairTurns[Key] = FairTurns(favours_newcomers=False)
+    for key in keys:
+        turns.join(key)
+    return turns
+
+
+def taken(turns: NestedTurns, number: int, amount: int = 1) -> list[Path]:
+    """Whose turn it is, that many times."""
+    found = []
+    for _ in range(number if turns else 0):
+        found.append(turns.first)
+        turns.use(found[-1], amount)
+    return found
