@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import uvicorn
 
-from openai_cpu_server.api.access.clients import is_loopback
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
@@ -22,11 +21,10 @@ from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.gates.fair_use import HeldBody
 from openai_cpu_server.api.gates.guarded import EXCESS_CONNECTION
-from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
 from openai_cpu_server.api.routes.model_keeping import ModelKeeping
+from openai_cpu_server.config.environment import tune_engines
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.models.registry import ModelRegistry
@@ -34,12 +32,13 @@ from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.reader.child import ReaderChild
+from openai_cpu_server.server.api_options import api_options, is_on_loopback, job_options
 from openai_cpu_server.serving.engine_options import adapter_files
 from openai_cpu_server.serving.fleet import Fleet
 from openai_cpu_server.serving.parts import reader_pool
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.recall import open_recall
-from openai_cpu_server.settings import Settings, revealed, tune_engines
+from openai_cpu_server.settings import Settings, revealed
 from openai_cpu_server.user_folders import user_data_dir
 from openai_cpu_server.web.authority import authority
 from openai_cpu_server.web.complaints import Complaints
@@ -68,17 +67,17 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         pool.on_death = watch.reader_died
         fleet = Fleet(settings, plans, watch, pool)
-        desk = open_desk(settings, fleet.registry, watch, keeping=fleet)
-        config = _web_config(settings, desk.api, close_s=_CLOSE_CONNECTIONS_S)
+        served = open_api(settings, fleet.registry, watch, keeping=fleet)
+        config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
             server = WebServer(
                 config,
                 fleet,
                 drain_s=settings.drain_seconds,
-                checkpoint=desk.jobs.stop if desk.jobs else _no_checkpoint,
+                checkpoint=served.jobs.stop if served.jobs else _no_checkpoint,
             )
-            asyncio.run(_run(server, fleet, listener, hangup, desk))
+            asyncio.run(_run(server, fleet, listener, hangup, served))
         finally:
             _log_totals(fleet, time.monotonic() - started)
             watch.close()
@@ -99,7 +98,7 @@ class Desk(NamedTuple):
             yield
 
 
-def open_desk(
+def open_api(
     settings: Settings,
     models: ModelRegistry,
     watch: Watch,
@@ -110,7 +109,7 @@ def open_desk(
     line."""
     recall = open_recall(settings, models, watch)
     keys, jobs = _keys(settings), _jobs(settings, models.default.name)
-    if keys.is_open and not _is_on_loopback(settings.host):
+    if keys.is_open and not is_on_loopback(settings.host):
         logger.warning(
             "without --api-key or --api-keys, everybody who reaches %s may use this server%s",
             settings.host or "it",
@@ -118,7 +117,7 @@ def open_desk(
         )
     api = create_api(
         models,
-        _api_options(settings),
+        api_options(settings),
         keys=keys,
         limits=RateLimits(Meter.open(revealed(settings.limits_url))),
         jobs=jobs,
@@ -148,7 +147,7 @@ def offline(settings: Settings, plans: Sequence[ModelPlan]) -> Offline:
     tune_engines()
     watch = Watch.new(model=plans[0].name)
     fleet = Fleet(settings, plans, watch, reader_pool(settings, plans))
-    return Offline(fleet, create_api(fleet.registry, _api_options(settings), watch=watch).run_row)
+    return Offline(fleet, create_api(fleet.registry, api_options(settings), watch=watch).run_row)
 
 
 def _web_config(settings: Settings, api: Api, *, close_s: int) -> uvicorn.Config:
@@ -191,15 +190,15 @@ async def _run(
     fleet: Fleet,
     listener: socket.socket,
     hangup: Hangup,
-    desk: Desk,
+    served: Desk,
 ) -> None:
     """Runs engines and web server side by side; an only engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
     logger.info("listening on %s://%s", scheme, authority(*listener.getsockname()[:2]))
-    hangup.call(desk.keys.reload)
+    hangup.call(served.keys.reload)
     engine_task = asyncio.create_task(fleet.run())
     engine_task.add_done_callback(server.stop_if_failed)
-    async with desk.working():
+    async with served.working():
         await server.serve(sockets=[listener])
     await engine_task
 
@@ -241,58 +240,6 @@ def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[sock
         yield listener
 
 
-def _api_options(settings: Settings) -> ApiOptions:
-    return ApiOptions(
-        api_key=revealed(settings.api_key),
-        lenient=settings.lenient,
-        max_body_bytes=settings.max_body_mb * _MIB,
-        max_bodies_bytes=max(settings.max_bodies_mb, settings.max_body_mb) * _MIB,
-        max_file_bytes=settings.max_file_mb * _MIB,
-        max_choices=settings.max_choices,
-        default_priority=settings.priority,
-        isolate_by_key=settings.isolates_by_key,
-        keep_alive_s=settings.keep_alive_s,
-        max_prompt_tokens=settings.max_prompt_tokens,
-        max_output_tokens=settings.max_output_tokens,
-        request_timeout_s=settings.request_timeout,
-        read_timeout_s=settings.read_timeout_s,
-        cors_origins=tuple(settings.cors_origin),
-        hosts=_hosts(settings),
-        is_admin_open=settings.open_admin or _is_on_loopback(settings.host),
-        trusted_proxies=tuple(settings.trusted_proxy),
-        prices={model: table.price for model, table in settings.prices.items()},
-        page=settings.page,
-        compares_turns=settings.semantic_cache is not None,
-        scheduling=SchedulingOptions(
-            policy=settings.policy,
-            stream_rate=settings.stream_rate,
-            stall_ms=settings.stall_ms,
-            batch_stall_ms=settings.batch_stall_ms,
-            batch_floor=settings.batch_floor,
-            preempt_threshold_ms=settings.preempt_threshold_ms,
-            max_queue=settings.max_queue,
-        ),
-    )
-
-
-def _hosts(settings: Settings) -> frozenset[str] | None:
-    """The names that clients may call the server by; None: any, for it has names that it does not know."""
-    if not settings.allowed_host and not _is_on_loopback(settings.host):
-        return None
-    return frozenset({"localhost", settings.host.lower(), *settings.allowed_host})
-
-
-def _is_on_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if not host:
-        return False  # all addresses
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return all(is_loopback(str(address[0])) for *_, address in found)
-
-
 def _jobs(settings: Settings, model: str) -> Jobs | None:
     """None: no batch API, because nobody wants one or because the user's directory cannot keep it."""
     where = revealed(settings.jobs_db)
@@ -306,16 +253,6 @@ def _jobs(settings: Settings, model: str) -> Jobs | None:
         logger.warning("there is no batch API: %s", error)
         return None
     return Jobs(database, job_options(settings, model))
-
-
-def job_options(settings: Settings, model: str) -> JobOptions:
-    return JobOptions(
-        model=model,
-        max_rows=settings.max_batch_rows,
-        max_line_bytes=settings.max_body_mb * _MIB,
-        concurrency=settings.batch_concurrency,
-        response_lifetime_s=settings.response_days * 24 * 3600,
-    )
 
 
 @contextlib.asynccontextmanager

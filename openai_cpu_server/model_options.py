@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from openai_cpu_server.adapter_options import AdapterSource, adapters_of_table
@@ -13,18 +14,8 @@ from openai_cpu_server.router_options import RouterTable
 
 _MAX_THREADS = 512
 """llama.cpp's own limit."""
-_PASSED_ON = {
-    "max_seqs",
-    "threads",
-    "threads_batch",
-    "flash_attention",
-    "kernels",
-    "prefill_tokens",
-    "draft_max",
-}
-"""Options that the engine knows by the same name."""
 _ENGINE = EngineOptions(model_path="")
-"""Its defaults are those of the options that the engine knows by the same name."""
+"""The home of the defaults of what the engine knows by the same name."""
 
 
 ToolFormatName = Literal[
@@ -119,7 +110,7 @@ class ModelOptions(BaseModel):
         le=_MAX_THREADS,
         description="threads for steps of more than one token; default: as --threads",
     )
-    flash_attention: bool = Field(True, description="off: slower with long contexts")
+    flash_attention: bool = Field(_ENGINE.flash_attention, description="off: slower with long contexts")
     profile: Literal["auto", "off"] = Field(
         "auto", description="use what `openai-cpu-server tune` has found, for options that are not given"
     )
@@ -139,10 +130,10 @@ class ModelOptions(BaseModel):
         ge=16,
         description="tokens of a step at most (llama.cpp's batch)",
     )
-    speculation: Literal["auto", "off", "always"] = Field(
-        "auto",
+    speculation: Literal["auto", "off"] = Field(
+        _ENGINE.speculation,
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
-        "auto: where that is predicted to be faster; always: for comparison",
+        "auto: where that is predicted to be faster",
     )
     draft_model: str | None = Field(
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
@@ -165,15 +156,24 @@ class ModelOptions(BaseModel):
 
     @property
     def engine_fields(self) -> dict[str, object]:
-        """Fields of `EngineOptions` that need no look at the machine."""
+        """Fields of `EngineOptions` that need no look at the machine: those of the same name, and what is
+        said there in other words."""
         return {
-            **self.model_dump(include=_PASSED_ON),
-            "speculation": "off" if self.speculation == "off" else "auto",
+            **fields_for(EngineOptions, self, of=ModelOptions),
             "kv_tokens": self.ctx_size,
             "kv_type": "f16" if self.kv_type == "auto" else self.kv_type,
             "repack": {"auto": None, "on": True, "off": False}[self.repack],
             "cache_file": str(self.cache_file) if self.cache_file else None,
         }
+
+
+def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, Any]:
+    """What a record has by the names of options: who adds an option to both need not say so a third time.
+
+    `of`: these options alone, though a subclass has more.
+    """
+    names = of.model_fields.keys() & set(record.__struct_fields__)
+    return {name: getattr(options, name) for name in names}
 
 
 class ModelTable(ModelOptions):

@@ -139,14 +139,20 @@ def _with_empty_values(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
     """What has said this option, in words for the end of a line; "": the command line, which names it so."""
-    switches = {option(name), option(f"no_{name}")}
-    if switches & {argument.partition("=")[0] for argument in arguments}:
+    if named_by(name, arguments):
         return ""
     if (value := _variables().get(variable(name), "")).strip():
         return f" (from {variable(name)}{_HINT if _SERVICE_LINK.match(value) else ''})"
     if (path := _secret(name)) is not None and path.is_file():
         return f" (from {path})"
     return f" (from {config})" if config is not None else ""
+
+
+def named_by(name: str, arguments: Sequence[str]) -> str | None:
+    """The first argument that gives this option, without its value: a switch has two names. None: none."""
+    names = (option(name), option(f"no_{name}"))
+    given = (argument.partition("=")[0] for argument in arguments)
+    return next((argument for argument in given if argument in names), None)
 
 
 def secrets_folder() -> Path | None:

@@ -3,80 +3,60 @@ and these before a TOML file."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    SecretStr,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, SecretStr
 from pydantic_settings import (
     BaseSettings,
-    CliApp,
-    CliSettingsSource,
     CliSuppress,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
 
 from openai_cpu_server.adapter_options import AdapterOption, parse_adapter
 from openai_cpu_server.contract.adapter import Adapter
-from openai_cpu_server.contract.experiment import Experiment
+from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_options import ModelOptions, ModelTable
-from openai_cpu_server.option_parser import OptionParser, add_option
-from openai_cpu_server.option_sources import (
-    ENV_PREFIX,
-    ConfigFile,
-    SecretFiles,
-    Variables,
-    arguments_that_say_something,
-    option,
-    origin_of,
-    said,
-    variable,
-)
+from openai_cpu_server.contract.scheduling import BY_DEFAULT, Scheduling
+from openai_cpu_server.model_options import ModelOptions, ModelTable, fields_for
+from openai_cpu_server.option_sources import ENV_PREFIX, ConfigFile, SecretFiles, Variables
 from openai_cpu_server.price_options import PriceTable
 from openai_cpu_server.ray_options import RayTable
 from openai_cpu_server.user_folders import expanded, user_cache_dir
 
-_PROGRAM = "openai-cpu-server serve"
-_PASSED_ON = {
-    "stream_rate",
-    "stall_ms",
-    "batch_stall_ms",
-    "batch_floor",
-    "preempt_threshold_ms",
-    "policy",
-    "sandbox",
-    "log_level",
-}
-"""Options of all engines that they know by the same name."""
-_REPLACED = {"interactive_step_ms": "--stream-rate and --stall-ms", "batch_step_ms": "--batch-stall-ms"}
-"""Names of options that are gone -> what says the same now."""
-
-
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
-
-
 _ENGINE = EngineOptions(model_path="")
-"""Its defaults are those of the options that the engine knows by the same name."""
+"""It and `BY_DEFAULT` are the home of the defaults of what engines know by the same name."""
+
+
+_OF_SERVERS = "of_servers"
+_SWITCHES = {"on": True, "off": False}
+_EXPERIMENTS = Experiment.__struct_fields__
+
+
+def _of_servers(default: Any, **said: Any) -> Any:
+    """A field for an option that means nothing without connections, keys or a server's end: commands that
+    have none refuse it."""
+    return Field(default, json_schema_extra={_OF_SERVERS: True}, **said)
+
+
+def _experiment(given: object) -> Experiment:
+    """NAME=on or NAME=off for each of what it has, with commas between them. Raises ValueError."""
+    if isinstance(given, Experiment):
+        return given
+    pairs = [pair.partition("=")[::2] for pair in str(given).split(",")]
+    unknown = [name for name, value in pairs if name not in _EXPERIMENTS or value not in _SWITCHES]
+    if unknown:
+        raise ValueError(f"expected on or off for one of {', '.join(_EXPERIMENTS)}")
+    return Experiment(**{name: _SWITCHES[value] for name, value in pairs})
 
 
 def _one_or_more(given: object) -> object:
@@ -108,7 +88,7 @@ class WhatToServe(BaseModel):
     aliases: CliSuppress[dict[str, str]] = Field(
         {}, description="[aliases] of the TOML file: further names of models, or of other aliases"
     )
-    ray: CliSuppress[RayTable] = Field(
+    ray: CliSuppress[RayTable] = _of_servers(
         RayTable.model_validate({}),
         description="[ray] of the TOML file: replicas on Ray Serve, for `openai-cpu-server ray`",
     )
@@ -138,120 +118,116 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         extra="forbid",
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
-    api_key: SecretStr | None = Field(
+    host: str = _of_servers("127.0.0.1", description="address to listen on")
+    port: int = _of_servers(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
+    api_key: SecretStr | None = _of_servers(
         None,
         description="require this key (Authorization: Bearer, or x-api-key). Arguments stand in the list of "
         "processes for every user of the machine: better OCS_API_KEY, or a file in OCS_SECRETS_DIR",
     )
-    api_keys: Path | None = Field(
+    api_keys: Path | None = _of_servers(
         None, description="TOML file of keys, [keys.NAME] with sha256 and limits; read again on SIGHUP"
     )
-    open_to_gateways: bool = Field(
+    open_to_gateways: bool = _of_servers(
         False,
         description="GET /version and /metrics/gateway need no key, and GET /metrics tells without one what "
         "gateways read: for those that scrape many servers",
     )
-    limits_url: SecretStr | None = Field(
+    limits_url: SecretStr | None = _of_servers(
         None, description="count what keys use in redis://HOST:PORT; default: in this process"
     )
-    cors_origin: list[str] = Field(
+    cors_origin: list[str] = _of_servers(
         [], description="pages of this origin may call from a browser; * is all; may be given several times"
     )
-    allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = Field(
+    allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = _of_servers(
         [],
         description="clients may call the server by this name, beside addresses, localhost and the name in "
         "--host; * is any; may be given several times; default: none where it listens on a loopback address, "
         "else any",
     )
-    open_admin: bool = Field(
+    open_admin: bool = _of_servers(
         False,
         description="without keys, clients on other machines are administrators too: they may load and "
         "unload models and adapters, empty caches, and see and end everybody's requests",
     )
-    trusted_proxy: list[Network] = Field(
+    trusted_proxy: list[Network] = _of_servers(
         [],
         description="believe this proxy (ADDRESS or NETWORK) about where requests come from; "
         "may be given several times",
     )
-    ssl_certfile: Path | None = Field(None, description="serve HTTPS with this certificate (PEM)")
-    ssl_keyfile: Path | None = Field(None, description="its key; default: in the certificate's file")
-    ssl_keyfile_password: SecretStr | None = Field(None, description="of an encrypted key")
+    ssl_certfile: Path | None = _of_servers(None, description="serve HTTPS with this certificate (PEM)")
+    ssl_keyfile: Path | None = _of_servers(None, description="its key; default: in the certificate's file")
+    ssl_keyfile_password: SecretStr | None = _of_servers(None, description="of an encrypted key")
     stream_rate: float = Field(
-        _ENGINE.stream_rate,
+        BY_DEFAULT.stream_rate,
         gt=0,
         description="tokens per second that an interactive stream keeps at least while others' prompts are "
         "read, where the machine is fast enough",
     )
     stall_ms: float = Field(
-        _ENGINE.stall_ms,
+        BY_DEFAULT.stall_ms,
         gt=0,
         description="longest gap between two tokens of an interactive stream, in milliseconds: a stream that "
         "was faster than --stream-rate waits so long for a prompt that comes",
     )
     batch_stall_ms: float = Field(
-        _ENGINE.batch_stall_ms,
+        BY_DEFAULT.batch_stall_ms,
         gt=0,
         description="the same while there is no interactive stream: longer steps bring more throughput",
     )
     batch_floor: float = Field(
-        _ENGINE.batch_floor,
+        BY_DEFAULT.batch_floor,
         ge=0,
         le=1,
         description="share of slots and time that batch work keeps beside endless interactive requests",
     )
     preempt_threshold_ms: float = Field(
-        _ENGINE.preempt_threshold_ms,
+        BY_DEFAULT.preempt_threshold_ms,
         ge=0,
         description="milliseconds that an interactive newcomer waits for batch work: it interrupts a batch "
         "step that has more left, and beside interactive streams batch work makes no step longer",
     )
     policy: Literal["priority", "fifo", "sjf"] = Field(
-        "priority",
+        BY_DEFAULT.policy,
         description="who goes first; priority: interactive requests, and clients take turns; fifo: who came "
         "first; sjf: the shortest expected output, learned by route and client",
     )
-    tile_filling: bool = Field(True, description="grow steps to sizes that are faster (off: for comparison)")
-    mixed_steps: bool = Field(
-        True, description="prompts and decoding sequences share steps (off: for comparison)"
-    )
-    continuous_batching: bool = Field(
-        True, description="newcomers join between steps (off: they wait for the whole batch, for comparison)"
-    )
+    experiment: CliSuppress[Annotated[Experiment, PlainValidator(_experiment)]] = AS_SERVED
+    """Not for users: it has no description, and stands in no list of options."""
     adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
         [],
         description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
         "may be given several times",
     )
-    adapter_dir: Path | None = Field(
+    adapter_dir: Path | None = _of_servers(
         None,
         description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "
         "nothing",
     )
-    prefix_sharing: bool = Field(True, description="compute a common prompt once (off: for comparison)")
-    cache_isolation: Literal["off", "key"] | None = Field(
+    cache_isolation: Literal["off", "key"] | None = _of_servers(
         None,
         description="key: requests of different API keys share no computed prompts, and none is told how "
         "much of its prompt another had sent; off: they do; default: key where there are keys",
     )
-    answer_cache: SecretStr | None = Field(
+    answer_cache: SecretStr | None = _of_servers(
         None,
         description="tell answers to the same question again: on (answers.db in the user's data directory), "
         "memory, PATH of a SQLite file, or redis://HOST:PORT; default: every answer is computed",
     )
-    answer_cache_ttl: float = Field(86_400.0, gt=0, description="seconds after which an answer is forgotten")
-    answer_cache_mb: int = Field(
+    answer_cache_ttl: float = _of_servers(
+        86_400.0, gt=0, description="seconds after which an answer is forgotten"
+    )
+    answer_cache_mb: int = _of_servers(
         256, ge=1, description="size of the cache of answers; what was told longest ago goes first"
     )
-    semantic_cache: float | None = Field(
+    semantic_cache: float | None = _of_servers(
         None,
         gt=0,
         le=1,
         description="tell answers to similar questions too: the cosine from which two last user turns count "
         "as one, such as 0.95; it is sometimes wrong. Implies --answer-cache on",
     )
-    semantic_cache_model: str | None = Field(
+    semantic_cache_model: str | None = _of_servers(
         None, description="the model that embeds the turns; default: the only one that embeds"
     )
     cache_dir: Path | None = Field(
@@ -264,13 +240,13 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         description="when the cost of steps is measured, once for a model: while nobody wants anything, "
         "before the first start is over, or never: then what an earlier start has kept is used",
     )
-    default_priority: Literal["interactive", "batch"] = Field(
+    default_priority: Literal["interactive", "batch"] = _of_servers(
         "interactive", description="priority of requests that name none"
     )
     max_queue: int = Field(1000, ge=1, description="requests of one priority that may wait; beyond: 429")
     max_choices: int = Field(64, ge=1, description="largest n and best_of")
     max_body_mb: int = Field(32, ge=1, description="largest request body, larger ones get 413")
-    max_bodies_mb: int = Field(
+    max_bodies_mb: int = _of_servers(
         256,
         ge=1,
         description="bodies that are being read, all together, but for 64 KiB of each; beyond: 503. "
@@ -284,19 +260,19 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         ge=1,
         description="longest output of a choice, also of one that names no max_tokens; default: the context",
     )
-    request_timeout: float | None = Field(
+    request_timeout: float | None = _of_servers(
         None, gt=0, description="seconds that a call may take, waiting included; default: no limit"
     )
-    max_connections: int = Field(
+    max_connections: int = _of_servers(
         4096,
         ge=1,
         description="connections; beyond: 503 (/health and /ready still answer). "
         "Needs as many open files and 128 more",
     )
-    read_timeout_s: float = Field(
+    read_timeout_s: float = _of_servers(
         30.0, gt=0, description="seconds for the headers of a request, and for its body with 1 s per KiB more"
     )
-    write_timeout_s: float = Field(
+    write_timeout_s: float = _of_servers(
         30.0, gt=0, description="a client that reads nothing for so many seconds is dropped"
     )
     stream_buffer_mb: int = Field(
@@ -304,21 +280,21 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         ge=1,
         description="held for a client that reads slower than its call generates; beyond: its call ends",
     )
-    jobs_db: SecretStr | None = Field(
+    jobs_db: SecretStr | None = _of_servers(
         None,
         description="files, batches and responses: PATH of a SQLite file, postgresql://..., or none: there "
         "are none of these; default: jobs.db in the user's data directory",
     )
-    prices: CliSuppress[dict[str, PriceTable]] = Field(
+    prices: CliSuppress[dict[str, PriceTable]] = _of_servers(
         {}, description="[prices.MODEL] of the TOML file: what a million tokens cost, for GET /v1/usage"
     )
-    response_days: float = Field(
+    response_days: float = _of_servers(
         30.0, gt=0, le=3650, description="days after which a stored response of /v1/responses is deleted"
     )
-    max_file_mb: int = Field(200, ge=1, description="largest file of /v1/files")
+    max_file_mb: int = _of_servers(200, ge=1, description="largest file of /v1/files")
     max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")
     batch_concurrency: int = Field(32, ge=1, description="rows of batches that run at once")
-    drain_seconds: float = Field(
+    drain_seconds: float = _of_servers(
         30.0, ge=0, description="what running requests get to end after the first SIGTERM or Ctrl-C"
     )
     hang_seconds: float = Field(
@@ -338,12 +314,14 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         description="of the engine; then it is given up. SIGKILLs after progress do not count, nor does what "
         "a request was found to cause",
     )
-    keep_alive_s: float = Field(10.0, ge=0, description="seconds between comments on a silent stream")
-    page: bool = Field(True, description="a page for browsers at /: chat, and what the scheduler does")
+    keep_alive_s: float = _of_servers(10.0, ge=0, description="seconds between comments on a silent stream")
+    page: bool = _of_servers(True, description="a page for browsers at /: chat, and what the scheduler does")
     lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level shown")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        _ENGINE.log_level, description="least level shown"
+    )
     log_format: Literal["console", "json"] = Field("console", description="json: an object a line")
-    otel_endpoint: str | None = Field(
+    otel_endpoint: str | None = _of_servers(
         None,
         description="send traces to the OpenTelemetry collector at this URL (OTLP over HTTP); "
         "default: OTEL_EXPORTER_OTLP_ENDPOINT, else none",
@@ -382,9 +360,9 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         """`cache_bytes`: what `cache_mb` comes to on this machine. `of`: the options of this model, where it
         has some of its own."""
         fields = {
-            **self.model_dump(include=_PASSED_ON),
+            **fields_for(EngineOptions, self, of=Settings),
             **(of or self).engine_fields,
-            "experiment": self._experiment(of or self),
+            "scheduling": self.scheduling,
             "model_path": str(model_path),
             "draft_model_path": str(draft_model_path) if draft_model_path else None,
             "adapters": adapters,
@@ -393,18 +371,12 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
             "pinned_prompts": pinned_prompts,
             "pinned_namespace": pinned_namespace,
             "cost_dir": str(self.profile_dir),
-            "calibrate": self.calibrate,
         }
         return msgspec.convert(fields, EngineOptions)
 
-    def _experiment(self, of: ModelOptions) -> Experiment:
-        return Experiment(
-            tile_filling=self.tile_filling,
-            mixed_steps=self.mixed_steps,
-            continuous_batching=self.continuous_batching,
-            prefix_sharing=self.prefix_sharing,
-            always_drafts=of.speculation == "always",
-        )
+    @property
+    def scheduling(self) -> Scheduling:
+        return msgspec.convert(fields_for(Scheduling, self, of=Settings), Scheduling)
 
     @property
     def profile_dir(self) -> Path:
@@ -426,109 +398,10 @@ def revealed(secret: SecretStr | None) -> str | None:
     return secret.get_secret_value() if secret is not None else None
 
 
-def foreign_settings() -> Mapping[str, str]:
-    """The environment, for what other programs such as Ray have set up there."""
-    return os.environ
-
-
-def tell_others(settings: Mapping[str, str]) -> None:
-    """Lets processes of this one inherit settings of other programs, where a user has not said otherwise."""
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
-
-
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""glibc reads it when a process starts: large allocations lie in huge pages, where the system lets them."""
-_NO_BLAS_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's: the engine multiplies no matrices by it, and it starts with threads that spin at first."""
-
-
-def tune_engines() -> None:
-    """Lets engines of this process inherit what makes steps fast, where a user has not said otherwise.
-
-    Compute threads spin for longer than the pause between two operations of a step, so no step gets slower,
-    but for less than the pause between two steps: then a core is free for whoever reads the last step's
-    tokens. If they spun on, that reader would take a core from the thread that makes the next step (measured:
-    1.4 ms of a step with 16 streams).
-
-    Cells lie in huge pages (measured: decoding at 1 B takes 3 to 5 % less time, resident memory 3 % more).
-
-    numpy has no threads (measured with two cores: the start takes 0.44 s of CPU time instead of 0.54).
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    tell_others(HUGE_PAGES | _NO_BLAS_THREADS)
-
-
-def read_settings(arguments: Sequence[str]) -> Settings:
-    """Settings for these command line arguments. Raises StartupError with one line that names the option, and
-    where it comes from."""
-    arguments = arguments_that_say_something(arguments)
-    _refuse_replaced(arguments)
-    config = _config_path(arguments)
-    settings = _reading(config)
-    models, others = _models_and_others(arguments)
-    named: dict[str, Any] = {"model": models} if models else {}
-    try:
-        return CliApp.run(settings, cli_args=others, cli_settings_source=_command_line(settings), **named)
-    except ValidationError as error:
-        problems = (
-            _problem(e["loc"], e["msg"], origin_of(str(e["loc"][0]), arguments, config) if e["loc"] else "")
-            for e in error.errors()
-        )
-        raise StartupError("; ".join(problems)) from None
-    except (SettingsError, OSError, ValueError) as error:
-        if isinstance(error.__cause__, StartupError):
-            raise error.__cause__ from None
-        raise StartupError(f"cannot read the settings: {error}") from None
-
-
-def _models_and_others(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The values of `--model`, and all other arguments: pydantic would cut values at commas."""
-    parser = OptionParser(_PROGRAM, "")
-    parser.add_argument("--model", action="append", default=[])
-    if {"-h", "--help"} & set(arguments):
-        return [], list(arguments)
-    given, others = parser.parse_known_args(arguments)
-    return given.model, others
-
-
-def _refuse_replaced(arguments: Sequence[str]) -> None:
-    """Raises StartupError for old names on the command line or in the environment, which would be ignored."""
-    given = {argument.partition("=")[0] for argument in arguments}
-    for name in _REPLACED:
-        if option(name) in given or variable(name) in os.environ:
-            raise StartupError(_problem((name,), ""))
-
-
-def _command_line(settings: type[Settings]) -> CliSettingsSource[OptionParser]:
-    parser = OptionParser(_PROGRAM, Settings.__doc__ or "")
-    return CliSettingsSource(settings, root_parser=parser, add_argument_method=add_option)
-
-
-def _reading(path: Path | None) -> type[Settings]:
-    """Settings that also read a TOML file."""
-    if path is None:
-        return Settings
-    if not path.is_file():
-        raise StartupError(f"there is no configuration file {path}")
-    return type("Settings", (Settings,), {"__doc__": Settings.__doc__}, toml_file=path)
-
-
-def _config_path(arguments: Sequence[str]) -> Path | None:
-    """Finds the TOML file, which must be known before the options are read."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named = said("config", os.environ.get(variable("config")), variable("config"))
-    parser.add_argument("--config", default=named)
-    path = parser.parse_known_args(arguments)[0].config
-    return expanded(path) if path else None
-
-
-def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:
-    """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
-    names = [part for part in location if isinstance(part, str)]
-    if names[:1] == ["models"] and len(names) > 1:
-        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f": {message}{origin}"
-    if names and names[0] in _REPLACED:
-        return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
-    return f"{option('-'.join(names))}: {message}{origin}" if location else message
+OPTIONS_OF_SERVERS = frozenset(
+    name
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.json_schema_extra, dict) and _OF_SERVERS in field.json_schema_extra
+)
+"""What means nothing to a command without a server. In the environment or a file, which a server may share,
+it is passed over."""

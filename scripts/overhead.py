@@ -31,6 +31,7 @@ import llama_cpp
 import msgspec
 from bench.servers import environment
 
+from openai_cpu_server.config.environment import HUGE_PAGES
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
@@ -45,7 +46,6 @@ from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.policy import PriorityPolicy
 from openai_cpu_server.scheduler.prefix_cache import PrefixCache
 from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.settings import HUGE_PAGES
 from openai_cpu_server.user_folders import user_cache_dir
 
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}

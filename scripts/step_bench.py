@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 from bench.roofline import Peaks, Work, measured_peaks
 
+from openai_cpu_server.config.environment import HUGE_PAGES
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.kernels.library import Kernel, Library, library_path, obstacle, put_in_front
 from openai_cpu_server.llama.measure.probe import Probe
-from openai_cpu_server.settings import HUGE_PAGES
 
 if TYPE_CHECKING:
     from bench.model_work import ModelWork

@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/stream_feel.py stream_rate=4 stall_ms=400
 
-NAME is a numeric option of the engine (`EngineOptions`). Each workload is run with our kernels and without.
+NAME is a numeric option of `Scheduling`. Each workload is run with our kernels and without.
 
     chat     32 x 250 + 48 tokens at once in 16 slots
     arrivals 48 of the same, one each 0.7 s
@@ -36,6 +36,7 @@ from sensitivity import Client, client, serve
 from openai_cpu_server.contract.cost import CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.scheduling import BY_DEFAULT, Scheduling
 from openai_cpu_server.contract.step import Span, Step
 from openai_cpu_server.scheduler.cost_model import CostModel
 
@@ -116,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("given", nargs="*", type=_assignment, metavar="NAME=VALUE")
     given: dict[str, float] = dict(parser.parse_args().given)
-    options = msgspec.structs.replace(EngineOptions(model_path=""), **given)
+    options = EngineOptions(model_path="", scheduling=msgspec.structs.replace(BY_DEFAULT, **given))
     print("| | slowest stream, tokens/s | worst stall, ms | first token p50, p95, ms | tokens/s of all |")
     print("| --- | --- | --- | --- | --- |")
     for truth in _TRUTHS:
@@ -126,8 +127,8 @@ def main() -> None:
 
 def _assignment(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
-    if name not in EngineOptions.__struct_fields__:
-        raise argparse.ArgumentTypeError(f"the engine has no option {name}")
+    if name not in Scheduling.__struct_fields__:
+        raise argparse.ArgumentTypeError(f"engines have no such option: {name}")
     return name, float(value)
 
 

@@ -12,9 +12,9 @@ from openai_cpu_server.adapter_options import (
     adapters_of_table,
     parse_adapter,
 )
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
 from openai_cpu_server.model_source import AdapterFiles
-from openai_cpu_server.settings import read_settings
 
 
 @pytest.mark.parametrize(

@@ -257,8 +257,8 @@ def test_an_option_that_the_server_has_not_is_named() -> None:
     known = frozenset(
         {"--model", "--port", "--profile", "--jobs-db", "--calibrate", "--ctx-size", "--max-seqs"}
     )
-    assert missing_options(spec, known) == ["--no-prefix-sharing"]
-    assert missing_options(spec, known | {"--no-prefix-sharing"}) == []
+    assert missing_options(spec, known) == ["--experiment"]
+    assert missing_options(spec, known | {"--experiment"}) == []
     assert "8123" in spec.on(8123, Path("nowhere"))
 
 

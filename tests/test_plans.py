@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.models.routing.options import Cascade, Classifier, Rule, Rules, WhenStreaming
-from openai_cpu_server.serving.plans import ModelPlan, planned_models, planned_routers
-from openai_cpu_server.settings import read_settings
+from openai_cpu_server.serving.plans import ModelPlan, planned_models, router_options
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_tables_that_are_routers_are_no_models(files: Path) -> None:
     default = "tools"
     """
     plans = planned(files, toml=toml)
-    cascade, rules, asks = planned_routers(read_settings(["--config", str(files / "c.toml")]), plans)
+    cascade, rules, asks = router_options(read_settings(["--config", str(files / "c.toml")]), plans)
     assert [plan.name for plan in plans] == ["small", "large"]
     assert (cascade.names, rules.names) == (("auto", "best"), ("tools", "default"))
     assert cascade.way == Cascade(

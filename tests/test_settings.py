@@ -6,11 +6,17 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from openai_cpu_server.config.command_line import read_settings
+from openai_cpu_server.config.environment import tune_engines
+from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.settings import read_settings, revealed, tune_engines
+from openai_cpu_server.settings import Settings, revealed
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +86,7 @@ def test_a_folder_of_secrets_that_is_not_there(tmp_path: Path, monkeypatch: pyte
         (["--port"], "--port: expected one argument"),
         (["--interactive-step-ms", "130"], "--interactive-step-ms is gone: use --stream-rate and --stall-ms"),
         (["--batch-step-ms=800"], "--batch-step-ms is gone: use --batch-stall-ms"),
+        (["--no-mixed-steps"], "--mixed-steps is gone: use --experiment mixed_steps=off"),
     ],
 )
 def test_wrong_options_are_named_in_one_line(arguments: list[str], said: str) -> None:
@@ -112,6 +119,41 @@ def test_options_that_are_gone_are_named_wherever_they_stand(
 def test_repack_and_kv_type_reach_the_engine() -> None:
     options = read_settings(["--repack", "on", "--kv-type", "q8_0"]).engine_options(Path("m"), cache_bytes=0)
     assert (options.repack, options.kv_type) == (True, "q8_0")
+
+
+@pytest.mark.parametrize("record", [Scheduling, EngineOptions])
+def test_what_engines_know_by_the_name_of_an_option_has_one_default(record: type[msgspec.Struct]) -> None:
+    in_other_words = {"kv_type", "repack"}
+    alike = Settings.model_fields.keys() & set(record.__struct_fields__) - in_other_words
+    assert alike
+    defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
+    assert {name: Settings.model_fields[name].default for name in alike} == {n: defaults[n] for n in alike}
+
+
+def test_options_reach_engines_by_their_names() -> None:
+    """Of the server, of a model, and of all engines' time."""
+    given = ["--sandbox", "off", "--draft-max", "7", "--batch-stall-ms", "650", "--policy", "sjf"]
+    options = read_settings(given).engine_options(Path("m"), cache_bytes=0)
+    assert (options.sandbox, options.draft_max) == ("off", 7)
+    assert options.scheduling == Scheduling(batch_stall_ms=650, policy="sjf")
+    assert options.experiment == AS_SERVED
+
+
+def test_the_benchmark_sets_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = read_settings(["--experiment", "mixed_steps=off,always_drafts=on"])
+    options = settings.engine_options(Path("m"), cache_bytes=0)
+    assert options.experiment == Experiment(mixed_steps=False, always_drafts=True)
+    monkeypatch.setenv("OCS_EXPERIMENT", "prefix_sharing=off")
+    assert read_settings([]).experiment == Experiment(prefix_sharing=False)
+
+
+def test_an_experiment_is_not_for_users(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--help"])
+    assert "experiment" not in capsys.readouterr().out
+    for wrong in (",", "mixed_steps", "mixed_steps=maybe", "nonsense=on", "mixed_steps=off,"):
+        with pytest.raises(StartupError, match=r"--experiment: .*expected on or off for one of tile_filling"):
+            read_settings(["--experiment", wrong])
 
 
 def test_the_key_does_not_show() -> None:

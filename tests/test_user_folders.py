@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.settings import read_settings
 from openai_cpu_server.user_folders import expanded, user_cache_dir, user_data_dir
 
 ODD = os.fsdecode(b"/home/b\xff")

@@ -8,21 +8,16 @@ import msgspec
 
 from openai_cpu_server.api.access.clients import Network
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.usage import Price
 
 _MULTIPART_BYTES = 64 * 1024
 """So many bytes may surround the file in the body of an upload."""
 
 
-class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engines were told, for those who watch them. Names are those of the command line."""
+class SchedulingOptions(Scheduling, frozen=True, kw_only=True):
+    """What the engines were told, for those who watch them."""
 
-    policy: str
-    stream_rate: float
-    stall_ms: float
-    batch_stall_ms: float
-    batch_floor: float
-    preempt_threshold_ms: float
     max_queue: int
 
 

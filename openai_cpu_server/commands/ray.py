@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openai_cpu_server.commands.plain_text import show
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.settings import read_settings
 
 try:
     from openai_cpu_server.replicas.ray.run import print_config, run

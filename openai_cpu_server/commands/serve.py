@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openai_cpu_server.app import serve as serve_with
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.reader.child import ReaderChild
-from openai_cpu_server.settings import read_settings
 
 
 def serve(arguments: Sequence[str], readers: Sequence[ReaderChild] = ()) -> None:

@@ -73,7 +73,7 @@ _COMMANDS = {
         "openai_cpu_server.commands.serve:serve", "serve a GGUF model behind the OpenAI API", reads=True
     ),
     "batch": _Command(
-        "openai_cpu_server.commands.batch:batch", "run a JSONL file of requests without a server"
+        "openai_cpu_server.commands.batch.command:batch", "run a JSONL file of requests without a server"
     ),
     "grammar": _Command(
         "openai_cpu_server.commands.grammar:grammar",

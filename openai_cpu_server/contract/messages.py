@@ -13,6 +13,7 @@ from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.scheduling import BY_DEFAULT, Scheduling
 from openai_cpu_server.contract.shown import Shown
 from openai_cpu_server.contract.step import TokenLogprob
 
@@ -37,19 +38,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """auto: kernels of ours compute in place of ggml's where they are proved."""
     prefill_tokens: int = 256
     """Tokens of a step at most."""
-    stream_rate: float = 2.5
-    """Tokens per second that an interactive stream keeps at least while others' prompts are read."""
-    stall_ms: float = 520.0
-    """The longest gap between two of its tokens."""
-    batch_stall_ms: float = 800.0
-    """The longest step while no interactive stream is there to stall."""
-    batch_floor: float = 0.1
-    """Share of the time that batch work keeps, whatever comes."""
-    preempt_threshold_ms: float = 60.0
-    """What an interactive newcomer waits for batch work: it interrupts a batch step that has longer than this
-    left; and beside interactive streams, where it may not, batch work makes no step longer.
-    """
-    policy: str = "priority"
+    scheduling: Scheduling = BY_DEFAULT
     experiment: Experiment = AS_SERVED
     speculation: Literal["auto", "off"] = "auto"
     """auto: drafts are computed where that is predicted to be faster."""
@@ -84,7 +73,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Adapters that are loaded later lie in one of these."""
     tells_forecast: bool = False
     """Several engines are chosen between by what they forecast, and by the prompts that they hold."""
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
     def exit_grace_s(self) -> float:

@@ -1,10 +1,13 @@
-"""Names of computed prompt beginnings, equal on every machine: a router knows what a replica holds."""
+"""Names of computed prompt beginnings, equal on every machine: a router knows what a replica holds.
+And of who shares them."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
+
+import msgspec
 
 BLOCK_TOKENS = 64
 """Tokens of a whole block of the prefix cache: a multiple of the pool's blocks."""
@@ -32,6 +35,21 @@ def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
         last := _chained(last, content[start : start + size])
         for start in range(0, len(content) - size + 1, size)
     )
+
+
+def key_identity(given: bytes | None) -> str | None:
+    """A digest that is equal for equal keys, and leads nowhere back; None where there is no key."""
+    return None if given is None else sha256(given).hexdigest()
+
+
+def cache_namespace(*, salt: str | None, key: str | None) -> str:
+    """Equal for equal pairs of salt and key identity, else different; "" where there is neither.
+
+    It is a digest, for it may be written to a file beside the cached prompts.
+    """
+    if salt is None and key is None:
+        return ""
+    return sha256(msgspec.json.encode([key, salt])).hexdigest()
 
 
 def _chained(parent: int, content: bytes) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.embedding import EmbedBackend
 from openai_cpu_server.contract.messages import EngineOptions, Submit
@@ -10,7 +12,7 @@ from openai_cpu_server.contract.prefix import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, Step
 from openai_cpu_server.engine.core import EngineCore, Measure
-from openai_cpu_server.engine.embed_core import EmbedCore, EmbedOptions
+from openai_cpu_server.engine.embed_core import EmbedCore
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
@@ -39,13 +41,13 @@ def build_core(
         cache=cache,
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),
         options=step_options(options),
-        policy=POLICIES[options.policy](),
+        policy=POLICIES[options.scheduling.policy](),
         speculator=_speculator(options, info),
     )
     core = EngineCore(
         scheduler,
         backend,
-        preempt_threshold_s=options.preempt_threshold_ms / 1000,
+        preempt_threshold_s=options.scheduling.preempt_threshold_ms / 1000,
         measure=measure if curve is None else None,
         journal=journal,
     )
@@ -57,27 +59,16 @@ def build_core(
 def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore:
     """A core for a model that embeds. It goes by a guess of what steps cost, and learns while it serves."""
     return EmbedCore(
-        EmbedQueue(batch_floor=options.batch_floor),
+        EmbedQueue(batch_floor=options.scheduling.batch_floor),
         backend,
         CostModel.guess(backend.info.num_parameters),
-        EmbedOptions(
-            short_step_ms=step_options(options).batch_beside_ms,
-            batch_stall_ms=options.batch_stall_ms,
-            preempt_threshold_ms=options.preempt_threshold_ms,
-        ),
+        options.scheduling,
     )
 
 
 def step_options(options: EngineOptions) -> StepOptions:
     """How steps are to be composed."""
-    return StepOptions(
-        stream_rate=options.stream_rate,
-        stall_ms=options.stall_ms,
-        batch_stall_ms=options.batch_stall_ms,
-        newcomer_wait_ms=options.preempt_threshold_ms,
-        batch_floor=options.batch_floor,
-        experiment=options.experiment,
-    )
+    return StepOptions(**msgspec.structs.asdict(options.scheduling), experiment=options.experiment)
 
 
 def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:

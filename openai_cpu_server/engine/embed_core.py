@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
-
 from openai_cpu_server.contract.adapter import Adapter, RefusedAdapter
 from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
@@ -29,6 +27,7 @@ from openai_cpu_server.contract.messages import (
     TokenEvent,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.shown import Shown, ShownPart
 from openai_cpu_server.engine.core import (
     NEVER,
@@ -56,15 +55,6 @@ _PLACES_TOLD = 100
 """Requests that wait behind so many others are not told their place."""
 
 
-class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    short_step_ms: float
-    """What a step may take where an interactive request waits for it, here or in another engine."""
-    batch_stall_ms: float
-    """As `EngineOptions` has it."""
-    preempt_threshold_ms: float
-    """As `EngineOptions` has it."""
-
-
 class EmbedCore:
     """Marries the queue and the backend. Every submitted request gets exactly one event that ends it."""
 
@@ -76,7 +66,7 @@ class EmbedCore:
         queue: EmbedQueue,
         backend: EmbedBackend,
         cost: CostModel,
-        options: EmbedOptions,
+        options: Scheduling,
         *,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
@@ -163,7 +153,7 @@ class EmbedCore:
         # After a step that was thrown away a short one: it is not thrown away too.
         is_short = sharing.beside_interactive or self._was_interrupted
         interactive = is_short or self._queue.best_priority is Priority.INTERACTIVE
-        budget_ms = options.short_step_ms if interactive else options.batch_stall_ms
+        budget_ms = options.batch_beside_ms if interactive else options.batch_stall_ms
         budget_tokens = self._tokens_within(budget_ms)
         return Room(max_inputs=info.max_seqs, max_tokens=info.max_step_tokens, budget_tokens=budget_tokens)
 

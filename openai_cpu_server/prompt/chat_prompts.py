@@ -157,3 +157,13 @@ def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> No
     """Raises PromptFarTooLong for a text that has more tokens, whatever they are."""
     if most_tokens is not None and (least := tokenizer.least_tokens(text)) > most_tokens:
         raise PromptFarTooLong(least_tokens=least, limit=most_tokens)
+
+
+def whole_prompt(
+    text: str, tokenizer: Tokenizer, *, most_tokens: int | None, add_special: bool = True
+) -> tuple[int, ...]:
+    """A text that is a prompt by itself: names of control tokens in it mean them, and BOS is added unless it
+    has it. Raises PromptFarTooLong."""
+    require_room(tokenizer, text, most_tokens)
+    needs_begin = add_special and needs_special_tokens(text, bos_text=tokenizer.bos_text)
+    return tuple(tokenizer.encode(text, add_special=needs_begin, parse_special=True))

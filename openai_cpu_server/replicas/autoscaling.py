@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.scheduling import BY_DEFAULT
 from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
 
 _PRESENT = (ReplicaState.LOADING, ReplicaState.READY, ReplicaState.RESTARTING)
@@ -36,7 +37,7 @@ class AutoscaleOptions:
     """So long fewer must have sufficed without a pause before some are ended."""
     batch_within_s: float = 3600.0
     """The time in which the batch work that waits is to be done, as far as `batch_floor` goes."""
-    batch_floor: float = 0.1
+    batch_floor: float = BY_DEFAULT.batch_floor
     """The share of the replicas that may be there for batch work's sake."""
     idle_after_s: float = 600.0
 

@@ -9,36 +9,16 @@ from dataclasses import dataclass, field
 from openai_cpu_server.contract.cost import TILE_TOKENS
 from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.fairness import Credit
 from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """The defaults of the numbers are those of `contract.messages.EngineOptions`."""
+class StepOptions(Scheduling, frozen=True, kw_only=True):
+    """How steps are to be composed: as users want it, and as a benchmark may."""
 
-    stream_rate: float
-    """Tokens per second that interactive streams keep at least while prompts are read."""
-    stall_ms: float
-    """The longest gap between two tokens of an interactive stream."""
-    batch_stall_ms: float
-    """The longest step that no interactive stream waits for. A newcomer may have to."""
-    newcomer_wait_ms: float
-    """What an interactive newcomer may wait for batch work beside streams, whose steps none interrupts."""
-    batch_floor: float
-    """The share of slots and time, 0 to 1, that batch work keeps beside interactive work."""
     experiment: Experiment = AS_SERVED
-
-    @property
-    def pace_ms(self) -> float:
-        """The time between two tokens at the rate that streams keep."""
-        return min(1000 / self.stream_rate, self.stall_ms)
-
-    @property
-    def batch_beside_ms(self) -> float:
-        """What a step may take for the sake of batch work beside interactive work."""
-        return min(self.newcomer_wait_ms, self.pace_ms)
 
 
 @dataclass(frozen=True)

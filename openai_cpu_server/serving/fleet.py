@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -22,14 +22,11 @@ from openai_cpu_server.errors import (
     ModelNotLoaded,
     ModelTooLarge,
     ServerError,
-    StartupError,
 )
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.models.keeper import LoadObserver, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryBudget
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.models.routing.checks import problem
-from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.serving.file_content import Stamp
@@ -51,11 +48,12 @@ file that will be loaded."""
 
 
 class FleetObserver(EnginesObserver, LoadObserver, Protocol):
-    """It is told of all."""
+    """Is told of all engines, and of models that come and go."""
 
 
-class Fleet:
-    """Owns the engines. All methods belong to one event loop's thread."""
+class ModelSet:
+    """The models of a server, each with its engine: built at the start, and again from files that have
+    changed. It runs nothing."""
 
     def __init__(
         self,
@@ -64,63 +62,131 @@ class Fleet:
         observer: FleetObserver,
         readers: ReaderPool,
     ) -> None:
-        """It owns the readers from here on. Raises StartupError where the only model cannot be read, and for
-        a router that leads nowhere."""
-        self._readers = readers
+        """Raises StartupError where the only model cannot be read, and for a router that leads nowhere."""
+        self.is_alone = len(plans) == 1 and settings.memory is None
+        """An only model, which is loaded at once and stays."""
+        self.keeper = ModelKeeper(
+            MemoryBudget(sys.maxsize if self.is_alone else _budget_bytes(settings)), observer
+        )
+        self._builder = Builder(settings, observer, self.keeper, readers, num_models=len(plans))
+        self._models = self._built(plans)
+        kinds = {
+            name: None if model.is_broken else model.served.kind
+            for model in self._models
+            for name in model.plan.names
+        }
+        self.registry = ModelRegistry(
+            [model.served for model in self._models], planned_routers(settings, plans, kinds)
+        )
+
+    def __iter__(self) -> Iterator[House]:
+        """Those that serve, the default first."""
+        return iter(list(self._models))
+
+    @property
+    def default(self) -> House:
+        return self._models[0]
+
+    def named(self, name: str) -> House:
+        return next(model for model in self._models if model.plan.name == name)
+
+    def serves(self, model: House) -> bool:
+        """Whether no other has taken its place."""
+        return model in self._models
+
+    def want_first(self) -> None:
+        """Load the default and those that are pinned; the others sleep until they are asked for."""
+        for model in self._models:
+            if (model is self.default or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
+                with contextlib.suppress(ServerError):
+                    self.keeper.want(model.kept)
+
+    def built_anew(self, old: House) -> House:
+        """From its file as it is now. It sleeps, and may be broken. It takes seconds."""
+        again = self._builder.alone_again if self.is_alone else self._builder.one_of_several
+        return again(_with_adapters(old))
+
+    def admit(self, new: House) -> None:
+        """Its memory counts from now on. Raises ModelTooLarge, ModelNotLoaded."""
+        if (why := self.keeper.why_never(new.kept)) is not None:
+            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+        if new.is_broken:
+            raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
+        self.keeper.add(new.kept)
+
+    async def load_beside(self, old: House, new: House) -> bool:
+        """False: there is no room for both. Then requests wait for the new one until the old one has gone."""
+        if old.kept.is_in_memory and not self.keeper.fits_beside(new.kept):
+            return False
+        await self.keeper.load(new.kept)
+        return True
+
+    def replace(self, old: House, new: House) -> None:
+        """The new one is chosen from now on; the old one ends what it has, and is to be forgotten then."""
+        self._models[self._models.index(old)] = new
+        self.registry.replace(old.served, new.served)
+        old.kept.is_replaced, old.kept.is_pinned = True, False
+
+    def forget(self, old: House) -> None:
+        self.registry.forget(old.served)
+        self.keeper.remove(old.kept)
+
+    def _built(self, plans: Sequence[ModelPlan]) -> list[House]:
+        """In the order of the plans; those that are pinned have their memory first."""
+        build = self._builder.alone if self.is_alone else self._builder.one_of_several
+        built: dict[str, House] = {}
+        for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
+            built[plan.name] = model = build(plan)
+            self.keeper.add(model.kept)
+        return [built[plan.name] for plan in plans]
+
+
+class Fleet:
+    """Runs the engines of all models of a server, and owns them. All methods belong to one event loop's
+    thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        plans: Sequence[ModelPlan],
+        observer: FleetObserver,
+        readers: ReaderPool,
+    ) -> None:
+        """It owns the readers from here on. Raises StartupError as `ModelSet` does."""
         try:
-            self._build_all(settings, plans, observer)
+            self._models = ModelSet(settings, plans, observer, readers)
         except BaseException:
             readers.close()
             raise
-
-    def _build_all(self, settings: Settings, plans: Sequence[ModelPlan], observer: FleetObserver) -> None:
-        is_alone = len(plans) == 1 and settings.memory is None
-        budget = MemoryBudget(sys.maxsize if is_alone else _budget_bytes(settings))
-        self._keeper = ModelKeeper(budget, observer)
-        self._builder = Builder(settings, observer, self._keeper, self._readers, num_models=len(plans))
-        self._build = self._builder.alone if is_alone else self._builder.one_of_several
-        self._is_alone = is_alone
-        self._houses: list[House] = []
+        self.registry = self._models.registry
+        self.readers = readers
         self._runs: dict[Dispatcher, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
         self._replacing: dict[str, asyncio.Lock] = {plan.name: asyncio.Lock() for plan in plans}
         self._has_failed: asyncio.Future[None] | None = None
         self._retired_totals = Totals()
-        for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
-            self._keeper_add(self._build(plan))
-        self._houses.sort(key=lambda house: plans.index(house.plan))
-        self.registry = ModelRegistry([house.served for house in self._houses], self._routers(settings))
 
     # -- an engine of all engines -------------------------------------------------------------------------
 
     @property
     def default(self) -> Dispatcher:
-        return self._houses[0].engine
+        return self._models.default.engine
 
     @property
     def totals(self) -> Totals:
-        parts = [*(house.engine.totals for house in self._houses), self._retired_totals]
-        return Totals(
-            requests=sum(part.requests for part in parts),
-            prompt_tokens=sum(part.prompt_tokens for part in parts),
-            output_tokens=sum(part.output_tokens for part in parts),
-        )
+        return _sum([*(model.engine.totals for model in self._models), self._retired_totals])
 
     def requests(self) -> list[LiveRequest]:
         return [request for model in self.registry for request in model.engine.requests()]
 
-    @property
-    def readers(self) -> ReaderPool:
-        return self._readers
-
     async def run(self) -> None:
         """Serve until `close`. Raises `StartupError` if the only model cannot be loaded."""
         self._has_failed = asyncio.get_running_loop().create_future()
-        keeping = asyncio.create_task(self._keeper.run())
-        for house in self._houses:
-            self._start(house.engine)
-        if not self._is_alone:
-            self._load_first()
+        keeping = asyncio.create_task(self._models.keeper.run())
+        for model in self._models:
+            self._start(model.engine)
+        if not self._models.is_alone:
+            self._models.want_first()
         self._spawn(self._look_at_files())
         try:
             await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +205,7 @@ class Fleet:
     async def close(self) -> None:
         """End all requests and processes."""
         await asyncio.gather(*(engine.close() for engine in self._engines))
-        await asyncio.to_thread(self._readers.close)
+        await asyncio.to_thread(self.readers.close)
         if self._has_failed is not None and not self._has_failed.done():
             self._has_failed.set_result(None)
 
@@ -154,42 +220,23 @@ class Fleet:
         """Returns when it is loaded. A file that has changed since, or `replace`, is loaded beside the model
         and takes its place. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
         async with self._replacing[model.name]:
-            house = self._house_of(model.name)
-            if house.engine.is_ending:
+            serving = self._models.named(model.name)
+            if serving.engine.is_ending:
                 raise EngineUnavailable("The server is about to end.", EngineState.DRAINING.retry_after_s)
-            if replace or house.is_broken or Stamp.of(house.plan.path) != house.stamp:
-                return (await self._replaced(house)).served
-            await self._keeper.load(house.kept)
-            return house.served
+            if replace or serving.is_broken or Stamp.of(serving.plan.path) != serving.stamp:
+                return (await self._replaced(serving)).served
+            await self._models.keeper.load(serving.kept)
+            return serving.served
 
     async def unload(self, model: ServedModel) -> None:
         """Returns when its process has ended. Raises ModelInUse."""
-        await self._keeper.unload(self._house_of(model.name).kept)
+        await self._models.keeper.unload(self._models.named(model.name).kept)
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _routers(self, settings: Settings) -> list[Router]:
-        """Raises StartupError with one line."""
-        planned = planned_routers(settings, [house.plan for house in self._houses])
-        kinds = {
-            name: None if house.is_broken else house.served.kind
-            for house in self._houses
-            for name in house.plan.names
-        }
-        if (said := problem(planned, kinds)) is not None:
-            raise StartupError(said)
-        return [Router(options) for options in planned]
-
     @property
     def _engines(self) -> Iterable[Dispatcher]:
-        return list(self._runs) or [house.engine for house in self._houses]
-
-    def _load_first(self) -> None:
-        """The default and those that are pinned; the others sleep until they are asked for."""
-        for index, house in enumerate(self._houses):
-            if (index == 0 or house.plan.is_pinned) and house.engine.state is EngineState.ASLEEP:
-                with contextlib.suppress(ServerError):
-                    self._keeper.want(house.kept)
+        return list(self._runs) or [model.engine for model in self._models]
 
     def _start(self, engine: Dispatcher) -> None:
         task = asyncio.create_task(engine.run())
@@ -202,100 +249,66 @@ class Fleet:
         if error is not None and self._has_failed is not None and not self._has_failed.done():
             self._has_failed.set_exception(error)
 
-    def _keeper_add(self, house: House) -> None:
-        self._keeper.add(house.kept)
-        self._houses.append(house)
-
-    def _house_of(self, name: str) -> House:
-        return next(house for house in self._houses if house.plan.name == name)
-
     async def _look_at_files(self) -> None:
         """Sleeping models keep up with their files. One that is loaded waits for an administrator's word."""
         seen: dict[str, Stamp | None] = {}
         while True:
             await asyncio.sleep(_LOOK_AT_FILES_S)
-            for house in list(self._houses):
-                stamp = Stamp.of(house.plan.path)
-                if house.kept.is_in_memory or stamp in (None, house.stamp, seen.get(house.plan.name)):
+            for model in self._models:
+                plan, stamp = model.plan, Stamp.of(model.plan.path)
+                if model.kept.is_in_memory or stamp in (None, model.stamp, seen.get(plan.name)):
                     continue
-                seen[house.plan.name] = stamp  # what cannot be read now is tried again when it changes again
+                seen[plan.name] = stamp  # what cannot be read now is tried again when it changes again
                 try:
-                    await self._read_anew(house)
+                    await self._read_anew(model)
                 except (ServerError, OSError) as error:  # such as a file that goes while it is being read
-                    logger.warning(
-                        "%s: %s has changed, and stays unread: %s", house.plan.name, house.plan.path, error
-                    )
+                    logger.warning("%s: %s has changed, and stays unread: %s", plan.name, plan.path, error)
 
     async def _read_anew(self, old: House) -> None:
         async with self._replacing[old.plan.name]:
-            if old not in self._houses or old.kept.is_in_memory or old.engine.residency.has_requests:
+            is_used = old.kept.is_in_memory or old.engine.residency.has_requests
+            if not self._models.serves(old) or is_used:
                 return
             self._take_place(old, await self._built_anew(old))
             logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
 
     async def _built_anew(self, old: House) -> House:
         """It sleeps, and runs. Raises ModelTooLarge, ModelNotLoaded."""
-        new = await asyncio.to_thread(self._build_anew, _with_adapters(old))
-        if (why := self._keeper.why_never(new.kept)) is not None:
-            raise ModelTooLarge(f"It cannot be loaded: {why}.")
-        if new.is_broken:
-            raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
-        self._keeper.add(new.kept)
+        new = await asyncio.to_thread(self._models.built_anew, old)
+        self._models.admit(new)
         self._start(new.engine)
         return new
 
     def _take_place(self, old: House, new: House) -> None:
-        self._houses[self._houses.index(old)] = new
-        self.registry.replace(old.served, new.served)
-        old.kept.is_replaced, old.kept.is_pinned = True, False
+        self._models.replace(old, new)
         self._spawn(self._retire(old))
 
     async def _replaced(self, old: House) -> House:
         """The new one serves; the old one goes with its last request."""
-        new = await self._built_anew(old)
+        new, keeper = await self._built_anew(old), self._models.keeper
         try:
-            was_loaded = await self._load_beside(old, new)
+            was_loaded = await self._models.load_beside(old, new)
             if was_loaded:
                 await _carry_adapters(old.engine, new.engine)
         except BaseException:
-            self._keeper.remove(new.kept)
+            keeper.remove(new.kept)
             self._spawn(self._end(new.engine))
             raise
         self._take_place(old, new)
         if not was_loaded:
-            await self._keeper.load(new.kept)
+            await keeper.load(new.kept)
             await _carry_adapters(old.engine, new.engine)
         logger.info("%s: %s has been loaded anew", new.plan.name, new.plan.path)
         return new
-
-    def _build_anew(self, plan: ModelPlan) -> House:
-        again = self._builder.alone_again if self._is_alone else self._builder.one_of_several
-        return again(plan)
-
-    async def _load_beside(self, old: House, new: House) -> bool:
-        """False: there is no room for both. Then requests wait for the new one until the old one has gone."""
-        if old.kept.is_in_memory and not self._keeper.fits_beside(new.kept):
-            return False
-        await self._keeper.load(new.kept)
-        return True
 
     async def _retire(self, old: House) -> None:
         """End it after its last request, and after the last that has chosen it already."""
         await asyncio.sleep(_LAST_CALLS_S)
         while old.engine.residency.has_requests:  # noqa: ASYNC110 (once for a file that has changed)
             await asyncio.sleep(_LOOK_S)
-        self.registry.forget(old.served)
-        self._keeper.remove(old.kept)
-        self._retired_totals = self._sum_with(old.engine.totals)
+        self._models.forget(old)
+        self._retired_totals = _sum([self._retired_totals, old.engine.totals])
         await self._end(old.engine)
-
-    def _sum_with(self, totals: Totals) -> Totals:
-        known = self._retired_totals
-        return Totals(
-            requests=known.requests + totals.requests,
-            prompt_tokens=known.prompt_tokens + totals.prompt_tokens,
-            output_tokens=known.output_tokens + totals.output_tokens,
-        )
 
     async def _end(self, engine: Dispatcher) -> None:
         await engine.close()
@@ -309,11 +322,19 @@ class Fleet:
         task.add_done_callback(self._others.discard)
 
 
-def _with_adapters(house: House) -> ModelPlan:
+def _sum(parts: Sequence[Totals]) -> Totals:
+    return Totals(
+        requests=sum(part.requests for part in parts),
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        output_tokens=sum(part.output_tokens for part in parts),
+    )
+
+
+def _with_adapters(model: House) -> ModelPlan:
     """Its plan, with the adapters that it has now: some may have come and gone since its start."""
-    offered = [status.adapter for status in house.engine.adapters()]
+    offered = [status.adapter for status in model.engine.adapters()]
     adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
-    return msgspec.structs.replace(house.plan, adapters=adapters)
+    return msgspec.structs.replace(model.plan, adapters=adapters)
 
 
 async def _carry_adapters(old: Dispatcher, new: Dispatcher) -> None:

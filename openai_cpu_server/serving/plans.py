@@ -10,10 +10,13 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.adapter_options import AdapterOption, AdapterSource
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.model_source import FoundModel, model_to_serve
+from openai_cpu_server.models.routing.checks import problem
 from openai_cpu_server.models.routing.options import RouterOptions
+from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.settings import Settings
 
 NO_TABLE = ModelTable.model_validate({})
@@ -49,7 +52,7 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     aliases = _aliases(settings.aliases, own_names)
     _require_models_of(settings.adapter, [model.name for model, _ in found])
     plans = [_plan(model, table, aliases, settings) for model, table in found]
-    routers = planned_routers(settings, plans)
+    routers = router_options(settings, plans)
     _require_distinct(
         [name for names in (*(p.names for p in plans), *(r.names for r in routers)) for name in names]
     )
@@ -58,7 +61,18 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     return plans
 
 
-def planned_routers(settings: Settings, plans: Sequence[ModelPlan]) -> list[RouterOptions]:
+def planned_routers(
+    settings: Settings, plans: Sequence[ModelPlan], kinds: Mapping[str, ModelKind | None]
+) -> list[Router]:
+    """`kinds`: by each name of the models; None: its file cannot be read. Raises StartupError for a router
+    that leads nowhere."""
+    options = router_options(settings, plans)
+    if (said := problem(options, kinds)) is not None:
+        raise StartupError(said)
+    return [Router(each) for each in options]
+
+
+def router_options(settings: Settings, plans: Sequence[ModelPlan]) -> list[RouterOptions]:
     """The tables that are routers, each by its name and its aliases."""
     tables = _router_tables(settings)
     aliases = _aliases(settings.aliases, [*(plan.name for plan in plans), *tables])

@@ -39,10 +39,10 @@ class Variant(enum.Enum):
     """Our server, whole and with features off, with the options for it."""
 
     WHOLE = ("ours", "ours", ())
-    CACHE_OFF = ("cache-off", "cache off", ("--no-prefix-sharing",))
-    SEQUENTIAL = ("sequential", "one at a time", ("--no-prefix-sharing", "--max-seqs", "1"))
-    STATIC = ("static", "static batching", ("--no-continuous-batching", "--no-mixed-steps"))
-    PLAIN_STEPS = ("plain-steps", "plain steps", ("--no-tile-filling", "--no-mixed-steps"))
+    CACHE_OFF = ("cache-off", "cache off", ("--experiment", "prefix_sharing=off"))
+    SEQUENTIAL = ("sequential", "one at a time", ("--experiment", "prefix_sharing=off", "--max-seqs", "1"))
+    STATIC = ("static", "static batching", ("--experiment", "continuous_batching=off,mixed_steps=off"))
+    PLAIN_STEPS = ("plain-steps", "plain steps", ("--experiment", "tile_filling=off,mixed_steps=off"))
     FIFO = ("fifo", "fifo", ("--policy", "fifo"))
 
     def __init__(self, key: str, label: str, options: tuple[str, ...]) -> None:

@@ -58,6 +58,10 @@ class ServerSpec:
         return [part.replace("{port}", str(port)).replace("{file}", str(path)) for part in self.command]
 
 
+_HIDDEN = "--experiment"
+"""It is no user's option, and stands in no list; a server that does not know it does not start."""
+
+
 @functools.cache
 def our_options() -> frozenset[str]:
     """The names of the options of `serve`. Raises ServerFailed."""
@@ -65,7 +69,7 @@ def our_options() -> frozenset[str]:
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ServerFailed(f"`serve --help` fails:\n{done.stderr}")
-    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", done.stdout))
+    return frozenset({_HIDDEN, *re.findall(r"--[a-z][a-z0-9-]*", done.stdout)})
 
 
 def environment() -> dict[str, str]:

@@ -22,7 +22,7 @@ _GROUPS = {
     "cache_mb": "A model: prefix cache",
     "host": "Address, keys and HTTPS",
     "stream_rate": "Engines: steps and priorities",
-    "prefix_sharing": "Engines: prefix cache",
+    "cache_isolation": "Engines: prefix cache",
     "answer_cache": "Cache of answers",
     "cache_dir": "Measured costs",
     "default_priority": "Limits for requests",
@@ -73,7 +73,7 @@ def option(name: str) -> str:
 
 
 def _groups() -> Iterator[tuple[str, list[str]]]:
-    names = list(Settings.model_fields)
+    names = [name for name, field in Settings.model_fields.items() if field.description]
     starts = [*map(names.index, _GROUPS), len(names)]
     for heading, (begin, end) in zip(_GROUPS.values(), pairwise(starts), strict=True):
         yield heading, names[begin:end]

@@ -98,7 +98,7 @@ class SimReplica:
         """Of one step."""
         self._num_steps = 1
         """How many like it are simulated at once."""
-        self._preempt_ms = options.preempt_threshold_ms
+        self._preempt_ms = options.scheduling.preempt_threshold_ms
         self._began_s = self._ends_s = 0.0
         self._was_interrupted = False
 

@@ -8,9 +8,9 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.api.resolve.call import cache_namespace
 from openai_cpu_server.api.routes.cache import Held, cache_stats
 from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.prefix import cache_namespace
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, running
 from tests.api.talking import complete, error_of

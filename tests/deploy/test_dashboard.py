@@ -44,7 +44,7 @@ _OPTIONS = f"""
 ctx_size = 2048
 cache_mb = 8
 answer_cache = "memory"
-speculation = "always"
+experiment = "always_drafts=on"
 [models.demo]
 source = "{_ASSETS / "demo.gguf"}"
 pinned = true

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
+from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.process.hang_detector import HangLimits
 from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
@@ -42,7 +44,7 @@ def client(
     kv_tokens: int = 4096,
     cache_bytes: int = 0,
     cache_file: str | None = None,
-    policy: str = "priority",
+    policy: Literal["priority", "fifo"] = "priority",
     calibrate: str = "start",
     hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
     memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
@@ -54,7 +56,7 @@ def client(
         kv_tokens=kv_tokens,
         cache_bytes=cache_bytes,
         cache_file=cache_file,
-        policy=policy,
+        scheduling=Scheduling(policy=policy),
         calibrate=calibrate,
     )
     supervisor = Supervisor(command, options, hang_limits=hang_limits, memory_killer=memory_killer)

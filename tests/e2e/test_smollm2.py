@@ -57,7 +57,7 @@ TOOLS = [tool("get_weather", "The weather in a city", "city"), tool("send_email"
 def client(smollm2: Path) -> Iterator[openai.OpenAI]:
     """It drafts wherever it can: quotations in JSON and elsewhere."""
     with (
-        ServerProcess("--speculation", "always") as process,
+        ServerProcess("--experiment", "always_drafts=on") as process,
         openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk,
     ):
         assert not [line for line in process.lines if "WARNING" in line]

@@ -17,6 +17,7 @@ from tests.tiny_model import tiny_model_path
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 DRAFT = Path(__file__).parents[2] / "model_assets" / "demo-draft.gguf"
+DRAFTING = ("--model", "demo", "--experiment", "always_drafts=on")
 LAMP = "I bought this lamp for my desk. I like the warm light and the low price. 4 out of 5 stars."
 REVIEW: Any = {
     "type": "object",
@@ -56,7 +57,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with (
-        ServerProcess("--model", "demo", "--speculation", "always") as process,
+        ServerProcess(*DRAFTING) as process,
         openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as client,
     ):
         yield Served(process, client)
@@ -128,7 +129,9 @@ def test_it_can_be_switched_off() -> None:
 
 def test_a_draft_model_drafts_what_is_no_quotation() -> None:
     with (
-        ServerProcess("--model", "demo", "--draft-model", str(DRAFT), "--speculation", "always") as process,
+        ServerProcess(
+            "--model", "demo", "--draft-model", str(DRAFT), "--experiment", "always_drafts=on"
+        ) as process,
         openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as client,
     ):
         answer = Served(process, client).ask("Tell me a short story about a dog.")

@@ -26,6 +26,7 @@ from openai_cpu_server.contract.messages import (
     TokenEvent,
 )
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
+from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.build import build_core
 from openai_cpu_server.engine.core import EngineCore, Prepared
@@ -223,7 +224,8 @@ def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
 
 def test_whoever_gets_a_slot_is_announced_though_it_is_not_computed_yet() -> None:
     """Beside the step its grammar is compiled, which may be what the process dies of."""
-    engine = Engine(msgspec.structs.replace(OPTIONS, stream_rate=1000, stall_ms=1, batch_stall_ms=1))
+    hurried = Scheduling(stream_rate=1000, stall_ms=1, batch_stall_ms=1)
+    engine = Engine(msgspec.structs.replace(OPTIONS, scheduling=hurried))
     for name in ("a", "b"):
         engine.core.handle(Submit(request(name, prompt=200)))
     engine.step()

@@ -19,14 +19,16 @@ from openai_cpu_server.contract.messages import (
     Submit,
 )
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.embed_core import EmbedCore, EmbedOptions
+from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.engine.embed_core import EmbedCore
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from tests.fakes import FAKE_EMBEDDER, FakeEmbedder, vector_of
 from tests.scheduler.driver import request as generation
 
 SIZE = FAKE_EMBEDDER.embedding_size
-OPTIONS = EmbedOptions(short_step_ms=1e6, batch_stall_ms=1e6, preempt_threshold_ms=100)
+OPTIONS = Scheduling(stream_rate=1e-3, stall_ms=1e6, batch_stall_ms=1e6, preempt_threshold_ms=1e6)
+"""Steps are as long as a core makes any."""
 
 
 def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INTERACTIVE) -> EmbedRequest:
@@ -36,7 +38,7 @@ def embed(name: str, *inputs: tuple[int, ...], priority: Priority = Priority.INT
 class Driver:
     """Runs a core, and keeps what it says."""
 
-    def __init__(self, backend: FakeEmbedder | None = None, options: EmbedOptions = OPTIONS) -> None:
+    def __init__(self, backend: FakeEmbedder | None = None, options: Scheduling = OPTIONS) -> None:
         self.now = 0.0
         self.backend = backend or FakeEmbedder()
         self.core = EmbedCore(
@@ -88,14 +90,14 @@ def test_a_hundred_inputs_are_a_handful_of_steps() -> None:
 
 def test_a_step_is_as_long_as_its_time_budget_allows() -> None:
     budget = CostModel.guess().predict_ms(32)
-    driver = Driver(options=msgspec.structs.replace(OPTIONS, short_step_ms=budget))
+    driver = Driver(options=msgspec.structs.replace(OPTIONS, stall_ms=budget))
     driver.submit(embed("a", *[(5,) * 8] * 8), embed("b", (5,) * 8, priority=Priority.BATCH))
     driver.step()
     assert sum(map(len, driver.backend.steps[0])) == 32
 
 
 def test_beside_another_models_interactive_work_batch_steps_are_short() -> None:
-    options = msgspec.structs.replace(OPTIONS, short_step_ms=CostModel.guess().predict_ms(32))
+    options = msgspec.structs.replace(OPTIONS, stall_ms=CostModel.guess().predict_ms(32))
     driver = Driver(options=options)
     driver.submit(embed("a", *[(5,) * 8] * 8, priority=Priority.BATCH))
     list(driver.core.step(Sharing(beside_interactive=True)))
@@ -184,12 +186,12 @@ class Interrupted(FakeEmbedder):
 @pytest.mark.parametrize("priority", Priority)
 def test_a_long_batch_step_is_interrupted_for_an_interactive_newcomer(priority: Priority) -> None:
     backend = Interrupted()
-    driver = backend.driver = Driver(backend)
+    driver = backend.driver = Driver(backend, msgspec.structs.replace(OPTIONS, preempt_threshold_ms=100))
     driver.submit(embed("a", *[(1,) * 64] * 8, priority=priority))
     assert driver.step() == ()
     is_batch = priority is Priority.BATCH
     assert backend.answers == [is_batch, False, is_batch, False]
-    assert len(rows(list(driver.step()), "a")) == 4
+    assert len(rows(list(driver.step()), "a")) == 1, "the next one is as short as can be"
     assert backend.answers == [False] * 4, "never two in a row"
     assert not driver.core.is_worth_interrupting(Submit(request=embed("new", (1,)))), "nothing runs"
 

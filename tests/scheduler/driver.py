@@ -171,7 +171,7 @@ class Driver:
             stream_rate=1000 / decoding,
             stall_ms=stall or min(4 * decoding, idle),
             batch_stall_ms=idle,
-            newcomer_wait_ms=decoding,
+            preempt_threshold_ms=decoding,
             batch_floor=floor,
             experiment=Experiment(mixed_steps=mixes, continuous_batching=continuous),
         )

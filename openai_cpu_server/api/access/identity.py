@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -13,6 +12,7 @@ from openai_cpu_server.api.access.access import Access
 from openai_cpu_server.api.access.clients import Network, client_address
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import STRANGER, VISITOR, Identity, Key
+from openai_cpu_server.contract.prefix import key_identity
 from openai_cpu_server.errors import Forbidden, Unauthorized
 
 SUBPROTOCOL = "openai-chat-completions"
@@ -71,11 +71,6 @@ def offered_key(subprotocols: Sequence[str]) -> bytes | None:
     """The key among the subprotocols of a WebSocket's handshake."""
     keys = (name.removeprefix(_KEY_PROTOCOL) for name in subprotocols if name.startswith(_KEY_PROTOCOL))
     return next(keys, "").encode("latin-1") or None
-
-
-def key_identity(given: bytes | None) -> str | None:
-    """A digest that is equal for equal keys, and leads nowhere back; None where there is no key."""
-    return None if given is None else hashlib.sha256(given).hexdigest()
 
 
 class _Asked(msgspec.Struct, frozen=True):

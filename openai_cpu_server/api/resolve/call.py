@@ -26,6 +26,7 @@ from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import header_safe
 from openai_cpu_server.api.schemas.unheeded import TIERS
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.prefix import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 
 UNENFORCED = "x-unenforced-schema-keywords"
@@ -114,16 +115,6 @@ def fingerprint(info: ModelInfo, adapter_key: str | None = None) -> str:
     if adapter_key is not None:
         facts += f"|{adapter_key}"
     return f"fp_{__version__}_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
-
-
-def cache_namespace(*, salt: str | None, key: str | None) -> str:
-    """Equal for equal pairs of salt and key identity, else different; "" where there is neither.
-
-    It is a digest, for it may be written to a file beside the cached prompts.
-    """
-    if salt is None and key is None:
-        return ""
-    return hashlib.sha256(msgspec.json.encode([key, salt])).hexdigest()
 
 
 def _request(body: GenerationBody, asking: Asking, output: Output) -> GenerationRequest:

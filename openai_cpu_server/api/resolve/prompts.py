@@ -10,8 +10,7 @@ from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.chat import needs_special_tokens
-from openai_cpu_server.prompt.chat_prompts import require_room
+from openai_cpu_server.prompt.chat_prompts import whole_prompt
 from openai_cpu_server.prompt.fim import fim_tokens
 
 Text = Union[str, Sequence[int]]
@@ -35,16 +34,6 @@ def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Text
     if isinstance(prompt[0], int):
         return [[token for token in prompt if isinstance(token, int)]]
     return [item for item in prompt if not isinstance(item, int)]
-
-
-def whole_prompt(
-    text: str, tokenizer: Tokenizer, *, most_tokens: int | None, add_special: bool = True
-) -> tuple[int, ...]:
-    """A text that is a prompt by itself: names of control tokens in it mean them, and BOS is added unless it
-    has it. Raises PromptFarTooLong."""
-    require_room(tokenizer, text, most_tokens)
-    needs_begin = add_special and needs_special_tokens(text, bos_text=tokenizer.bos_text)
-    return tuple(tokenizer.encode(text, add_special=needs_begin, parse_special=True))
 
 
 def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo: bool) -> Prompt:

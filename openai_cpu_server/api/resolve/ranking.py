@@ -9,11 +9,11 @@ from openai_cpu_server.api.access.clients import Client, account_of
 from openai_cpu_server.api.calls.call import Asking
 from openai_cpu_server.api.calls.pooling import PoolingCall, YesOrNo
 from openai_cpu_server.api.render.pooling import CosineWriter, ScoreWriter
-from openai_cpu_server.api.resolve.call import cache_namespace
 from openai_cpu_server.api.resolve.embedding import embed_call, embed_request
 from openai_cpu_server.api.resolve.inputs import InputReader, Tokens
 from openai_cpu_server.api.schemas.pooling import RerankBody
 from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.contract.prefix import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.errors import InputTooLong, InvalidRequest
 from openai_cpu_server.prompt.rerank_template import RerankPrompts

@@ -14,7 +14,6 @@ from openai_cpu_server.api.gates.fair_use import unkept_body
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.messages import checked_messages
-from openai_cpu_server.api.resolve.prompts import whole_prompt
 from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.parse import Ignored, parse
@@ -23,7 +22,7 @@ from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.prompt.chat_prompts import Conversation, require_room
+from openai_cpu_server.prompt.chat_prompts import Conversation, require_room, whole_prompt
 
 B = TypeVar("B", bound=Body)
 _SLICE = 10_000

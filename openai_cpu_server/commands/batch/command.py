@@ -11,61 +11,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from openai_cpu_server.app import job_options, offline
+from openai_cpu_server.app import offline
 from openai_cpu_server.commands.batch.input import checked_endpoint
 from openai_cpu_server.commands.batch.paths import Paths, errors_beside
 from openai_cpu_server.commands.batch.progress import BatchBar
 from openai_cpu_server.commands.batch.work import found_or_begun, run_to_end, write
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.option_sources import named_by
+from openai_cpu_server.server.api_options import job_options
 from openai_cpu_server.serving.plans import planned_models
-from openai_cpu_server.settings import Settings, read_settings
+from openai_cpu_server.settings import OPTIONS_OF_SERVERS, Settings
 
 _ROWS_FAILED, _INTERRUPTED = 1, 130
-OF_SERVERS = frozenset(
-    {
-        "host",
-        "ray",
-        "port",
-        "api_key",
-        "api_keys",
-        "open_to_gateways",
-        "limits_url",
-        "cors_origin",
-        "allowed_host",
-        "open_admin",
-        "trusted_proxy",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_keyfile_password",
-        "adapter_dir",
-        "cache_isolation",
-        "default_priority",
-        "max_bodies_mb",
-        "request_timeout",
-        "max_connections",
-        "read_timeout_s",
-        "write_timeout_s",
-        "jobs_db",
-        "prices",
-        "response_days",
-        "answer_cache",
-        "answer_cache_mb",
-        "answer_cache_ttl",
-        "semantic_cache",
-        "semantic_cache_model",
-        "max_file_mb",
-        "drain_seconds",
-        "keep_alive_s",
-        "page",
-        "otel_endpoint",
-    }
-)
-"""Settings that mean nothing without connections, keys or a server's end. In the environment or a file, which
-a server may share, they are passed over."""
 
 
 def batch(arguments: Sequence[str]) -> None:
@@ -95,10 +57,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(arguments: Sequence[str]) -> Settings:
-    for argument in arguments:
-        option = argument.partition("=")[0]
-        if option.startswith("--") and option.removeprefix("--").replace("-", "_") in OF_SERVERS:
-            raise StartupError(f"{option} is for servers: batch has none")
+    for name in sorted(OPTIONS_OF_SERVERS):
+        if given := named_by(name, arguments):
+            raise StartupError(f"{given} is for servers: batch has none")
     settings = read_settings(arguments)
     if settings.calibrate == "idle":  # which a batch never is
         return settings.model_copy(update={"calibrate": "start"})

@@ -16,6 +16,7 @@ from openai_cpu_server.commands.inspect.report import Report, text
 from openai_cpu_server.commands.inspect.speed import Measured, best_known, measure, predicted
 from openai_cpu_server.commands.inspect.template import read_template, template_source
 from openai_cpu_server.commands.plain_text import show
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
@@ -23,7 +24,7 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.llama.measure.profile import Profile, load_profile
 from openai_cpu_server.model_source import local_model
-from openai_cpu_server.settings import Settings, read_settings
+from openai_cpu_server.settings import Settings
 
 
 def inspect(arguments: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from openai_cpu_server.commands.tune.children import Children
 from openai_cpu_server.commands.tune.report import progress_bar, summary, table
 from openai_cpu_server.commands.tune.search import Row, factors, num_trials, search, winner
 from openai_cpu_server.commands.tune.workload import MANY, Goal
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
@@ -23,7 +24,6 @@ from openai_cpu_server.llama.measure.profile import Profile, save_profile
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.room import Room
 from openai_cpu_server.model_source import resolve_model
-from openai_cpu_server.settings import read_settings
 from openai_cpu_server.user_folders import expanded
 
 _BUDGET_S, _BUDGET_MAX_S = 100.0, 900.0

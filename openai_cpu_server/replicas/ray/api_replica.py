@@ -10,11 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from ray.serve.handle import DeploymentHandle
 
-from openai_cpu_server.app import open_desk, web_serving
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.app import open_api, web_serving
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.models.routing.checks import problem
-from openai_cpu_server.models.routing.router import Router
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
@@ -22,7 +19,7 @@ from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.replicas.ray.links import Roster
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.serving.parts import ModelParts, reader_pool
-from openai_cpu_server.serving.plans import ModelPlan, planned_models, planned_routers
+from openai_cpu_server.serving.plans import planned_models, planned_routers
 from openai_cpu_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,16 +46,17 @@ class ApiReplica:
         self._watch = Watch.new(model=plans[0].name, tracing=tracing)
         self._readers.on_death = self._watch.reader_died
         served = [self._served(one, engines[one.plan.name]) for one in parts]
-        registry = ModelRegistry(served, _routers(settings, plans, served))
-        self._desk = open_desk(settings, registry, self._watch)
+        kinds = {name: model.kind for model in served for name in model.names}
+        registry = ModelRegistry(served, planned_routers(settings, plans, kinds))
+        self._api = open_api(settings, registry, self._watch)
         self._open, self._listening = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
-        await self._open.enter_async_context(self._desk.working())
+        await self._open.enter_async_context(self._api.working())
         if settings.ray.ingress == "replicas":
             await self._listen()
 
     def __serve_build_asgi_app__(self) -> Callable[..., Awaitable[None]]:
         """For Serve's proxies."""
-        return self._desk.api.app
+        return self._api.api.app
 
     async def check_health(self) -> None:
         """Raises where another should take its place."""
@@ -82,7 +80,7 @@ class ApiReplica:
     async def _listen(self) -> None:
         """Raises StartupError where the port is somebody else's."""
         close_s = math.ceil(0.9 * self._settings.ray.drain_s)
-        serving = web_serving(self._settings, self._desk.api, close_s=close_s)
+        serving = web_serving(self._settings, self._api.api, close_s=close_s)
         self._tasks.append(await self._listening.enter_async_context(serving))
 
     def _served(self, parts: ModelParts, handle: DeploymentHandle) -> ServedModel:
@@ -102,12 +100,3 @@ class ApiReplica:
 async def _follow(engine: RemoteEngine, handle: DeploymentHandle) -> None:
     await Roster(handle, engine.replicas_are).follow()
     await engine.run()
-
-
-def _routers(settings: Settings, plans: list[ModelPlan], served: list[ServedModel]) -> list[Router]:
-    """Raises StartupError with one line."""
-    planned = planned_routers(settings, plans)
-    kinds = {name: model.kind for model in served for name in model.names}
-    if (said := problem(planned, kinds)) is not None:
-        raise StartupError(said)
-    return [Router(options) for options in planned]

@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.ray_options import RayTable
 from openai_cpu_server.replicas.ray.api_replica import ApiReplica
@@ -22,7 +23,7 @@ from openai_cpu_server.replicas.ray.environment import of_replicas
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy
 from openai_cpu_server.serving.plans import planned_models
 from openai_cpu_server.serving.recall import check_recall
-from openai_cpu_server.settings import Settings, read_settings
+from openai_cpu_server.settings import Settings
 from openai_cpu_server.user_folders import expanded
 
 _GIB = 1024**3

@@ -11,6 +11,7 @@ import time
 import msgspec
 import ray.util
 
+from openai_cpu_server.config.environment import foreign_settings, tune_engines
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
@@ -28,7 +29,7 @@ from openai_cpu_server.replicas.wire import DoorPlate
 from openai_cpu_server.serving.parts import ModelParts, reader_pool
 from openai_cpu_server.serving.plans import ModelPlan, planned_models
 from openai_cpu_server.serving.supervised import supervised
-from openai_cpu_server.settings import Settings, foreign_settings, tune_engines
+from openai_cpu_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 

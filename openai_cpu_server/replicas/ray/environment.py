@@ -6,7 +6,7 @@ of these saves. Who sets one of them has his way.
 
 from __future__ import annotations
 
-from openai_cpu_server.settings import foreign_settings
+from openai_cpu_server.config.environment import foreign_settings
 
 OF_NEW_CLUSTER = {
     # So often Serve's controller looks at everything; its ten times a second take as much as all replicas

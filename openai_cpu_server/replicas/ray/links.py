@@ -9,12 +9,12 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
+from openai_cpu_server.config.environment import foreign_settings
 from openai_cpu_server.replicas.link import Link, ReplicaLost
 from openai_cpu_server.replicas.ray.addressed import Addressed
 from openai_cpu_server.replicas.ray.tls import client_tls
 from openai_cpu_server.replicas.remote.stream_link import StreamLink
 from openai_cpu_server.replicas.wire import DoorPlate
-from openai_cpu_server.settings import foreign_settings
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 
 from openai_cpu_server.app import listening
+from openai_cpu_server.config.environment import tell_others
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.replicas.ray.application import application, config_file, portable
 from openai_cpu_server.replicas.ray.environment import OF_NEW_CLUSTER
-from openai_cpu_server.settings import Settings, tell_others
+from openai_cpu_server.settings import Settings
 
 
 def run(settings: Settings) -> None:

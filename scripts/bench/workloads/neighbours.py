@@ -20,13 +20,14 @@ from bench.load import LoadFailed, poisson_arrivals
 from bench.prompts import about, random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.stats import Rounds, percentile, ratios
+from openai_cpu_server.config.environment import tune_engines
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.scheduling import BY_DEFAULT
 from openai_cpu_server.dispatch.cores.shared_cores import SharedCores
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.dispatch.process.supervisor import Supervisor
-from openai_cpu_server.settings import tune_engines
 from openai_cpu_server.user_folders import user_cache_dir
 
 _COMMAND = (
@@ -37,7 +38,7 @@ _START_S = 600.0
 _POLL_S = 0.05
 _LEAST_REQUESTS = 8
 """On average so many interactive requests come within a window; on a slow machine it is longer for that."""
-_FLOOR = EngineOptions(model_path="").batch_floor
+_FLOOR = BY_DEFAULT.batch_floor
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.commands.batch.command import OF_SERVERS
+from openai_cpu_server.commands.batch.command import batch
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.lease import new_holder
 from openai_cpu_server.jobs.store.ledger import Ledger
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.settings import OPTIONS_OF_SERVERS
 from tests import warm
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
@@ -133,44 +134,13 @@ def test_wrong_use_is_said_before_anything_begins(
     assert files(tmp_path) == ([] if content is None else ["in.jsonl"])
 
 
-def test_every_option_is_either_obeyed_or_refused() -> None:
-    """A new option has to be put here, if batches obey it, or among those of servers."""
-    obeyed = {
-        *(
-            "models",
-            "aliases",
-            "memory",
-            "idle_unload",
-            "config",
-            "model",
-            "served_model_name",
-            "chat_template",
-            "tool_format",
-            "reasoning_format",
-            "reasoning",
-            "reasoning_budget",
-            "json_whitespace",
-        ),
-        *("ctx_size", "max_seqs", "threads", "threads_batch", "flash_attention", "profile", "kv_type"),
-        *("repack", "kernels", "prefill_tokens", "stream_rate", "stall_ms"),
-        "batch_stall_ms",
-        *("batch_floor", "adapter"),
-        *("preempt_threshold_ms", "policy", "tile_filling", "mixed_steps", "continuous_batching"),
-        *("speculation", "draft_model", "draft_max", "prefix_sharing", "cache_mb", "cache_file"),
-        *(
-            "pin_prompt",
-            "cache_dir",
-            "calibrate",
-            "max_queue",
-            "max_choices",
-            "max_body_mb",
-            "max_prompt_tokens",
-        ),
-        *("max_output_tokens", "stream_buffer_mb", "max_batch_rows", "batch_concurrency", "hang_seconds"),
-        *("load_hang_seconds", "max_crashes_per_minute", "lenient", "sandbox", "log_level", "log_format"),
-    }
-    assert not obeyed & OF_SERVERS
-    assert obeyed | OF_SERVERS == set(Settings.model_fields)
+@pytest.mark.parametrize("name", sorted(OPTIONS_OF_SERVERS))
+def test_an_option_of_servers_is_refused_by_each_name_that_it_has(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in.jsonl").write_text("x")
+    given = name.replace("_", "-")
+    for switch in (f"--{given}", f"--{given}=1", f"--no-{given}"):
+        with pytest.raises(StartupError, match=f"^{switch.partition('=')[0]} is for servers"):
+            batch([*command(tmp_path)[1:], switch])
 
 
 def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from openai_cpu_server.config.environment import tell_others
 from openai_cpu_server.replicas.ray.environment import OF_NEW_CLUSTER, of_replicas
-from openai_cpu_server.settings import tell_others
 
 
 @pytest.fixture(autouse=True)

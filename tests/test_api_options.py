@@ -1,0 +1,45 @@
+"""What the API and the jobs are told of the settings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import msgspec
+
+import openai_cpu_server
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.app import serve
+from openai_cpu_server.config.command_line import read_settings
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.server.api_options import api_options, job_options
+from openai_cpu_server.settings import OPTIONS_OF_SERVERS, Settings
+
+
+def test_without_settings_the_api_is_as_its_own_options_have_it() -> None:
+    depends_on_the_address = {"hosts": None, "is_admin_open": True, "scheduling": None}
+    told = msgspec.structs.replace(api_options(read_settings([])), **depends_on_the_address)
+    assert told == ApiOptions()
+    assert job_options(read_settings([]), "m") == JobOptions(model="m")
+
+
+def test_options_reach_the_api_by_name_and_in_other_words() -> None:
+    given = ["--max-choices", "3", "--no-page", "--max-file-mb", "2", "--request-timeout", "5", "--lenient"]
+    told = api_options(read_settings([*given, "--max-queue", "7", "--api-key", "k"]))
+    assert (told.max_choices, told.page, told.lenient) == (3, False, True)
+    assert (told.max_file_bytes, told.request_timeout_s) == (2 * 1024 * 1024, 5)
+    assert told.api_key == "k"
+    assert told.scheduling is not None
+    assert told.scheduling.max_queue == 7
+
+
+def test_what_only_a_running_server_reads_is_an_option_of_servers() -> None:
+    """So a new one is refused by commands that have no server, as the others are."""
+    running = Path(inspect.getfile(serve))
+    package = Path(openai_cpu_server.__file__).parent
+    elsewhere = [path.read_text() for path in package.rglob("*.py") if path != running]
+    known_elsewhere = set(re.findall(r"\.(\w+)\b(?!\()", "".join(elsewhere)))
+    only_here = set(re.findall(r"\bsettings\.(\w+)", running.read_text())) - known_elsewhere
+    assert "drain_seconds" in only_here
+    assert only_here & Settings.model_fields.keys() <= OPTIONS_OF_SERVERS
