@@ -224,11 +224,11 @@ async def test_timings_add_up() -> None:
     async with running(client("step_s=0.01")) as engine:
         async with engine.generate([request("a", output=5)]) as generation:
             assert len([event async for event in generation]) > 0
-        timings = generation.timings
+        timings = generation.figures
     parts = timings.queue_ms + timings.prefill_ms + timings.generation_ms
     assert parts == pytest.approx(timings.latency_ms)
     assert timings.generation_ms >= 4 * 10 * 0.9
-    assert timings.tokens_generated == 5
+    assert timings.output_tokens == 5
     assert timings.tokens_per_second > 0
 
 
