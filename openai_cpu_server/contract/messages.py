@@ -10,12 +10,14 @@ import msgspec
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
+from openai_cpu_server.contract.figures import SequenceFigures
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import BY_DEFAULT, Scheduling
 from openai_cpu_server.contract.shown import Shown
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.contract.thinking import OutputPart
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,43 +171,39 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
-class Finish(msgspec.Struct, frozen=True, kw_only=True):
+class Finish(SequenceFigures, frozen=True, kw_only=True):
     """How a request ended, and what it came to."""
 
     reason: FinishReason
     stop_string: str | None = None
     """Which of the request's stop strings has ended it; None: none has."""
-    output_tokens: int
-    """Tokens sampled or forced, those of an end token or a stop string included."""
-    forced_tokens: int = 0
-    """How many of these the constraint forced: they were not sampled. After a crash: those since then."""
-    cached_tokens: int = 0
-    """Prompt tokens that were not computed, for another request had computed them."""
-    preemptions: int = 0
-    """Times that it gave up its cells for somebody else."""
-    interruptions: int = 0
-    """How many of its steps were thrown away for somebody else."""
-    padded_tokens: int = 0
-    """Throw-away tokens in the steps that it took part in."""
-    drafted_tokens: int = 0
-    """Tokens computed ahead in the hope that they are what comes. After a crash: those since then."""
-    accepted_tokens: int = 0
-    """How many of these came: they are in the output."""
     error: str | None = None
     is_own_fault: bool = False
     """The error is its grammar's: it comes again wherever the request is sent."""
 
+    @property
+    def is_good(self) -> bool:
+        """The output is a result."""
+        return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
+
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one request gained in a step. Text is released token by token, never half a token.
+    """What one request gained in a step, of one part of its output. Text is released token by token, never
+    half a token.
 
-    `tokens` are those whose text is in `text`: what is held back (half a character, the beginning of a
-    stop string) comes with a later event, or never.
+    `tokens` are those whose text was released: what is held back (half a character, the beginning of a stop
+    string) comes with a later event, or never. Where a step goes from the thoughts to the answer there is an
+    event for each; the first has the tokens. Text that may be a mark is held back alone, without its tokens.
     """
 
     id: str
     tokens: tuple[int, ...] = ()
     text: str = ""
+    part: OutputPart = OutputPart.ANSWER
+    """What `text` is part of."""
+    answer_start: int | None = 0
+    """How many of the output's tokens stand before the first one of its answer: thoughts, marks, and white
+    space around them. None: that is not known yet; it is at the end."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token of `tokens`, when asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()

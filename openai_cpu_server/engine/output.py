@@ -1,20 +1,27 @@
-"""One live request's output in the engine: tokens become events, and it is decided when it ends."""
+"""Live requests' outputs in the engine: tokens become events, and it is decided when an output ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
+from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
-from openai_cpu_server.contract.step import Sample, TokenLogprob
-from openai_cpu_server.contract.thinking import Shown
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
+from openai_cpu_server.engine.base import failure
+from openai_cpu_server.engine.parts import OutputParts, StopShield
 from openai_cpu_server.engine.text import Release, TextStream
+from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.spans import Advance
 
 _NOTHING = Release(0, "")
+Events = tuple[TokenEvent, ...]
 
 
 @dataclass(frozen=True)
@@ -25,15 +32,23 @@ class _Token:
 
 
 class Output:
-    """Turns each advance of its sequence into at most one event; the one with `finish` is the last.
+    """Turns each advance of its sequence into events: none or one, and one for each part of the output where
+    a step goes from one to the next. The one with `finish` is the last.
 
     A sequence that resumes after a crash starts with nothing held: its first `num_told` output tokens were
     all released.
     """
 
     def __init__(
-        self, sequence: Sequence, *, piece: Callable[[int], bytes], end_tokens: frozenset[int], num_told: int
+        self,
+        sequence: Sequence,
+        *,
+        piece: Callable[[int], bytes],
+        name: Callable[[int], bytes],
+        end_tokens: frozenset[int],
+        num_told: int,
     ) -> None:
+        """`piece`: what a token adds to the text; `name`: the same, with control tokens by their names."""
         self._sequence = sequence
         self._piece = piece
         self._end_tokens = end_tokens
@@ -41,23 +56,25 @@ class Output:
         """Tokens of the output that were looked at; forced ones behind its end do not count."""
         self._num_forced = 0
         """How many of these were computed without sampling."""
-        self._shown = _shown(sequence)
+        self._shield = _shield(sequence)
         """Stop strings wait for what is for the user; None: that has begun."""
-        self._text = TextStream(sequence.request.stop if self._shown is None else ())
-        for token in sequence.output[:num_told]:
-            self._follow(self._piece(token))
+        self._text = TextStream(sequence.request.stop if self._shield is None else ())
+        marks = sequence.request.marks
+        self._parts = OutputParts(marks, name) if marks is not None else None
+        """None: all is the answer."""
+        self._resume(sequence.output[:num_told])
         self._held: list[_Token] = []
         """Tokens that are not told yet."""
         self._gained = _NOTHING
         """What may be told of the held tokens."""
         self._scores: list[TokenLogprob] = []
 
-    def begin(self, beginning: Iterable[int]) -> TokenEvent | None:
+    def begin(self, beginning: Iterable[int]) -> Events:
         """Take what is forced before the first sample. It is told with that sample, unless it is all."""
         reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
-        return None if reason is None else self._event(self._finish(reason))
+        return () if reason is None else self._event(self._finish(reason))
 
-    def advance(self, advance: Advance) -> TokenEvent | None:
+    def advance(self, advance: Advance) -> Events:
         self._scores.extend(advance.scores)
         if advance.samples:
             return self._sampled(advance)
@@ -65,23 +82,23 @@ class Output:
             return self._failed(advance)
         if self._sequence.pending == 0:
             return self.end(FinishReason.LENGTH)  # max_tokens is 0: the prompt was only scored
-        return None
+        return ()
 
-    def end(self, reason: FinishReason) -> TokenEvent:
-        """The last event, for a request that ends without another token."""
+    def end(self, reason: FinishReason) -> Events:
+        """The last events, for a request that ends without another token."""
         self._gained = _NOTHING
         return self._event(self._finish(reason))
 
-    def _sampled(self, advance: Advance) -> TokenEvent | None:
+    def _sampled(self, advance: Advance) -> Events:
         """What has failed behind the samples matters only if the output does not end before."""
         reason = self._push(_tokens(advance.samples))
         if reason is not None:
             return self._event(self._finish(reason))
         if _has_failed(advance):
             return self._failed(advance)
-        return self._event(None) if self._gained.num_tokens else None
+        return self._event(None) if self._gained.num_tokens else ()
 
-    def _failed(self, advance: Advance) -> TokenEvent:
+    def _failed(self, advance: Advance) -> Events:
         finish = self._finish(FinishReason.ERROR)
         error, is_own = advance.failure or advance.fault, advance.failure is not None
         return self._event(msgspec.structs.replace(finish, error=error, is_own_fault=is_own))
@@ -112,10 +129,17 @@ class Output:
             return FinishReason.LENGTH
         return None
 
+    def _resume(self, told: Seq[int]) -> None:
+        """Read what an engine before this one has told."""
+        for token in told:
+            self._follow(self._piece(token))
+        if self._parts is not None:
+            self._parts.read(told, b"".join(map(self._piece, told)).decode(errors="replace"))
+
     def _follow(self, piece: bytes) -> None:
         """Stop strings are looked for from the token on that follows thoughts, and headers behind them."""
-        if self._shown is not None and self._shown.begins_with(piece):
-            self._shown = None
+        if self._shield is not None and self._shield.ends_with(piece):
+            self._shield = None
             self._text.watch(self._sequence.request.stop)
 
     def _gain(self, release: Release) -> None:
@@ -123,11 +147,11 @@ class Output:
         num_tokens, text = gained.num_tokens + release.num_tokens, gained.text + release.text
         self._gained = Release(num_tokens, text, release.stop)
 
-    def _event(self, finish: Finish | None) -> TokenEvent:
+    def _event(self, finish: Finish | None) -> Events:
         gained, self._gained = self._gained, _NOTHING
         told, self._held = self._held[: gained.num_tokens], self._held[gained.num_tokens :]
         scores, self._scores = tuple(self._scores), []
-        return TokenEvent(
+        event = TokenEvent(
             id=self._sequence.request.id,
             tokens=tuple(token.number for token in told),
             text=gained.text,
@@ -135,6 +159,7 @@ class Output:
             prompt_logprobs=scores,
             finish=finish,
         )
+        return (event,) if self._parts is None else self._parts.cut(event)
 
     def _finish(self, reason: FinishReason) -> Finish:
         sequence = self._sequence
@@ -152,15 +177,107 @@ class Output:
         )
 
 
+class LiveOutputs:
+    """The outputs of all sequences that live: each is told until it ends, and then leaves the scheduler."""
+
+    def __init__(
+        self, sequences: LiveSequences, backend: Backend, *, tell: Callable[[Iterable[TokenEvent]], None]
+    ) -> None:
+        self._sequences = sequences
+        self._backend = backend
+        self._tell = tell
+        self._outputs: dict[str, Output] = {}
+        self.num_forced = 0
+        """Output tokens that no figures have told of yet."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(self._outputs)
+
+    def beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
+        """What the constraint forces before anything is sampled, to be computed with the prompt. Any thread.
+
+        Nothing where tokens are scored one by one. Raises `ConstraintFailed`.
+        """
+        if request.constraint is None:
+            return ()
+        forced = self._backend.forced(request.constraint, output)
+        if request.top_logprobs is not None or request.prompt_logprobs:
+            return ()
+        return forced[: max(0, request.max_tokens - len(output))]
+
+    def accept(
+        self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...], *, now_s: float
+    ) -> None:
+        sequence = self._sequences.submit(request, output, beginning, now_s=now_s)
+        self._outputs[request.id] = Output(
+            sequence,
+            piece=partial(self._backend.piece, special=request.show_control_tokens),
+            name=partial(self._backend.piece, special=True),
+            end_tokens=self._backend.info.end_tokens,
+            num_told=len(output),
+        )
+        if output and len(output) >= request.max_tokens:
+            self.end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash
+            return
+        events = self._outputs[request.id].begin(beginning)
+        self.num_forced += len(beginning)
+        self._take(sequence, events)
+
+    def advance(self, advance: Advance) -> None:
+        """What goes wrong with one sequence's output is the end of that sequence."""
+        sequence = advance.sequence
+        self.num_forced += sum(len(sample.forced) for sample in advance.samples)
+        try:
+            with contained():
+                events = self._outputs[sequence.request.id].advance(advance)
+        except RequestFailed as error:
+            self.drop(sequence.request.id)
+            self._tell((failure(sequence.request.id, str(error), sequence.num_output),))
+            return
+        self._take(sequence, events)
+
+    def end(self, request_id: str, reason: FinishReason) -> None:
+        """End a request that has not ended by itself already."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._take(sequence, self._outputs[request_id].end(reason))
+
+    def drop(self, request_id: str) -> Sequence | None:
+        """Nothing stays of the request, and nothing is told; returns what there was, if anything."""
+        self._outputs.pop(request_id, None)
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._sequences.finish(sequence)
+        return sequence
+
+    def take_forced(self) -> int:
+        forced, self.num_forced = self.num_forced, 0
+        return forced
+
+    def _take(self, sequence: Sequence, events: Events) -> None:
+        """Tell what a sequence has gained; it leaves with its last event."""
+        if events and (finish := events[-1].finish) is not None:
+            del self._outputs[sequence.request.id]
+            self._leave(sequence, finish)
+        self._tell(events)
+
+    def _leave(self, sequence: Sequence, finish: Finish) -> None:
+        if finish.is_good:
+            self._sequences.complete(sequence)
+        else:
+            self._sequences.finish(sequence)
+
+
 def _has_failed(advance: Advance) -> bool:
     return advance.failure is not None or advance.fault is not None
 
 
-def _shown(sequence: Sequence) -> Shown | None:
+def _shield(sequence: Sequence) -> StopShield | None:
     constraint = sequence.request.constraint
     if constraint is None or constraint.thinking is None:
         return None
-    return Shown(constraint.thinking)
+    return StopShield(constraint.thinking)
 
 
 def _tokens(samples: Iterable[Sample]) -> Iterator[_Token]:

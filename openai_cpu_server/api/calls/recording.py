@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import chain
 from types import TracebackType
 
-from openai_cpu_server.contract.engine import Generation, Timings
+from openai_cpu_server.contract.engine import Generation
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, Place, TokenEvent
 from openai_cpu_server.errors import ServerError
 
@@ -33,8 +34,8 @@ class Recording:
         return self._generation.arrived_s
 
     @property
-    def timings(self) -> Timings:
-        return self._generation.timings
+    def figures(self) -> Figures:
+        return self._generation.figures
 
     async def __aenter__(self) -> Recording:
         await self._generation.__aenter__()

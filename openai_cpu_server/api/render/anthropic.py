@@ -11,20 +11,19 @@ import msgspec
 import pydantic_core
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.call import Call, PartsReader
 from openai_cpu_server.api.error_shapes import streamed_error
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import finish_reason, json_text
-from openai_cpu_server.api.render.renderer import Chunk, Usage
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.api.render.renderer import Chunk
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import (
     CallArguments,
     CallBegin,
     Content,
-    OutputReader,
     Part,
     Reasoning,
 )
@@ -74,13 +73,12 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Unset at a stream's beginning, where there is no output."""
 
     @classmethod
-    def of(cls, usage: Usage) -> MessagesUsage:
-        cached = usage.prompt_tokens_details.cached_tokens
+    def of(cls, figures: Figures) -> MessagesUsage:
         return cls(
-            input_tokens=usage.prompt_tokens - cached,
-            cache_read_input_tokens=cached,
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputDetails(usage.completion_tokens_details.reasoning_tokens),
+            input_tokens=figures.prompt_tokens - figures.cached_tokens,
+            cache_read_input_tokens=figures.cached_tokens,
+            output_tokens=figures.output_tokens,
+            output_tokens_details=OutputDetails(figures.thought_tokens),
         )
 
 
@@ -105,13 +103,11 @@ class MessagesRenderer:
     def __init__(self, new_id: NewId = new_tool_use_id) -> None:
         self._new_id = new_id
 
-    def whole(
-        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
-    ) -> bytes:
+    def whole(self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], figures: Figures) -> bytes:
         (answer,) = answers.values()
         assert answer.finish is not None, "an answer is rendered after its end"
         reader = call.reader()
-        parts = [*reader.feed(answer.text), *reader.finish()]
+        parts = answer.parts(reader)
         ending = _ending(call, reader, answer.finish)
         message = AnswerMessage(
             id=call.id,
@@ -119,7 +115,7 @@ class MessagesRenderer:
             content=list(_blocks(parts, self._new_id)),
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
-            usage=MessagesUsage.of(usage),
+            usage=MessagesUsage.of(figures),
         )
         return msgspec.json.encode(message)
 
@@ -127,7 +123,7 @@ class MessagesRenderer:
         return MessageStream(call, self._new_id)
 
 
-def _ending(call: Call, reader: OutputReader, finish: Finish) -> _Ending:
+def _ending(call: Call, reader: PartsReader, finish: Finish) -> _Ending:
     """Raises GenerationFailed for an end that is nobody's result."""
     finish_reason(finish)
     if finish.reason is FinishReason.LENGTH:
@@ -229,18 +225,15 @@ class MessageStream:
         return _PING
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        parts = self._reader.feed(event.text)
-        if event.finish is not None:
-            parts = [*parts, *self._reader.finish()]
-        chunks = [chunk for part in parts for chunk in self._part(part)]
+        chunks = [chunk for part in self._reader.read(event) for chunk in self._part(part)]
         if event.finish is not None:
             self._ending = _ending(self._call, self._reader, event.finish)
             chunks += self._close()
         return chunks
 
-    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[Chunk]:
         assert self._ending is not None, "the last event has said how it ended"
-        ending, numbers = msgspec.json.encode(self._ending), msgspec.json.encode(MessagesUsage.of(usage))
+        ending, numbers = msgspec.json.encode(self._ending), msgspec.json.encode(MessagesUsage.of(figures))
         delta = _chunk("message_delta", b'"delta":%b,"usage":%b' % (ending, numbers))
         return (delta, Chunk(b'{"type":"message_stop"}', "message_stop"))
 

@@ -28,12 +28,13 @@ from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usage
+from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer
 from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.routing import asked_of, questioner, routed_headers, taken
 from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.contract.engine import Generation
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import (
     ConstraintFailed,
     EngineUnavailable,
@@ -136,11 +137,9 @@ class GenerationRoute(Generic[B]):
         """The answer of a call that is not streamed. `do` does the work as long as somebody wants it."""
         async with running:
             answers = await do(running.gather)
-        usage, timings = running.usage(), running.timings
-        render = partial(
-            self._family.renderer.whole, running.call, running.model.pieces, answers, usage, timings
-        )
-        return await off_loop(_shown_bytes(running.call, usage), render)
+        figures = running.figures
+        render = partial(self._family.renderer.whole, running.call, running.model.pieces, answers, figures)
+        return await off_loop(_shown_bytes(running.call, figures), render)
 
     async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
         """The whole answer to a body that came by no request of its own, such as a row of a batch job.
@@ -254,15 +253,14 @@ class GenerationRoute(Generic[B]):
             return Decision(cascade.large, Reason.TOO_LONG, str(error))
         except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:
             return Decision(cascade.large, Reason.FAILED, str(error))
-        piece = partial(goal.chosen.model.tokenizer.piece, special=True)
-        decision = verdict(cascade, judged(call, heard, piece))
+        decision = verdict(cascade, judged(call, heard))
         if decision.reason is not Reason.SURE:
             return decision
         assert goal.routed is not None
         sure = goal.routed.after(decision, goal.chosen)
         terms.ticket.sent_to(taken(sure))
         shown = msgspec.structs.replace(first.call, headers={**first.call.headers, **routed_headers(sure)})
-        held = Held(heard, first.timings)
+        held = Held(heard, first.figures)
         lease = terms.lease if recalled.held is None else None
         return Running(shown, held, goal.chosen.model, ticket=terms.ticket, lease=lease)
 
@@ -284,7 +282,7 @@ class GenerationRoute(Generic[B]):
         return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
 
-def _shown_bytes(call: Call, usage: Usage) -> int:
+def _shown_bytes(call: Call, figures: Figures) -> int:
     """About the size of the response: with log-probabilities it can be megabytes."""
     per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
-    return per_token * usage.total_tokens
+    return per_token * figures.total_tokens

@@ -10,10 +10,9 @@ import msgspec
 
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
-from openai_cpu_server.api.render.chat_logprobs import TokenEntry, chat_logprobs
+from openai_cpu_server.api.render.chat_logprobs import ContentScores, TokenEntry, chat_logprobs
 from openai_cpu_server.api.render.common import finish_reason
-from openai_cpu_server.api.render.content_scores import ContentScores
-from openai_cpu_server.api.render.renderer import Chunk, Usage
+from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.items import new_item_id
 from openai_cpu_server.api.render.responses.objects import (
     ResponseObject,
@@ -24,7 +23,7 @@ from openai_cpu_server.api.render.responses.objects import (
 )
 from openai_cpu_server.api.render.responses.writing import EventNumbers, ItemWriting, NewItemId
 from openai_cpu_server.api.render.tool_calls import NewId, new_tool_call_id
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.jobs.records import ResponseStatus
@@ -65,7 +64,7 @@ class ResponseStream:
         self._numbers = EventNumbers()
         self._writing = ItemWriting(self._numbers, new_call_id, new_item_id)
         self._now = now
-        self._content_scores = ContentScores(call.thinking, pieces)
+        self._content_scores = ContentScores()
         self._held_scores: list[TokenLogprob] = []
         self._tokens: list[int] = []
         self._has_reasoned = False
@@ -120,27 +119,24 @@ class ResponseStream:
         chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
-            self._held_scores += self._content_scores.behind(event.logprobs)
-        parts = self._reader.feed(event.text)
+            self._held_scores += self._content_scores.known(event)
         if event.finish is not None:
             finish_reason(event.finish)  # raises for what is nobody's result
-            parts += self._reader.finish()
-            self._held_scores += self._content_scores.rest()
             self._is_whole = event.finish.reason is FinishReason.STOP
-        for part in parts:
+        for part in self._reader.read(event):
             chunks += self._part(part)
         return chunks
 
-    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[Chunk]:
         chunks = self._writing.end(is_whole=self._is_whole)
         items, now_s = self._writing.items(is_whole=self._is_whole), int(self._now())
-        self.response = ended(self.response, items, usage, is_whole=self._is_whole, now_s=now_s)
+        self.response = ended(self.response, items, figures, is_whole=self._is_whole, now_s=now_s)
         return [*chunks, self._about(f"response.{self.response.status}")]
 
-    def warmed(self, usage: Usage) -> Sequence[Chunk]:
+    def warmed(self, figures: Figures) -> Sequence[Chunk]:
         """All that is told of a response whose prompt was read, and nothing more."""
         chunks = [*self.begin(), *self._started()]
-        self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
+        self.response = ended(self.response, (), figures, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
     def failed(self, error: ErrorObject) -> ResponseObject:
