@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -13,7 +12,7 @@ from openai_cpu_server.api.access.keys import Identity, Key
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.calls.trial import Terms
-from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.errors import error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
@@ -29,8 +28,6 @@ from openai_cpu_server.jobs.records import NO_LIMITS, Stored
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.observe.ended import Origin
-
-logger = logging.getLogger(__name__)
 
 
 class RowRoute(Protocol):
@@ -121,8 +118,6 @@ def _failed(error: Exception, ticket: Ticket) -> RowAnswer:
     failure = failure_of(error)
     ticket.failed(error)
     ticket.status = failure.status
-    if failure == INTERNAL:
-        logger.error("row %s failed", ticket.id, exc_info=error)
     again, pauses = _again(error)
     return RowAnswer(
         status=failure.status,
