@@ -13,6 +13,7 @@ from openai_cpu_server.api.gates.ticket import Endings
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.http.body import BodyBudget
+from openai_cpu_server.http.sockets import SocketParts
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -55,3 +56,7 @@ class Parts(NamedTuple):
     """What loads and unloads models."""
     at_end: list[Callable[[], Awaitable[None]]]
     """What is awaited when the engines have ended; rooms add to it when they are made."""
+
+    @property
+    def sockets(self) -> SocketParts:
+        return SocketParts(self.keys, self.limits, self.bodies, self.endings, self.options)

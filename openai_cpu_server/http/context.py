@@ -99,6 +99,11 @@ class RequestContext:
         """Under this name they store things; "" without a key of a name."""
         return self.identity.holder or ""
 
+    @property
+    def limit_headers(self) -> dict[str, str]:
+        """What is to be said of its key's limits, as far as they are known by now."""
+        return {} if self.lease is None else self.lease.headers
+
     def identity_now(self, keys: KeyRing) -> Identity:
         """Who has opened this connection, by the keys as they are now. Raises Unauthorized, Forbidden."""
         assert self.claim is not None, "it has come through the gate"
@@ -130,8 +135,7 @@ def context_of(scope: Scope) -> RequestContext:
 def limit_headers_of(scope: Scope) -> dict[str, str]:
     """What the response is to say of its key's limits; nothing where it is not metered, or not let in."""
     context = scope.get(_CONTEXT)
-    lease = context.lease if isinstance(context, RequestContext) else None
-    return lease.headers if lease is not None else {}
+    return context.limit_headers if isinstance(context, RequestContext) else {}
 
 
 class ServedRequest:
@@ -142,18 +146,26 @@ class ServedRequest:
         """What it failed with; None: it went well."""
         self._leases = leases
 
-    async def hold(self, lease: Lease) -> None:
+    async def hold(self, context: RequestContext) -> None:
         """Holds the request to its key's limits from now to its end. Raises RequestsLimited."""
-        await self._leases.enter_async_context(lease)
+        if context.lease is not None:
+            await self._leases.enter_async_context(context.lease)
+
+
+def _never() -> bool:
+    return False
 
 
 @asynccontextmanager
-async def served(ticket: Ticket, end: Callable[[Ticket], None]) -> AsyncIterator[ServedRequest]:
+async def served(
+    ticket: Ticket, end: Callable[[Ticket], None], *, has_left: Callable[[], bool] = _never
+) -> AsyncIterator[ServedRequest]:
     """`async with` it around all that is done for a request that has no response of its own: one of a
     WebSocket, of a list of them, of a file.
 
     A failure ends here, and stands in `error` for whoever tells it; what cancels goes on. In any case `end`
-    is called, once, when the lease has been given back.
+    is called, once, when the lease has been given back. `has_left`: what ends because its client has left is
+    no failure.
     """
     leases = AsyncExitStack()
     request = ServedRequest(leases)
@@ -163,7 +175,12 @@ async def served(ticket: Ticket, end: Callable[[Ticket], None]) -> AsyncIterator
         ticket.status = 200
     except Exception as error:
         request.error = error
-        ticket.failed(error)
         ticket.status = failure_of(error).status
+        if has_left():
+            ticket.log_ours(error)
+        else:
+            ticket.failed(error)
     finally:
+        if has_left():
+            ticket.client_gone()
         end(ticket)

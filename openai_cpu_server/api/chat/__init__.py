@@ -1,5 +1,5 @@
-"""Chat completions: a family of the API.
+"""`/v1/chat/completions`: a body becomes an `Ask`, and the engine's events become chunks or one answer.
 
-`api/rooms.py` names its routes, and requests reach them behind the gate. The family says what a body asks
-for, and how an answer is told; what it shares with the others is in `api/asking`.
+The routes in `asking/` call it, once for each body, and once for each answer; it knows no engine and no HTTP.
+Error objects name fields as the client has written them.
 """

@@ -95,10 +95,15 @@ class Ticket:
         """Notes what its client is told instead of an answer. What went wrong here goes to the log, whole."""
         self.notes["error"] = type(error).__name__
         self.code = code_of(error)
+        self.log_ours(error)
+
+    def log_ours(self, error: Exception) -> None:
         if is_ours(error):
             logger.error("request %s failed", self.id, exc_info=error)
 
-    def inner(self, origin: Origin, *, id: str | None = None, path: str | None = None) -> Ticket:
+    def inner(
+        self, origin: Origin, *, id: str | None = None, path: str | None = None, has_headers: bool = False
+    ) -> Ticket:
         """The ticket of a call that came with this request, and has a line and an end of its own, in the
         same trace."""
         return Ticket(
@@ -108,7 +113,7 @@ class Ticket:
             path or self.route,
             origin=origin,
             trace=self.trace,
-            has_headers=False,
+            has_headers=has_headers,
         )
 
     def log(self, seconds: float) -> None:

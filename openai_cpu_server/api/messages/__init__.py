@@ -1,5 +1,5 @@
-"""Anthropic's Messages: a family of the API.
+"""`/v1/messages`, Anthropic's API: its conversations become the same `Ask` as chat's, its answers blocks.
 
-`api/rooms.py` names its routes, and requests reach them behind the gate. The family says what a body asks
-for, and how an answer is told; what it shares with the others is in `api/asking`.
+The routes in `asking/` call it, once for each body, and once for each answer; it knows no engine and no HTTP.
+Fields of services that there are not here are ignored, and a header names them.
 """

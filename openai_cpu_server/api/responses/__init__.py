@@ -1,5 +1,6 @@
-"""OpenAI's Responses, made, stored, gone on from and over a WebSocket: a family of the API.
+"""`/v1/responses`: items become a conversation, answers become items, and both can be stored.
 
-`api/rooms.py` names its routes, and requests reach them behind the gate. The family says what a body asks
-for, and how an answer is told; what it shares with the others is in `api/asking`.
+Routes, the WebSocket and the rows of batches call it. A response goes the way of every `Ask`; what is its own
+is to go on from a stored one, to be made in the background, and to be shown, cancelled and deleted later. A
+response is stored before its client hears of its end.
 """

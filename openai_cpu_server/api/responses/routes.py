@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from openai_cpu_server.api.access.access import CALLS, INFERENCE, REQUESTS, WORK
 from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.api.render.responses.objects import ItemList, ResponseDeleted, ResponseObject
+from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.responses.background import Background
 from openai_cpu_server.api.routes.responses.create import ResponsesRoute
 from openai_cpu_server.api.routes.responses.making import Maker
-from openai_cpu_server.api.routes.responses.socket import ResponsesSocket
 from openai_cpu_server.api.routes.responses.stored import StoredResponses
 from openai_cpu_server.api.routes.responses.turns import TurnReader
 from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
 from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
+from openai_cpu_server.http.sockets import SocketServer
 
 
 class ResponsesRoutes:
@@ -27,15 +30,7 @@ class ResponsesRoutes:
         reader, maker = TurnReader(shelf, options), Maker(models, options, shelf, parts.recall)
         self.route = ResponsesRoute(models, options, reader, maker, background)
         self.stored = StoredResponses(shelf, background, options)
-        self.socket = ResponsesSocket(
-            reader,
-            maker,
-            keys=parts.keys,
-            limits=parts.limits,
-            bodies=parts.bodies,
-            endings=parts.endings,
-            options=options,
-        )
+        self.socket = SocketServer(partial(ResponsesExchange, reader, maker), parts.sockets)
 
 
 ROOM = RouteRoom[Parts, ResponsesRoutes](
