@@ -46,7 +46,12 @@ class OpenApiRoute:
 
 
 ROW: RouteRow[OpenApiRoute] = RouteRow(
-    "GET", "/openapi.json", lambda at: at.document, access=OPEN, summary="This document", tag="Operation"
+    "GET",
+    "/openapi.json",
+    lambda at: at.document,
+    OPEN,
+    "Operation",
+    "This document",
 )
 
 

@@ -45,11 +45,12 @@ class RouteRow(Generic[R]):
     path: str
     """As Starlette has it: `/v1/models/{id:path}`."""
     handler: Callable[[R], Handler]
-    _: KW_ONLY
     access: Access
     """What it asks of whoever comes: scope, metering, whether it is quiet, how large its body may be."""
-    summary: str
     tag: str
+    """Under which documents have it."""
+    summary: str
+    _: KW_ONLY
     body: type[Body] | None = None
     form: JsonSchema | None = None
     """The schema of a multipart body, in place of a JSON one."""

@@ -46,19 +46,16 @@ class Greeting:
 GREETINGS = RouteRoom[str, Greeting](
     lambda word: Greeting(word) if word else None,
     (
+        RouteRow("GET", "/hello/{name:path}", lambda at: at.greet, OPEN, "Words", "Greets"),
+        RouteRow("POST", "/echo", lambda at: at.echo, WORK, "Words", "Counts", batched=lambda at: at.row),
         RouteRow(
-            "GET", "/hello/{name:path}", lambda at: at.greet, access=OPEN, summary="Greets", tag="Words"
-        ),
-        RouteRow(
-            "POST",
+            "DELETE",
             "/echo",
             lambda at: at.echo,
-            access=WORK,
-            summary="Counts",
-            tag="Words",
-            batched=lambda at: at.row,
+            ADMIN,
+            "Words",
+            "Forgets",
         ),
-        RouteRow("DELETE", "/echo", lambda at: at.echo, access=ADMIN, summary="Forgets", tag="Words"),
     ),
     is_hidden=lambda word: word == "psst",
 )

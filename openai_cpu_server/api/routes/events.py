@@ -143,9 +143,9 @@ ROOM = RouteRoom[Parts, EventRoutes](
             "GET",
             "/v1/events",
             lambda at: at.stream,
-            access=INFERENCE,
-            summary="What the scheduler does, live, as server-sent events",
-            tag="Operation",
+            INFERENCE,
+            "Operation",
+            "What the scheduler does, live, as server-sent events",
             query={
                 "types": {
                     "type": "string",

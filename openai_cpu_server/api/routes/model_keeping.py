@@ -108,10 +108,9 @@ ROOM = RouteRoom[Parts, ModelKeepingRoutes](
             "POST",
             "/v1/models/{id:path}/load",
             lambda at: at.load,
-            access=ADMIN,
-            summary="Load it into memory, or anew if its file has changed; the answer comes when that is"
-            " done",
-            tag="Models",
+            ADMIN,
+            "Models",
+            "Load it into memory, or anew if its file has changed; the answer comes when that is done",
             query={
                 "wait": {
                     "type": "boolean",
@@ -131,9 +130,9 @@ ROOM = RouteRoom[Parts, ModelKeepingRoutes](
             "POST",
             "/v1/models/{id:path}/unload",
             lambda at: at.unload,
-            access=ADMIN,
-            summary="Free its memory, if it has no requests; the next one loads it again",
-            tag="Models",
+            ADMIN,
+            "Models",
+            "Free its memory, if it has no requests; the next one loads it again",
             answer=ModelCard,
             errors=(409,),
         ),

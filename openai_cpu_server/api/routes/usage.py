@@ -191,9 +191,9 @@ ROOM = RouteRoom[Parts, UsageRoutes](
             "GET",
             "/v1/usage",
             lambda at: at.list,
-            access=INFERENCE,
-            summary="What keys have used, by day, key and model",
-            tag="Operation",
+            INFERENCE,
+            "Operation",
+            "What keys have used, by day, key and model",
             query={
                 "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
                 "end": {"type": "string", "format": "date", "description": "the last day"},
