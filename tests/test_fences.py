@@ -120,7 +120,19 @@ ALLOWED = {
         "page",
         "prompt",
     },
-    "http": {"", "api", "contract", "errors", "jobs.records", "observe"},
+    # What is HTTP: it knows keys and routes, and no family of the API. The web server is told what to serve.
+    "http": {
+        "",
+        "api.access",
+        "api.errors",
+        "api.gates",
+        "api.options",
+        "api.schemas.base",
+        "contract",
+        "errors",
+        "jobs.records",
+        "observe",
+    },
     "web": set[str](),
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
     "serving": {

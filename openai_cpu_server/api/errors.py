@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -180,6 +180,26 @@ def error_response(error: Exception, *, request_id: str) -> Response:
         headers=headers_of(error),
         media_type="application/json",
     )
+
+
+class ErrorShape(msgspec.Struct, frozen=True):
+    """How failures look on the paths of one API. On all others they are OpenAI's object."""
+
+    prefix: str
+    response: Callable[[Exception, str], Response]
+    """Of an error, and the id of its request."""
+    id_headers: tuple[str, ...] = ("x-request-id",)
+    """The headers of any response that tell its id."""
+
+    def is_at(self, path: str) -> bool:
+        return path == self.prefix or path.startswith(f"{self.prefix}/")
+
+
+OPENAI = ErrorShape("", lambda error, request_id: error_response(error, request_id=request_id))
+
+
+def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
+    return next((shape for shape in shapes if shape.is_at(path)), OPENAI)
 
 
 def _message(error: Exception, failure: Failure, request_id: str) -> str:

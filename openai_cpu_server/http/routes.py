@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from openai_cpu_server.api.access.access import INFERENCE, Access, unmetered
-from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject
+from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject, ErrorShape
 from openai_cpu_server.api.gates.ticket import ticket_of
 from openai_cpu_server.api.schemas.base import Body
 
@@ -99,6 +99,8 @@ class RouteRoom(Generic[P, R]):
     _: KW_ONLY
     is_hidden: Callable[[P], bool] = _never
     """They are served, and no document has them."""
+    shape: ErrorShape | None = None
+    """How failures look on their paths, and on those below; None: as OpenAI's."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class ServedRoute:
     of: Any
     is_hidden: bool = False
     """No document has it."""
+    shape: ErrorShape | None = None
+    """That of its API's failures; None: OpenAI's."""
 
     def guarded(self, guard: Guard) -> BaseRoute:
         handler = self.row.handler(self.of)
@@ -127,7 +131,7 @@ def served_routes(rooms: Iterable[RouteRoom[P, Any]], parts: P) -> Iterator[Serv
         made = room.make(parts)
         if made is not None:
             is_hidden = room.is_hidden(parts)
-            yield from (ServedRoute(row, made, is_hidden=is_hidden) for row in room.rows)
+            yield from (ServedRoute(row, made, is_hidden=is_hidden, shape=room.shape) for row in room.rows)
 
 
 class Guard(Protocol):

@@ -13,6 +13,7 @@ from openai_cpu_server.api.access.access import ADMIN, OPEN, WORK
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.errors import ErrorShape
 from openai_cpu_server.api.gates.ticket import Endings
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.rooms import ROWS
@@ -61,12 +62,14 @@ GREETINGS = RouteRoom[str, Greeting](
 )
 
 
-def greeting(word: str, options: ApiOptions | None = None) -> httpx.AsyncClient:
+def greeting(
+    word: str, options: ApiOptions | None = None, room: RouteRoom[str, Greeting] = GREETINGS
+) -> httpx.AsyncClient:
     options = options or ApiOptions()
     keys, limits = KeyRing("secret"), RateLimits(Meter.open(None))
     guard = RouteGuard(keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options)
     endings = Endings(Watch.new(model="m"))
-    served = list(served_routes([GREETINGS], word))
+    served = list(served_routes([room], word))
     return client(application(served, guard, endings=endings, options=options, headers=(), lifespan=None))
 
 
@@ -99,6 +102,17 @@ async def test_the_document_is_made_of_the_rows_that_are_served() -> None:
         "Counts",
         "admin",
     )
+
+
+async def test_failures_on_a_rooms_paths_have_its_shape() -> None:
+    shape = ErrorShape("/hello", lambda error, request_id: PlainTextResponse("sorry", 404), ("request-id",))
+    async with greeting("hello", room=replace(GREETINGS, shape=shape)) as http:
+        below, beside = await http.get("/hello", headers=KEY), await http.get("/hello-you", headers=KEY)
+        good, unknown = await http.get("/hello/you"), await http.post("/hello/you", headers=KEY)
+    assert (below.text, unknown.text) == ("sorry", "sorry")
+    assert beside.json()["error"]["code"] == "unknown_url"
+    assert ("request-id" in good.headers, "x-request-id" in good.headers) == (True, False)
+    assert ("request-id" in beside.headers, "x-request-id" in beside.headers) == (False, True)
 
 
 async def test_a_server_without_the_parts_has_no_such_routes() -> None:

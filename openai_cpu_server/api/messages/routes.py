@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openai_cpu_server.api.access.access import CALLS, WORK
-from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES, MessagesError
+from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES, SHAPE, MessagesError
 from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.api.render.anthropic import AnswerMessage
 from openai_cpu_server.api.routes.anthropic import MessagesCounting, MessagesFamily, TokensCounted
@@ -54,4 +54,5 @@ ROOM = RouteRoom[Parts, MessagesRoutes](
             errors=(404,),
         ),
     ),
+    shape=SHAPE,
 )

@@ -40,7 +40,7 @@ def _response(text: bytes) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-ROOM = RouteRoom[Parts, MetricsRoutes](
+METRICS_ROOM = RouteRoom[Parts, MetricsRoutes](
     lambda parts: MetricsRoutes(parts.models, parts.watch.metrics),
     (
         RouteRow(

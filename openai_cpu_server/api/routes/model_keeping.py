@@ -101,7 +101,7 @@ def _flag(name: str, text: str | None) -> bool | None:
     return _WORDS[text]
 
 
-ROOM = RouteRoom[Parts, ModelKeepingRoutes](
+KEEPING_ROOM = RouteRoom[Parts, ModelKeepingRoutes](
     lambda parts: ModelKeepingRoutes(parts.models, parts.keeping),
     (
         RouteRow(
