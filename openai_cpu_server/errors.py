@@ -1,4 +1,4 @@
-"""Every failure with a name. They carry data; `api/errors.py` alone turns them into HTTP."""
+"""Every failure with a name. They carry data; `http/errors.py` alone turns them into HTTP."""
 
 from __future__ import annotations
 

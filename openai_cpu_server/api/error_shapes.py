@@ -1,4 +1,4 @@
-"""What a failure looks like on the paths of Anthropic's API; on all others it is OpenAI's object."""
+"""What a failure looks like on the paths of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from openai_cpu_server.api.errors import (
     TABLE,
     ErrorBody,
     ErrorObject,
+    ErrorShape,
     error_object,
-    error_response,
     failure_of,
     headers_of,
 )
@@ -48,38 +48,29 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """None: in a stream, whose headers have it."""
 
 
-def is_of_messages(path: str) -> bool:
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
-
-
-def shaped_response(error: Exception, *, request_id: str, path: str) -> Response:
-    """The response that clients of this path understand."""
-    if not is_of_messages(path):
-        return error_response(error, request_id=request_id)
-    status, said = failure_of(error).status, error_object(error, request_id=request_id)
-    body = MessagesError(type="error", error=_body(said, status), request_id=request_id)
-    return Response(msgspec.json.encode(body), status, headers_of(error), media_type="application/json")
-
-
 def streamed_error(error: ErrorObject) -> MessagesError:
     """The same in the middle of a stream, which has no status: its code tells what that would be."""
     otherwise = 400 if error.error.type == "invalid_request_error" else 500
     return MessagesError(type="error", error=_body(error, _STATUSES.get(error.error.code or "", otherwise)))
 
 
-def id_headers(path: str, request_id: str) -> dict[str, str]:
-    """Each API has its own name for it; Anthropic's SDKs read only theirs."""
-    ours = {"x-request-id": request_id}
-    return {**ours, "request-id": request_id} if is_of_messages(path) else ours
-
-
 def _body(said: ErrorObject, status: int) -> MessagesErrorBody:
-    return MessagesErrorBody(_TYPES.get(status, "invalid_request_error"), _message(said.error))
+    return MessagesErrorBody(_TYPES.get(status, "invalid_request_error"), _words(said.error))
 
 
-def _message(said: ErrorBody) -> str:
+def _words(said: ErrorBody) -> str:
     """Claude Code shortens a conversation when a message begins with Anthropic's words for one too long."""
     if said.code == _TOO_LONG:
         return f"prompt is too long: {said.message}"
     is_named = said.param is None or said.param in said.message
     return said.message if is_named else f"{said.param}: {said.message}"
+
+
+def _response(error: Exception, request_id: str) -> Response:
+    status, said = failure_of(error).status, error_object(error, request_id=request_id)
+    body = MessagesError(type="error", error=_body(said, status), request_id=request_id)
+    return Response(msgspec.json.encode(body), status, headers_of(error), media_type="application/json")
+
+
+SHAPE = ErrorShape(MESSAGES, _response, ("x-request-id", "request-id"))
+"""Anthropic's SDKs read only their own name of the id."""

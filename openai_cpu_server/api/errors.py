@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -149,6 +149,11 @@ def failure_of(error: Exception) -> Failure:
     return next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), INTERNAL)
 
 
+def is_ours(error: Exception) -> bool:
+    """It concerns only us: the client is told no more than that, and the log has all of it."""
+    return failure_of(error) == INTERNAL
+
+
 def error_object(error: Exception, *, request_id: str) -> ErrorObject:
     failure = failure_of(error)
     return ErrorObject(
@@ -177,9 +182,29 @@ def error_response(error: Exception, *, request_id: str) -> Response:
     )
 
 
+class ErrorShape(msgspec.Struct, frozen=True):
+    """How failures look on the paths of one API. On all others they are OpenAI's object."""
+
+    prefix: str
+    response: Callable[[Exception, str], Response]
+    """Of an error, and the id of its request."""
+    id_headers: tuple[str, ...] = ("x-request-id",)
+    """The headers of any response that tell its id."""
+
+    def is_at(self, path: str) -> bool:
+        return path == self.prefix or path.startswith(f"{self.prefix}/")
+
+
+OPENAI = ErrorShape("", lambda error, request_id: error_response(error, request_id=request_id))
+
+
+def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:
+    return next((shape for shape in shapes if shape.is_at(path)), OPENAI)
+
+
 def _message(error: Exception, failure: Failure, request_id: str) -> str:
     """What concerns only us stays in the log, where the request id finds it."""
-    if failure == INTERNAL:
+    if failure == INTERNAL:  # see `is_ours`
         return f"The server had an error while processing the request (request id {request_id})."
     return error.detail if isinstance(error, HTTPException) else str(error)
 

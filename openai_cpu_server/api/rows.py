@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -13,7 +11,7 @@ from openai_cpu_server.api.access.keys import Identity, Key
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.calls.trial import Terms
-from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.errors import error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
@@ -25,19 +23,11 @@ from openai_cpu_server.errors import (
     TokensLimited,
     Unauthorized,
 )
+from openai_cpu_server.http.routes import BatchHandler
 from openai_cpu_server.jobs.records import NO_LIMITS, Stored
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.observe.ended import Origin
-
-logger = logging.getLogger(__name__)
-
-
-class RowRoute(Protocol):
-    async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
-        """The whole answer to a body that came by no request of its own. Raises what `api/errors.py`
-        lists."""
-        ...
 
 
 class RowRunner:
@@ -49,7 +39,7 @@ class RowRunner:
 
     def __init__(
         self,
-        routes: Mapping[str, RowRoute],
+        routes: Mapping[str, BatchHandler],
         *,
         keys: KeyRing,
         limits: RateLimits,
@@ -90,7 +80,7 @@ class RowRunner:
                 await self._storage.check(owner, limits, Stored(num_bytes=1))
             async with self._limits.row_lease(key) as lease:
                 terms = Terms(ticket, lease)
-                answer = await self._routes[ticket.path].answer(body, _sender(key), terms)
+                answer = await self._routes[ticket.path](body, _sender(key), terms)
         except Exception as error:
             return _failed(error, ticket)
         ticket.status = 200
@@ -121,8 +111,6 @@ def _failed(error: Exception, ticket: Ticket) -> RowAnswer:
     failure = failure_of(error)
     ticket.failed(error)
     ticket.status = failure.status
-    if failure == INTERNAL:
-        logger.error("row %s failed", ticket.id, exc_info=error)
     again, pauses = _again(error)
     return RowAnswer(
         status=failure.status,

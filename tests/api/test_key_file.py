@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.api.access.identity import given_key
 from openai_cpu_server.api.access.key_file import read_keys
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import ALL_SCOPES, Allowance, Key, Scope
@@ -16,6 +15,7 @@ from openai_cpu_server.api.access.new_key import new_key
 from openai_cpu_server.contract.prefix import key_identity
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.http.identity import given_key
 from openai_cpu_server.jobs.records import StorageLimits
 
 
@@ -177,6 +177,8 @@ def test_a_name_that_is_none(name: str) -> None:
         ({"authorization": "Bearer k"}, b"k"),
         ({"authorization": "bearer  k "}, b"k"),
         ({"authorization": "Bearer "}, None),
+        ({"authorization": "Bearer ", "x-api-key": "x"}, b"x"),
+        ({"authorization": "Bearer", "x-api-key": "x"}, b"x"),
         ({"authorization": "Basic k"}, None),
         ({"x-api-key": "k"}, b"k"),
         ({"x-api-key": ""}, None),

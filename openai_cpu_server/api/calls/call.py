@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import msgspec
 
 from openai_cpu_server.answers.question import Turn
-from openai_cpu_server.api.access.keys import ANYBODY, Identity
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.thinking import OutputMarks, OutputPart
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.context import PRIORITY_HEADER as PRIORITY_HEADER
+from openai_cpu_server.http.context import Sender as Sender
 from openai_cpu_server.models.registry import Chosen
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
 from openai_cpu_server.prompt.reasoning.stage import Stage
@@ -26,46 +26,6 @@ from openai_cpu_server.prompt.tool_formats import (
     TextReader,
     ToolFormat,
 )
-
-PRIORITY_HEADER = "X-Priority"
-_BY_LABEL = {priority.label: priority for priority in Priority}
-_BY_TIER = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
-
-
-class Sender(msgspec.Struct, frozen=True):
-    """Who sent a body, and what they said beside it."""
-
-    identity: Identity = ANYBODY
-    priority_header: str | None = None
-    """It outranks what the body says."""
-    default_priority: Priority = Priority.INTERACTIVE
-    """The priority of a body that names none."""
-
-    @classmethod
-    def of(cls, identity: Identity, *, header: str | None, default: Priority) -> Sender:
-        """`default` is the server's; the key's own goes before it."""
-        own = identity.key.priority if identity.key else None
-        return cls(identity, header, default if own is None else own)
-
-    def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
-        """`field` and `tier` stand in the body; our own field goes before OpenAI's tier.
-
-        What exceeds the key's best is lowered to that. Raises InvalidRequest for any value that is wrong,
-        also for one that another outranks.
-        """
-        from_header = _named(self.priority_header, PRIORITY_HEADER)
-        from_field = _named(field, "priority")
-        from_tier = _BY_TIER.get(tier) if tier is not None else None
-        given = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
-        best = self.identity.key.max_priority if self.identity.key else Priority.INTERACTIVE
-        return max(next(given, self.default_priority), best)  # the smaller one goes first
-
-    def announced_priority(self) -> Priority | None:
-        """The priority as far as it is known without the body; None: the header names none that there is."""
-        try:
-            return self.priority()
-        except InvalidRequest:
-            return None
 
 
 class Asking(msgspec.Struct, frozen=True):
@@ -227,14 +187,3 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of the request at this index."""
         return self.prompts[index // self.best_of]
-
-
-def _named(label: str | None, param: str) -> Priority | None:
-    if label is None:
-        return None
-    if label not in _BY_LABEL:
-        expected = " or ".join(f"'{name}'" for name in _BY_LABEL)
-        raise InvalidRequest(
-            f"Invalid value for '{param}': expected {expected}.", param=param, code="invalid_value"
-        )
-    return _BY_LABEL[label]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openai_cpu_server.api.error_shapes import id_headers, shaped_response
-from openai_cpu_server.api.errors import INTERNAL, failure_of
+from openai_cpu_server.api.errors import ErrorShape, is_ours, shape_at
 from openai_cpu_server.api.gates.browsers import is_own_host
-from openai_cpu_server.api.gates.fair_use import limit_headers_of
-from openai_cpu_server.api.gates.ticket import Endings, Ticket, open_ticket
+from openai_cpu_server.api.gates.ticket import Endings, open_ticket
 from openai_cpu_server.errors import HostRefused, InvalidRequest, JobsUnavailable
+from openai_cpu_server.http.context import limit_headers_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,21 +27,24 @@ _SWITCHING_PROTOCOLS = 101
 class Entrance:
     """Failures become responses. What names no route is refused here, the rest by the guard of its route."""
 
-    def __init__(self, app: ASGIApp, *, endings: Endings) -> None:
+    def __init__(self, app: ASGIApp, *, endings: Endings, shapes: Sequence[ErrorShape] = ()) -> None:
+        """`shapes`: those of APIs whose failures look otherwise than OpenAI's."""
         self._app = app
         self._endings = endings
+        self._shapes = shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         ticket = open_ticket(scope)
+        shape = shape_at(ticket.path, self._shapes)
 
         async def tagged(message: Message) -> None:
             status = _begun(message)
             if ticket.status is None and status is not None:
                 message.setdefault("headers", [])
-                said = {**limit_headers_of(scope), **id_headers(ticket.path, ticket.id)}
+                said = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, ticket.id)}
                 MutableHeaders(scope=message).update(said)
                 ticket.status = status
             await send(message)
@@ -54,11 +56,12 @@ class Entrance:
             ticket.client_gone()
         except Exception as error:
             ticket.failed(error)
-            _log_what_is_ours(error, ticket)
+            if isinstance(error, JobsUnavailable):
+                logger.error("request %s: the jobs database failed: %s", ticket.id, error.reason)
             if ticket.status is not None:
                 _leave_incomplete(error, scope)
                 return
-            response = shaped_response(error, request_id=ticket.id, path=ticket.path)
+            response = shape.response(error, ticket.id)
             await response(scope, receive, tagged)
         finally:
             self._endings.end(ticket)
@@ -67,11 +70,18 @@ class Entrance:
 class HostGate:
     """Stands around all, preflights of browsers included: whoever calls by another's name is refused."""
 
-    def __init__(self, app: ASGIApp, *, endings: Endings, hosts: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        endings: Endings,
+        hosts: Collection[str] | None,
+        shapes: Sequence[ErrorShape] = (),
+    ) -> None:
         """`hosts`: names that the server goes by, beside its addresses; None: any."""
         self._app = app
         self._hosts = hosts
-        self._refusing = Entrance(self._refuse, endings=endings)
+        self._refusing = Entrance(self._refuse, endings=endings, shapes=shapes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_request = scope["type"] in ("http", "websocket")
@@ -110,12 +120,5 @@ def _leave_incomplete(error: Exception, scope: Scope) -> None:
 
     Raises the error for a stack in the log, unless it is one with a name, such as a file that was deleted.
     """
-    if failure_of(error) == INTERNAL or scope["type"] == "websocket":
+    if is_ours(error) or scope["type"] == "websocket":
         raise error
-
-
-def _log_what_is_ours(error: Exception, ticket: Ticket) -> None:
-    if isinstance(error, JobsUnavailable):
-        logger.error("request %s: the jobs database failed: %s", ticket.id, error.reason)
-    if failure_of(error) == INTERNAL:
-        logger.error("request %s failed", ticket.id, exc_info=error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -10,19 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.adapter_options import AdapterSource
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.gates.fair_use import small_body
+from openai_cpu_server.api.access.access import ADMIN
 from openai_cpu_server.api.offload import in_thread, off_loop
-from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.api.parts import FindAdapter, Parts
 from openai_cpu_server.api.schemas.adapters import AdapterBody
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, InvalidRequest
+from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-
-FindAdapter = Callable[[AdapterSource], Adapter]
-"""Finds the file that a client names, and reads it. Raises AdapterNotAllowed, AdapterFailed. Any thread."""
 
 
 class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +91,7 @@ class AdapterRoutes:
 
     def _model(self, name: str | None, request: Request) -> ServedModel:
         chosen = self._models.choose(
-            name or self._models.default.name, identity_of(request.scope).allowed_models
+            name or self._models.default.name, context_of(request.scope).identity.allowed_models
         )
         if chosen.adapter is not None:
             message = f"'{name}' is a model with an adapter; name the model itself."
@@ -129,3 +128,39 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
         tensors=loaded.num_tensors if loaded else None,
         size_bytes=loaded.size_bytes if loaded else None,
     )
+
+
+ROOM = RouteRoom[Parts, AdapterRoutes](
+    lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient),
+    (
+        RouteRow(
+            "POST",
+            "/v1/adapters",
+            lambda at: at.load,
+            ADMIN,
+            "Models",
+            "Load a LoRA adapter, or put it in the place of one of the same name",
+            body=AdapterBody,
+            answer=AdapterCard,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/adapters",
+            lambda at: at.list,
+            ADMIN,
+            "Models",
+            "Adapters of all models",
+            answer=AdapterList,
+        ),
+        RouteRow(
+            "DELETE",
+            "/v1/adapters/{id:path}",
+            lambda at: at.unload,
+            ADMIN,
+            "Models",
+            "Unload one",
+            answer=AdapterDeleted,
+        ),
+    ),
+)

@@ -8,15 +8,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.gates.fair_use import small_body
+from openai_cpu_server.api.access.access import INFERENCE
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.routes.files import owner_of
-from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.routes.paging import page_of
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, LineError
 from openai_cpu_server.models.registry import ModelRegistry
@@ -98,20 +99,20 @@ class BatchJobRoutes:
         body, ignored = await off_loop(len(data), partial(parse, BatchBody, data, lenient=self._lenient))
         lifetime = body.output_expires_after
         batch = await self._jobs.create_batch(
-            owner_of(request),
+            context_of(request.scope).owner,
             input_file_id=body.input_file_id,
             endpoint=body.endpoint,
             completion_window=body.completion_window,
             metadata=body.metadata,
             output_lifetime_s=lifetime.seconds if lifetime else None,
-            limits=identity_of(request.scope).storage,
+            limits=context_of(request.scope).identity.storage,
         )
         return json_response(_batch_object(batch), headers=ignored.headers)
 
     async def list(self, request: Request) -> Response:
         known = frozenset({"limit", "after"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
-        batches, has_more = await self._jobs.list_batches(owner_of(request), page)
+        batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
         listing = BatchList(
             data=[_batch_object(batch) for batch in batches],
             first_id=batches[0].id if batches else None,
@@ -121,10 +122,14 @@ class BatchJobRoutes:
         return json_response(listing)
 
     async def one(self, request: Request) -> Response:
-        return json_response(_batch_object(await self._jobs.batch(owner_of(request), _id(request))))
+        return json_response(
+            _batch_object(await self._jobs.batch(context_of(request.scope).owner, _id(request)))
+        )
 
     async def cancel(self, request: Request) -> Response:
-        return json_response(_batch_object(await self._jobs.cancel_batch(owner_of(request), _id(request))))
+        return json_response(
+            _batch_object(await self._jobs.cancel_batch(context_of(request.scope).owner, _id(request)))
+        )
 
 
 def _id(request: Request) -> str:
@@ -165,3 +170,51 @@ def _usage(batch: BatchRecord) -> BatchUsage:
         output_tokens=batch.output_tokens,
         total_tokens=batch.input_tokens + batch.output_tokens,
     )
+
+
+ROOM = RouteRoom[Parts, BatchJobRoutes](
+    lambda parts: BatchJobRoutes(parts.jobs, parts.models, parts.options) if parts.jobs is not None else None,
+    (
+        RouteRow(
+            "POST",
+            "/v1/batches",
+            lambda at: at.create,
+            INFERENCE,
+            "Batches",
+            "Run a file's requests when nobody else needs the machine",
+            body=BatchBody,
+            answer=BatchObject,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/batches",
+            lambda at: at.list,
+            INFERENCE,
+            "Batches",
+            "Batches",
+            query=PAGE_QUERY,
+            answer=BatchList,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/batches/{id}",
+            lambda at: at.one,
+            INFERENCE,
+            "Batches",
+            "One batch",
+            answer=BatchObject,
+        ),
+        RouteRow(
+            "POST",
+            "/v1/batches/{id}/cancel",
+            lambda at: at.cancel,
+            INFERENCE,
+            "Batches",
+            "End it",
+            answer=BatchObject,
+            errors=(409,),
+        ),
+    ),
+)

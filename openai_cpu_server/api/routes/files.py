@@ -11,12 +11,14 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.routes.paging import page_of
+from openai_cpu_server.api.access.access import INFERENCE, UPLOADS
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.api.schemas.batch_jobs import ExpiresAfter
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose, Stored
 from openai_cpu_server.models.registry import ModelRegistry
@@ -60,7 +62,7 @@ class FileRoutes:
 
     async def create(self, request: Request) -> Response:
         self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
-        owner, limits = owner_of(request), identity_of(request.scope).storage
+        owner, limits = context_of(request.scope).owner, context_of(request.scope).identity.storage
         await self._jobs.storage.check(owner, limits, Stored(num_bytes=1, num_files=1))
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             _check_form(form)
@@ -89,7 +91,7 @@ class FileRoutes:
         purpose = next((purpose for purpose in Purpose if purpose.value == asked), None)
         if asked is not None and purpose is None:
             return json_response(_listing([], has_more=False))  # there is no file of another purpose
-        records, has_more = await self._jobs.list_files(owner_of(request), page, purpose)
+        records, has_more = await self._jobs.list_files(context_of(request.scope).owner, page, purpose)
         return json_response(_listing(records, has_more=has_more))
 
     async def one(self, request: Request) -> Response:
@@ -106,16 +108,16 @@ class FileRoutes:
 
     async def delete(self, request: Request) -> Response:
         file_id: str = request.path_params["id"]
-        await self._jobs.delete_file(owner_of(request), file_id)
+        await self._jobs.delete_file(context_of(request.scope).owner, file_id)
         return json_response(FileDeleted(file_id))
 
     async def _record(self, request: Request) -> FileRecord:
-        return await self._jobs.file(owner_of(request), request.path_params["id"])
+        return await self._jobs.file(context_of(request.scope).owner, request.path_params["id"])
 
 
 def owner_of(request: Request) -> str:
     """Objects belong to a key by its name, so that they outlive the key's change; "" where it has none."""
-    return identity_of(request.scope).holder or ""
+    return context_of(request.scope).identity.holder or ""
 
 
 def _file_object(record: FileRecord) -> FileObject:
@@ -191,3 +193,65 @@ def _lifetime_s(form: FormData) -> int | None:
 def _missing(name: str) -> InvalidRequest:
     message = f"Missing required parameter: '{name}'."
     return InvalidRequest(message, param=name, code="missing_required_parameter")
+
+
+_UPLOAD: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"const": "batch"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    },
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+ROOM = RouteRoom[Parts, FileRoutes](
+    lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None,
+    (
+        RouteRow(
+            "POST",
+            "/v1/files",
+            lambda at: at.create,
+            UPLOADS,
+            "Batches",
+            "Upload the input of a batch",
+            form=_UPLOAD,
+            answer=FileObject,
+            errors=(400,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/files",
+            lambda at: at.list,
+            INFERENCE,
+            "Batches",
+            "Files",
+            query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
+            answer=FileList,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET", "/v1/files/{id}", lambda at: at.one, INFERENCE, "Batches", "One file", answer=FileObject
+        ),
+        RouteRow(
+            "DELETE",
+            "/v1/files/{id}",
+            lambda at: at.delete,
+            INFERENCE,
+            "Batches",
+            "Delete it",
+            answer=FileDeleted,
+            errors=(409,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/files/{id}/content",
+            lambda at: at.content,
+            INFERENCE,
+            "Batches",
+            "Its bytes",
+            media="application/octet-stream",
+        ),
+    ),
+)

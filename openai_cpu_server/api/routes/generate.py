@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Call
 from openai_cpu_server.api.calls.disconnect import while_connected
-from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.errors import error_object, failure_of
 from openai_cpu_server.api.gates.fair_use import unkept_body
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, ticket_of
 from openai_cpu_server.api.offload import off_loop
@@ -40,8 +39,6 @@ from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.structured import ResponseFormat
 from openai_cpu_server.errors import BodyTooLarge, InvalidRequest
 from openai_cpu_server.models.registry import ModelRegistry
-
-logger = logging.getLogger(__name__)
 
 _PREFIX = "gen-"
 _AT_ONCE = 64
@@ -212,8 +209,6 @@ class _Work:
 
     def _failed(self, error: Exception, ticket: Ticket) -> bytes:
         failure = failure_of(error)
-        if failure == INTERNAL:
-            logger.error("request %s failed", ticket.id, exc_info=error)
         ticket.failed(error)
         ticket.status = failure.status
         self.num_failed += 1

@@ -13,11 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
+from openai_cpu_server.api.access.access import GATEWAYS, PROBES
 from openai_cpu_server.api.errors import ErrorBody, error_object
-from openai_cpu_server.api.gates.ticket import ticket_of
-from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -87,7 +90,7 @@ class HealthRoutes:
         if status.state in (EngineState.READY, EngineState.ASLEEP):
             return json_response(report)
         why = unavailable(status)
-        error = error_object(why, request_id=ticket_of(request.scope).id).error
+        error = error_object(why, request_id=context_of(request.scope).ticket.id).error
         return json_response(
             msgspec.structs.replace(report, error=error), 503, {"retry-after": str(why.retry_after_s)}
         )
@@ -124,3 +127,38 @@ def _last_restart(status: EngineStatus) -> LastRestart | None:
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
     """The sizes by the labels of priorities."""
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
+
+
+ROOM = RouteRoom[Parts, HealthRoutes](
+    lambda parts: HealthRoutes(parts.models),
+    (
+        RouteRow(
+            "GET",
+            "/health",
+            lambda at: at.health,
+            PROBES,
+            "Operation",
+            "The process lives",
+            answer=HealthReport,
+        ),
+        RouteRow(
+            "GET",
+            "/ready",
+            lambda at: at.ready,
+            PROBES,
+            "Operation",
+            "It can generate",
+            answer=HealthReport,
+            errors=(503,),
+        ),
+        RouteRow(
+            "GET",
+            "/version",
+            lambda at: at.version,
+            GATEWAYS,
+            "Operation",
+            "The version of this server",
+            answer=Version,
+        ),
+    ),
+)

@@ -8,12 +8,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import INFERENCE
 from openai_cpu_server.api.access.clients import Client
-from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import RequestNotFound
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 
 
@@ -57,13 +60,13 @@ class RequestRoutes:
 
     async def list(self, request: Request) -> Response:
         """Lists those of the caller's key; an administrator sees all."""
-        identity = identity_of(request.scope)
+        identity = context_of(request.scope).identity
         return json_response(RequestList([_card(live, identity) for live in self._visible(identity)]))
 
     async def cancel(self, request: Request) -> Response:
         """Ends the whole API call, also where the id is that of one of its sequences."""
         name: str = request.path_params["id"]
-        visible = self._visible(identity_of(request.scope))
+        visible = self._visible(context_of(request.scope).identity)
         if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
             raise RequestNotFound(name)
         for model in self._models:
@@ -89,3 +92,28 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
         inputs_done=None if live.num_inputs is None else live.num_embedded,
         first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
     )
+
+
+ROOM = RouteRoom[Parts, RequestRoutes](
+    lambda parts: RequestRoutes(parts.models),
+    (
+        RouteRow(
+            "GET",
+            "/v1/requests",
+            lambda at: at.list,
+            INFERENCE,
+            "Requests",
+            "Requests that run or wait",
+            answer=RequestList,
+        ),
+        RouteRow(
+            "DELETE",
+            "/v1/requests/{id:path}",
+            lambda at: at.cancel,
+            INFERENCE,
+            "Requests",
+            "End one",
+            answer=Cancelled,
+        ),
+    ),
+)

@@ -29,10 +29,10 @@ from openai_cpu_server.api.render.responses.stream import encoded
 from openai_cpu_server.api.render.responses.writing import EventNumbers
 from openai_cpu_server.api.routes.files import owner_of
 from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.routes.paging import page_of
 from openai_cpu_server.api.routes.responses.background import Background
 from openai_cpu_server.api.routes.responses.turns import NO_DATABASE
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.http.replies import page_of
 from openai_cpu_server.jobs.records import ResponseRecord, ResponseStatus
 from openai_cpu_server.jobs.responses import ResponseShelf
 

@@ -1,0 +1,64 @@
+"""The routes of chat completions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from openai_cpu_server.api.access.access import CALLS, INFERENCE, WORK
+from openai_cpu_server.api.chat.socket import ChatExchange
+from openai_cpu_server.api.parts import Parts
+from openai_cpu_server.api.render.chat import ChatCompletion
+from openai_cpu_server.api.routes.chat import ChatFamily
+from openai_cpu_server.api.routes.counting import ChatCounting, CountRoute, InputTokens
+from openai_cpu_server.api.routes.generation import GenerationRoute
+from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.http.identity import SUBPROTOCOL
+from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
+from openai_cpu_server.http.sockets import SocketServer
+
+
+class ChatRoutes:
+    def __init__(self, parts: Parts) -> None:
+        self.route = GenerationRoute(ChatFamily(), parts.models, parts.options, parts.recall)
+        self.counting = CountRoute(ChatCounting(), parts.models, lenient=parts.options.lenient)
+        exchange = partial(ChatExchange, self.route)
+        self.socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
+
+
+ROOM = RouteRoom[Parts, ChatRoutes](
+    ChatRoutes,
+    (
+        RouteRow(
+            "POST",
+            "/v1/chat/completions",
+            lambda at: at.route.create,
+            access=CALLS,
+            summary="Answer a conversation, whole or as server-sent events",
+            tag="Generation",
+            body=ChatBody,
+            answer=ChatCompletion,
+            streams=True,
+            errors=GENERATION_ERRORS,
+            batched=lambda at: at.route.answer,
+        ),
+        RouteRow(
+            WEBSOCKET,
+            "/v1/chat/completions",
+            lambda at: at.socket.serve,
+            access=INFERENCE,
+            summary="The same over a WebSocket: one JSON object a message, many requests at once",
+            tag="Generation",
+        ),
+        RouteRow(
+            "POST",
+            "/v1/chat/completions/input_tokens",
+            lambda at: at.counting.count,
+            access=WORK,
+            summary="The tokens of a chat's conversation",
+            tag="Tokens",
+            body=ChatBody,
+            answer=InputTokens,
+            errors=(404,),
+        ),
+    ),
+)

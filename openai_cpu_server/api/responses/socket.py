@@ -1,0 +1,184 @@
+"""`/v1/responses` as a WebSocket: OpenAI's WebSocket mode, one response after the other.
+
+A message is `{"type": "response.create", ...}` with the body of a POST, without `stream` and `background`;
+the answers are the events of a stream. The last response of a socket can be gone on from though it is not
+stored. With `generate: false` only the prompt is read, for the turns to come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+import msgspec
+
+from openai_cpu_server.api.calls.trial import Terms
+from openai_cpu_server.api.errors import ErrorBody, error_object, failure_of
+from openai_cpu_server.api.gates.ticket import Ticket
+from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.routes.responses.making import Maker, Making
+from openai_cpu_server.api.routes.responses.turns import Recent, TurnReader
+from openai_cpu_server.contract.messages import ModelLoading, Place
+from openai_cpu_server.errors import BodiesFull, BodyTooLarge, InvalidRequest, RequestsLimited
+from openai_cpu_server.http.body import HeldBody
+from openai_cpu_server.http.context import RequestContext, ServedRequest
+from openai_cpu_server.http.sockets import OpenSocket, too_many
+from openai_cpu_server.json_size import check_size
+
+_CREATE = "response.create"
+
+
+class SocketRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing comes of a message, or a response has ended with a failure."""
+
+    type: str = "error"
+    status: int
+    error: ErrorBody
+
+
+class _Message:
+    """A message that waits, and its part of what all bodies may have."""
+
+    def __init__(self, data: bytes, held: HeldBody) -> None:
+        self.data = data
+        self._held = held
+
+    def take(self) -> bytes:
+        """Gives the data away: nothing is kept of it while the response is told."""
+        data, self.data = self.data, b""
+        return data
+
+    def release(self) -> None:
+        """It is understood, or will never be."""
+        self.data = b""
+        self._held.release()
+
+
+class ResponsesExchange:
+    """The responses of one open socket. An `Exchange`."""
+
+    def __init__(self, reader: TurnReader, maker: Maker, socket: OpenSocket) -> None:
+        self._reader = reader
+        self._maker = maker
+        self._socket = socket
+        self._waiting: deque[_Message] = deque()
+        self._is_serving = False
+        self._making: Making | None = None
+        self._recent: Recent | None = None
+
+    async def take(self, data: bytes) -> None:
+        """Messages wait for their turn, up to a limit, and together have no more bytes than one may have."""
+        try:
+            self._check_room(len(data))
+            self._waiting.append(_Message(data, self._socket.held(len(data))))
+        except (RequestsLimited, BodiesFull) as error:
+            await self._refuse(error, self._socket.id)
+            return
+        if not self._is_serving:
+            self._is_serving = True
+            self._socket.start(self._serve_all)
+
+    def cancel(self) -> None:
+        if self._making is not None:
+            self._making.running.cancel()
+        for message in self._waiting:
+            message.release()
+        self._waiting.clear()
+
+    def _check_room(self, num_bytes: int) -> None:
+        """Raises RequestsLimited."""
+        options = self._socket.options
+        if len(self._waiting) >= options.max_socket_requests:
+            raise too_many("requests at once", options.max_socket_requests)
+        if self._waiting and sum(len(one.data) for one in self._waiting) + num_bytes > options.max_body_bytes:
+            raise too_many("bytes of requests that wait", options.max_body_bytes)
+
+    async def _serve_all(self) -> None:
+        while self._waiting and self._socket.is_open:
+            await self._serve(self._waiting.popleft())
+        self._is_serving = False
+
+    async def _serve(self, message: _Message) -> None:
+        ticket = self._socket.ticket()
+        async with self._socket.serving(ticket) as served:
+            try:
+                await self._answer(message, ticket, served)
+            finally:
+                message.release()
+        if served.error is not None:
+            await self._tell_failure(served.error, ticket)
+        self._making = None
+
+    async def _answer(self, message: _Message, ticket: Ticket, served: ServedRequest) -> None:
+        context, most_bytes = self._socket.context(ticket), self._socket.options.max_body_bytes
+        data = message.take()
+        if len(data) > most_bytes:
+            raise BodyTooLarge(most_bytes)
+        body, is_to_generate = await off_loop(len(data), partial(_body, data))
+        del data
+        await served.hold(context)
+        making = await self._begun(body, context, is_to_generate=is_to_generate)
+        del body  # nothing is kept of it while the response is told
+        message.release()
+        await (self._tell(making) if is_to_generate else self._warm(making))
+
+    async def _begun(self, body: bytes, context: RequestContext, *, is_to_generate: bool) -> Making:
+        read = await self._reader.read(body, context.identity, self._recent)
+        if read.body.previous_response_id is not None:
+            self._recent = None  # an error in its middle leaves nothing to go on from
+        terms = Terms(context.ticket, context.lease, context.timeout_s)
+        asked = read if is_to_generate else read.without_output()
+        return await self._maker.begin(asked, context.sender, terms)
+
+    async def _tell(self, making: Making) -> None:
+        self._making = making
+        if not self._socket.is_open:
+            making.running.cancel()
+        async with making.running:
+            async for said in making.told():
+                chunks = making.stream.waits(said) if isinstance(said, (Place, ModelLoading)) else said
+                for chunk in chunks:
+                    await self._socket.send(chunk.json)
+        self._recent = making.recent()
+
+    async def _warm(self, making: Making) -> None:
+        """The prompt is read, so that the next turn finds it computed; the token behind it is not shown."""
+        for chunk in await making.warmed():
+            await self._socket.send(chunk.json)
+        self._recent = making.recent()
+
+    async def _tell_failure(self, error: Exception, ticket: Ticket) -> None:
+        """A response that has begun ends with an event of its own."""
+        if self._making is None:
+            await self._refuse(error, ticket.id)
+            return
+        for chunk in self._making.stream.error(error_object(error, request_id=ticket.id)):
+            await self._socket.send(chunk.json)
+
+    async def _refuse(self, error: Exception, ticket_id: str) -> None:
+        body = error_object(error, request_id=ticket_id).error
+        refusal = SocketRefusal(status=failure_of(error).status, error=body)
+        await self._socket.send(msgspec.json.encode(refusal))
+
+
+def _body(data: bytes) -> tuple[bytes, bool]:
+    """The body of a POST that streams, and whether there is to be an output: not with `generate: false`.
+
+    Raises InvalidRequest, TooManyValues.
+    """
+    check_size(data)
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        kind = msgspec.json.decode(fields.pop("type", b"null"), type=str)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        message = f"A message is a JSON object with the type '{_CREATE}'."
+        raise InvalidRequest(message, param="type", code="invalid_value") from None
+    if kind != _CREATE:
+        message = f"Invalid value for 'type': expected '{_CREATE}'."
+        raise InvalidRequest(message, param="type", code="invalid_value")
+    if "background" in fields and bytes(fields["background"]).strip() == b"true":
+        message = "'background' is not possible over a WebSocket."
+        raise InvalidRequest(message, param="background", code="unsupported_value")
+    fields["stream"] = msgspec.Raw(b"true")
+    is_to_generate = bytes(fields.pop("generate", b"true")).strip() != b"false"
+    return msgspec.json.encode(fields), is_to_generate

@@ -1,0 +1,141 @@
+"""Bodies of requests: how large and how slow they may be, what of them is in memory, how they are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from io import BytesIO
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope
+
+from openai_cpu_server.errors import BodiesFull, BodyTooLarge, BodyTooSlow
+
+FREE_BYTES = 64 * 1024
+"""So much of each body is free. Senders of large bodies who dawdle keep nobody from an ordinary request."""
+MOST_SMALL_BYTES = 64 * 1024
+"""A body has no more where all that is wanted are a few names and numbers."""
+_BYTES_PER_S = 1024
+"""Each of so many bytes buys its body a second more."""
+_HEARD_OUT_BYTES, _HEARD_OUT_S = 8 * 1024 * 1024, 2.0
+"""A body that is too large by no more than that is read to its end, for no longer than that."""
+
+
+class BodyBudget:
+    """The memory for all bodies, and for messages of WebSockets, that are being read."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises BodiesFull, and takes nothing then."""
+        if self._held_bytes + num_bytes > self._max_bytes:
+            raise BodiesFull
+        self._held_bytes += num_bytes
+
+    def give(self, num_bytes: int) -> None:
+        assert num_bytes <= self._held_bytes, "given back twice"
+        self._held_bytes -= num_bytes
+
+
+class HeldBody:
+    """One body's part of the budget, or that of a WebSocket's unfinished messages. At most `most_bytes` of it
+    are in memory; the rest is on disk."""
+
+    def __init__(self, budget: BodyBudget, most_bytes: int) -> None:
+        self._budget = budget
+        self._most_bytes = most_bytes
+        self._charged_bytes = 0
+
+    def has_grown(self, received_bytes: int) -> None:
+        """The body has so many bytes now. Raises BodiesFull."""
+        due = max(0, min(received_bytes, self._most_bytes) - FREE_BYTES)
+        if due > self._charged_bytes:
+            self._budget.take(due - self._charged_bytes)
+            self._charged_bytes = due
+
+    def holds(self, num_bytes: int) -> bool:
+        """So many bytes are held now, be it more or less. False: there is no room for more."""
+        due = max(0, min(num_bytes, self._most_bytes) - FREE_BYTES)
+        if due < self._charged_bytes:
+            self._budget.give(self._charged_bytes - due)
+            self._charged_bytes = due
+        try:
+            self.has_grown(num_bytes)
+        except BodiesFull:
+            return False
+        return True
+
+    def release(self) -> None:
+        self._budget.give(self._charged_bytes)
+        self._charged_bytes = 0
+
+
+async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> None:
+    """Raises BodyTooLarge for a body that says so itself; then it counts against no limit of its key."""
+    announced = _announced_bytes(scope)
+    if announced <= max_bytes:
+        return
+    if announced - max_bytes <= _HEARD_OUT_BYTES:
+        await _hear_out(receive)
+    raise BodyTooLarge(max_bytes)
+
+
+async def _hear_out(receive: Receive) -> None:
+    """Reads a body and keeps nothing of it. A client that still sends when the connection closes sees a reset
+    instead of the answer."""
+    with anyio.move_on_after(_HEARD_OUT_S):
+        while (await receive()).get("more_body", False):
+            pass
+
+
+async def small_body(request: Request) -> bytes:
+    """The body of a request that never needs a large one, such as those that manage something.
+    Raises BodyTooLarge."""
+    received = bytearray()
+    async for piece in request.stream():
+        received += piece
+        if len(received) > MOST_SMALL_BYTES:
+            await _hear_out(request.receive)
+            raise BodyTooLarge(MOST_SMALL_BYTES)
+    return bytes(received)
+
+
+async def unkept_body(request: Request) -> bytes:
+    """Reads the body. Unlike `Request.body` it leaves no copy in the request, and puts each piece where it
+    belongs when it comes: to join 20 MB in one go can hold the event loop for a tenth of a second."""
+    received = BytesIO()
+    async for piece in request.stream():
+        received.write(piece)
+    return received.getvalue()  # without a copy, as CPython has it
+
+
+def paced(receive: Receive, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Receive:
+    """Returns a `receive` that raises BodyTooSlow before the body's end, and behind it waits as long as it
+    takes."""
+    ends_s = clock() + timeout_s
+    is_whole = False
+
+    async def in_time() -> Message:
+        nonlocal ends_s, is_whole
+        if is_whole:
+            return await receive()
+        try:
+            with anyio.fail_after(max(0.0, ends_s - clock())):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooSlow from None
+        ends_s += len(message.get("body", b"")) / _BYTES_PER_S
+        is_whole = not message.get("more_body", False)
+        return message
+
+    return in_time
+
+
+def _announced_bytes(scope: Scope) -> int:
+    """The `content-length`; 0 where it is missing, or is no number that a server would let pass."""
+    announced = Headers(scope=scope).get("content-length", "")
+    return int(announced) if announced.isdecimal() and len(announced) < 20 else 0

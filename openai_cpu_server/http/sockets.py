@@ -1,0 +1,175 @@
+"""The one server of WebSockets. A family says what it does with messages; all else is the same for each.
+
+A socket has come through the gate as a request does. Each of its messages that asks for something is a
+request of its own from then on: by the keys as they are when it comes, with a line in the log, and with one
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple, Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.keys import Identity
+from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.gates.ticket import Endings, Ticket
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.errors import RequestsLimited
+from openai_cpu_server.http.body import BodyBudget, HeldBody
+from openai_cpu_server.http.context import (
+    PRIORITY_HEADER,
+    RequestContext,
+    Sender,
+    ServedRequest,
+    context_of,
+    served,
+)
+from openai_cpu_server.observe.ended import Origin
+
+_RETRY_S = 1.0
+
+
+class Exchange(Protocol):
+    """What a family does with one open socket."""
+
+    async def take(self, data: bytes) -> None:
+        """A message has come. No other is read meanwhile, so that whoever reads no answers is not read
+        either; what takes long is given to the socket's `start`."""
+        ...
+
+    def cancel(self) -> None:
+        """The socket has closed: all that it serves ends."""
+        ...
+
+
+class SocketParts(NamedTuple):
+    """What all sockets of a server share."""
+
+    keys: KeyRing
+    limits: RateLimits
+    bodies: BodyBudget
+    endings: Endings
+    options: ApiOptions
+
+
+class SocketServer:
+    """The handshake. What is wrong with it is answered as for a request, before the socket opens."""
+
+    def __init__(
+        self,
+        exchange: Callable[[OpenSocket], Exchange],
+        parts: SocketParts,
+        *,
+        subprotocol: str | None = None,
+    ) -> None:
+        """`subprotocol`: the one that is chosen if a client offers it."""
+        self._exchange = exchange
+        self._parts = parts
+        self._subprotocol = subprotocol
+
+    async def serve(self, websocket: WebSocket) -> None:
+        socket = OpenSocket(websocket, self._parts)
+        socket.sender(context_of(websocket.scope).identity)  # refuses a wrong priority before it opens
+        offered = self._subprotocol in websocket.scope["subprotocols"]
+        await websocket.accept(subprotocol=self._subprotocol if offered else None)
+        await socket.run(self._exchange(socket))
+
+
+class OpenSocket:
+    """One socket, as its family sees it."""
+
+    def __init__(self, websocket: WebSocket, parts: SocketParts) -> None:
+        self._websocket = websocket
+        self._parts = parts
+        self._handshake = context_of(websocket.scope)
+        self._group: TaskGroup | None = None
+        self._exchange: Exchange | None = None
+        self._is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    @property
+    def options(self) -> ApiOptions:
+        return self._parts.options
+
+    @property
+    def id(self) -> str:
+        """That of the handshake's request."""
+        return self._handshake.ticket.id
+
+    async def run(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        async with anyio.create_task_group() as self._group:
+            try:
+                async for data in self._received():
+                    await exchange.take(data)
+            finally:
+                self._close()
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Does this beside the reading of messages."""
+        assert self._group is not None, "it runs"
+        self._group.start_soon(work)
+
+    async def send(self, message: bytes) -> None:
+        """Waits while the client does not read; events that come meanwhile are held up to a limit."""
+        if not self._is_open:
+            return
+        try:
+            await self._websocket.send_text(message.decode())
+        except (WebSocketDisconnect, RuntimeError):  # the latter: it is closing for a reason of the server's
+            self._close()
+
+    def held(self, num_bytes: int) -> HeldBody:
+        """A message's part of what all bodies may have. Raises BodiesFull."""
+        held = HeldBody(self._parts.bodies, num_bytes)
+        held.has_grown(num_bytes)
+        return held
+
+    def ticket(self, *, has_headers: bool = False) -> Ticket:
+        """Requests count and are logged one by one, in the trace of the handshake. `has_headers`: their last
+        messages tell the headers that a response would have."""
+        return self._handshake.ticket.inner(Origin.WEBSOCKET, has_headers=has_headers)
+
+    def serving(self, ticket: Ticket) -> AbstractAsyncContextManager[ServedRequest]:
+        """`async with` it around all that is done for one request of this socket."""
+        return served(ticket, self._parts.endings.end, has_left=lambda: not self._is_open)
+
+    def context(self, ticket: Ticket) -> RequestContext:
+        """Keys may have been read again since the handshake. Raises Unauthorized, Forbidden."""
+        identity = self._handshake.identity_now(self._parts.keys)
+        sender = self.sender(identity)
+        ticket.client, ticket.priority = identity.holder, sender.default_priority
+        timeout_s = self.options.request_timeout_s
+        return RequestContext(
+            ticket, sender, lease=self._parts.limits.lease(identity.key), timeout_s=timeout_s
+        )
+
+    def sender(self, identity: Identity) -> Sender:
+        """The handshake's header is for requests that name no priority. Raises InvalidRequest."""
+        header, default = self._websocket.headers.get(PRIORITY_HEADER), self.options.default_priority
+        at_handshake = Sender.of(identity, header=header, default=default)
+        return Sender(identity, default_priority=at_handshake.priority())
+
+    async def _received(self) -> AsyncIterator[bytes]:
+        while (message := await self._websocket.receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            yield text.encode() if text is not None else message.get("bytes") or b""
+
+    def _close(self) -> None:
+        self._is_open = False
+        if self._exchange is not None:
+            self._exchange.cancel()
+
+
+def too_many(what: str, limit: int) -> RequestsLimited:
+    """`what`: of which there may be no more on one socket."""
+    return RequestsLimited(f"{what} on one WebSocket: Limit {limit}", retry_after_s=_RETRY_S)

@@ -1,0 +1,147 @@
+"""A route is one row: it answers, asks for a key, stands in documents, and may serve rows of batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from openai_cpu_server.api.access.access import ADMIN, OPEN, WORK
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.meter import Meter
+from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.errors import ErrorShape
+from openai_cpu_server.api.gates.ticket import Endings
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.rooms import ROWS
+from openai_cpu_server.http.application import application
+from openai_cpu_server.http.body import BodyBudget
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.gate import RouteGuard
+from openai_cpu_server.http.routes import WEBSOCKET, RouteRoom, RouteRow, served_routes
+from openai_cpu_server.observe.watch import Watch
+from tests.api.serving import client
+
+pytestmark = pytest.mark.anyio
+
+
+class Greeting:
+    """What a room could be: its parts are a word."""
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+
+    async def greet(self, request: Request) -> Response:
+        return PlainTextResponse(f"{self._word} {request.path_params['name']}")
+
+    async def echo(self, request: Request) -> Response:
+        return PlainTextResponse(f"{context_of(request.scope).ticket.route} {len(await request.body())}")
+
+    async def row(self, *_: object) -> bytes:
+        return self._word.encode()
+
+
+GREETINGS = RouteRoom[str, Greeting](
+    lambda word: Greeting(word) if word else None,
+    (
+        RouteRow("GET", "/hello/{name:path}", lambda at: at.greet, OPEN, "Words", "Greets"),
+        RouteRow("POST", "/echo", lambda at: at.echo, WORK, "Words", "Counts", batched=lambda at: at.row),
+        RouteRow(
+            "DELETE",
+            "/echo",
+            lambda at: at.echo,
+            ADMIN,
+            "Words",
+            "Forgets",
+        ),
+    ),
+    is_hidden=lambda word: word == "psst",
+)
+
+
+def greeting(
+    word: str, options: ApiOptions | None = None, room: RouteRoom[str, Greeting] = GREETINGS
+) -> httpx.AsyncClient:
+    options = options or ApiOptions()
+    keys, limits = KeyRing("secret"), RateLimits(Meter.open(None))
+    guard = RouteGuard(keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options)
+    endings = Endings(Watch.new(model="m"))
+    served = list(served_routes([room], word))
+    return client(application(served, guard, endings=endings, options=options, headers=(), lifespan=None))
+
+
+KEY = {"authorization": "Bearer secret"}
+
+
+async def test_a_row_is_a_route_with_what_it_asks_for() -> None:
+    async with greeting("hello") as http:
+        assert (await http.get("/hello/a/b")).text == "hello a/b"
+        assert (await http.post("/echo", content=b"abc")).status_code == 401
+        assert (await http.post("/echo", content=b"abc", headers=KEY)).text == "/echo 3"
+        wrong = await http.patch("/echo", headers=KEY)
+    assert (wrong.status_code, wrong.json()["error"]["message"]) == (
+        405,
+        "Method Not Allowed: PATCH /echo",
+    )
+
+
+async def test_a_body_has_no_more_bytes_than_its_row_says() -> None:
+    async with greeting("hello", ApiOptions(max_body_bytes=2)) as http:
+        refused = await http.post("/echo", content=b"abc", headers=KEY)
+    assert refused.status_code == 413
+
+
+async def test_the_document_is_made_of_the_rows_that_are_served() -> None:
+    async with greeting("hello") as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+    assert list(paths) == ["/hello/{name}", "/echo", "/openapi.json"]
+    assert (paths["/echo"]["post"]["summary"], paths["/echo"]["delete"]["x-required-scope"]) == (
+        "Counts",
+        "admin",
+    )
+
+
+async def test_failures_on_a_rooms_paths_have_its_shape() -> None:
+    shape = ErrorShape("/hello", lambda error, request_id: PlainTextResponse("sorry", 404), ("request-id",))
+    async with greeting("hello", room=replace(GREETINGS, shape=shape)) as http:
+        below, beside = await http.get("/hello", headers=KEY), await http.get("/hello-you", headers=KEY)
+        good, unknown = await http.get("/hello/you"), await http.post("/hello/you", headers=KEY)
+    assert (below.text, unknown.text) == ("sorry", "sorry")
+    assert beside.json()["error"]["code"] == "unknown_url"
+    assert ("request-id" in good.headers, "x-request-id" in good.headers) == (True, False)
+    assert ("request-id" in beside.headers, "x-request-id" in beside.headers) == (False, True)
+
+
+async def test_a_server_without_the_parts_has_no_such_routes() -> None:
+    async with greeting("") as http:
+        assert list((await http.get("/openapi.json")).json()["paths"]) == ["/openapi.json"]
+        assert (await http.get("/hello/you", headers=KEY)).status_code == 404
+
+
+async def test_a_hidden_room_is_served_and_in_no_document() -> None:
+    async with greeting("psst") as http:
+        assert (await http.get("/hello/you")).text == "psst you"
+        assert list((await http.get("/openapi.json")).json()["paths"]) == ["/openapi.json"]
+
+
+async def test_a_row_says_what_answers_rows_of_batches() -> None:
+    handlers = {route.row.name: route.batch_handler for route in served_routes([GREETINGS], "hello")}
+    assert [name for name, handler in handlers.items() if handler is not None] == ["POST /echo"]
+    handler = handlers["POST /echo"]
+    assert handler is not None
+    assert await handler(b"", None) == b"hello"  # type: ignore[arg-type, unused-ignore]
+
+
+def test_a_row_can_stand_at_another_path() -> None:
+    row = GREETINGS.rows[0]
+    assert row.at("/hi/{name}") == replace(row, path="/hi/{name}")
+    assert (row.name, row.at("/hi/{name}").name) == ("GET /hello/{name}", "GET /hi/{name}")
+
+
+def test_every_row_is_named_once_and_described() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert all(row.summary and row.tag for row in ROWS)
+    assert {row.method for row in ROWS} == {"GET", "POST", "DELETE", WEBSOCKET}
