@@ -16,8 +16,8 @@ from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.items import PREFIXES
 from openai_cpu_server.api.render.responses.stream import ResponseStream
 from openai_cpu_server.api.render.responses.writing import EventNumbers, ItemWriting
-from openai_cpu_server.api.resolve.responses.chat import Turn
 from openai_cpu_server.api.resolve.responses.response import new_response
+from openai_cpu_server.api.responses.as_ask import Turn
 from openai_cpu_server.api.schemas.responses import ResponsesBody
 from openai_cpu_server.contract.messages import FinishReason, Place, TokenEvent
 from openai_cpu_server.jobs.records import ResponseStatus

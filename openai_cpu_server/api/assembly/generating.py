@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
+from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.assembly.parts import Parts
+from openai_cpu_server.api.chat.as_ask import CHAT
+from openai_cpu_server.api.completions.as_ask import COMPLETIONS
 from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES
-from openai_cpu_server.api.routes.anthropic import MessagesCounting, MessagesFamily
-from openai_cpu_server.api.routes.chat import ChatFamily
-from openai_cpu_server.api.routes.completions import CompletionFamily
-from openai_cpu_server.api.routes.counting import ChatCounting, CountRoute
-from openai_cpu_server.api.routes.generate import GenerateBatchRoute, GenerateFamily, ModelInfoRoute
+from openai_cpu_server.api.generate.as_ask import GENERATE
+from openai_cpu_server.api.generate.batch import GenerateBatchRoute, ModelInfoRoute
+from openai_cpu_server.api.messages import as_ask as messages_api
+from openai_cpu_server.api.routes.counting import CountRoute
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.pooling import EMBEDDINGS, RERANKING, PoolingRoute
 from openai_cpu_server.api.routes.responses.background import Background
@@ -23,9 +25,8 @@ from openai_cpu_server.api.routes.responses.socket import ResponsesSocket
 from openai_cpu_server.api.routes.responses.stored import StoredResponses
 from openai_cpu_server.api.routes.responses.turns import TurnReader
 from openai_cpu_server.api.routes.websocket import SocketRoute
-from openai_cpu_server.api.schemas.generate import GenerateBody
 
-Asked = GenerationRoute[Any] | PoolingRoute[Any] | ResponsesRoute
+Asked = GenerationRoute | PoolingRoute[Any] | ResponsesRoute
 
 
 class Generating(NamedTuple):
@@ -38,11 +39,12 @@ class Generating(NamedTuple):
 
 
 def generating(parts: Parts) -> Generating:
-    models, options, recall = parts.models, parts.options, parts.recall
-    chat = GenerationRoute(ChatFamily(), models, options, recall)
-    completions = GenerationRoute(CompletionFamily(), models, options, recall)
+    models, options = parts.models, parts.options
+    service = GenerationService(models, options, parts.recall)
+    chat = GenerationRoute(CHAT, service, options)
+    completions = GenerationRoute(COMPLETIONS, service, options)
     reranking = PoolingRoute(RERANKING, models, options)
-    responses = _responses(parts)
+    responses = _responses(parts, service)
     rows: dict[str, Asked] = {
         "/v1/chat/completions": chat,
         "/v1/completions": completions,
@@ -54,8 +56,8 @@ def generating(parts: Parts) -> Generating:
         *(Route(path, route.create, methods=["POST"]) for path, route in rows.items()),
         *(Route(path, reranking.create, methods=["POST"]) for path in ("/rerank", "/v2/rerank")),
         *responses.others,
-        *_message_routes(parts),
-        *_old_routes(parts),
+        *_message_routes(parts, service),
+        *_old_routes(parts, service),
     ]
     socket = SocketRoute(
         chat,
@@ -76,11 +78,11 @@ class _Responses(NamedTuple):
     settle: Callable[[], Awaitable[None]]
 
 
-def _responses(parts: Parts) -> _Responses:
+def _responses(parts: Parts, service: GenerationService) -> _Responses:
     models, options, endings = parts.models, parts.options, parts.endings
     shelf = parts.jobs.responses if parts.jobs else None
     background = Background(shelf, endings) if shelf else None
-    reader, maker = TurnReader(shelf, options), Maker(models, options, shelf, parts.recall)
+    reader, maker = TurnReader(shelf, options), Maker(service, options, shelf)
     route = ResponsesRoute(models, options, reader, maker, background)
     socket = ResponsesSocket(
         reader,
@@ -113,12 +115,17 @@ def _response_routes(responses: ResponsesRoute, stored: StoredResponses) -> list
     ]
 
 
-def _message_routes(parts: Parts) -> list[Route]:
+def _message_routes(parts: Parts, service: GenerationService) -> list[Route]:
     """Anthropic's, and how many tokens a conversation of either API has."""
     models, options = parts.models, parts.options
-    messages = GenerationRoute(MessagesFamily(), models, options, parts.recall)
-    counting = CountRoute(MessagesCounting(), models, lenient=options.lenient)
-    chat_counting = CountRoute(ChatCounting(), models, lenient=options.lenient)
+    messages = GenerationRoute(messages_api.MESSAGES, service, options)
+    counting = CountRoute(
+        messages_api.COUNTED_MESSAGES,
+        models,
+        lenient=options.lenient,
+        told=messages_api.TokensCounted,
+    )
+    chat_counting = CountRoute(CHAT.reader, models, lenient=options.lenient)
     return [
         Route(MESSAGES, messages.create, methods=["POST"]),
         Route(COUNT_TOKENS, counting.count, methods=["POST"]),
@@ -126,10 +133,10 @@ def _message_routes(parts: Parts) -> list[Route]:
     ]
 
 
-def _old_routes(parts: Parts) -> list[Route]:
+def _old_routes(parts: Parts, service: GenerationService) -> list[Route]:
     """The names of an older server."""
     models, options = parts.models, parts.options
-    generate: GenerationRoute[GenerateBody] = GenerationRoute(GenerateFamily(), models, options, parts.recall)
+    generate = GenerationRoute(GENERATE, service, options)
     batch = GenerateBatchRoute(generate, limits=parts.limits, endings=parts.endings, options=options)
     return [
         Route("/generate", generate.create, methods=["POST"]),

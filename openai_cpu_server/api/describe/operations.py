@@ -23,6 +23,7 @@ from openai_cpu_server.api.error_shapes import MessagesError
 from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject
 from openai_cpu_server.api.events.listener import PERIODS_S
 from openai_cpu_server.api.events.objects import EVENTS
+from openai_cpu_server.api.messages.as_ask import TokensCounted
 from openai_cpu_server.api.render.anthropic import AnswerMessage
 from openai_cpu_server.api.render.chat import ChatCompletion
 from openai_cpu_server.api.render.completion import TextCompletion
@@ -34,7 +35,6 @@ from openai_cpu_server.api.render.responses.objects import (
     ResponseObject,
 )
 from openai_cpu_server.api.routes.adapters import AdapterCard, AdapterDeleted, AdapterList
-from openai_cpu_server.api.routes.anthropic import TokensCounted
 from openai_cpu_server.api.routes.batch_jobs import BatchList, BatchObject
 from openai_cpu_server.api.routes.cache import ONLY, CacheStats
 from openai_cpu_server.api.routes.counting import InputTokens

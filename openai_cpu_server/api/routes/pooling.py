@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.rate_limits import Lease
+from openai_cpu_server.api.asking.ask import LONG_BODY
 from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Sender
 from openai_cpu_server.api.calls.deadline import limit_time
 from openai_cpu_server.api.calls.disconnect import while_connected
@@ -35,7 +36,6 @@ from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.ended import CallFigures
 
 B = TypeVar("B", bound=PoolingBody)
-_LONG_BODY = 64 * 1024
 _CHEAPER = 16
 """A byte of a vector is written so many times faster than a byte of a body is parsed and tokenised: 32 KiB of
 vectors are JSON within a millisecond."""
@@ -95,11 +95,12 @@ class PoolingRoute(Generic[B]):
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
         chosen = choose_able(self._models, body.model, allowed, self._family.ability)
-        asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
+        asking = Asking(chosen, chosen.model.loaded(), sender, self._options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
-        is_slow = self._family.ability is not Ability.EMBED or len(data) > _LONG_BODY
+        is_slow = self._family.ability is not Ability.EMBED or len(data) > LONG_BODY
         resolving = partial(self._family.resolve, body, asking)
-        return await in_thread(resolving, is_slow=is_slow), chosen
+        call = await in_thread(resolving, is_slow=is_slow)
+        return msgspec.structs.replace(call, headers=ignored.headers), chosen
 
     async def _begun(
         self, data: bytes, sender: Sender, lease: Lease | None

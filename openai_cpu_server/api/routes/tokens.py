@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
+from openai_cpu_server.api.asking.ask import LONG_BODY
 from openai_cpu_server.api.gates.fair_use import unkept_body
 from openai_cpu_server.api.offload import in_thread, off_loop
-from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.messages import checked_messages
 from openai_cpu_server.api.resolve.prompts import whole_prompt
 from openai_cpu_server.api.resolve.sampling import check_tokens
@@ -61,7 +61,7 @@ class TokenRoutes:
         model = self._model(body.model, request)
         info = model.engine.info
         limit = info.context_limit if info else None
-        answer = await in_thread(partial(_tokenized, body, model, limit), is_slow=is_slow(data))
+        answer = await in_thread(partial(_tokenized, body, model, limit), is_slow=len(data) > LONG_BODY)
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
     async def detokenize(self, request: Request) -> Response:

@@ -34,7 +34,6 @@ from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, 
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.generation import GenerationRoute
-from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.contract.messages import ModelLoading, Place
 from openai_cpu_server.errors import (
     BodyTooLarge,
@@ -56,7 +55,7 @@ class SocketRoute:
 
     def __init__(
         self,
-        route: GenerationRoute[ChatBody],
+        route: GenerationRoute,
         *,
         keys: KeyRing,
         limits: RateLimits,
@@ -80,7 +79,7 @@ class SocketRoute:
     # -- what its sockets share --------------------------------------------------------------------
 
     @property
-    def route(self) -> GenerationRoute[ChatBody]:
+    def route(self) -> GenerationRoute:
         return self._route
 
     @property

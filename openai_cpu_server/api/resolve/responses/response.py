@@ -7,7 +7,7 @@ import msgspec
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.render.responses.objects import ReasoningSettings, ResponseObject, TextSettings
 from openai_cpu_server.api.resolve.call import served_tier
-from openai_cpu_server.api.resolve.responses.chat import Turn
+from openai_cpu_server.api.responses.as_ask import Turn
 from openai_cpu_server.api.schemas import responses as schema
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.contract.request import Priority

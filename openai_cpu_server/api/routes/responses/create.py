@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Sender
+from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.event_stream import EventStream
 from openai_cpu_server.api.calls.trial import Terms, Trial
@@ -18,10 +18,8 @@ from openai_cpu_server.api.gates.ticket import Ticket, new_request_id, ticket_of
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.stream import encoded
-from openai_cpu_server.api.resolve.answer_shape import is_slow
-from openai_cpu_server.api.resolve.responses.call import prompt_tokens
-from openai_cpu_server.api.resolve.responses.chat import renamed
-from openai_cpu_server.api.routes.counting import InputTokens
+from openai_cpu_server.api.resolve.call import prompt_tokens
+from openai_cpu_server.api.routes.counting import input_tokens
 from openai_cpu_server.api.routes.files import owner_of
 from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.routes.responses.background import Background, Live
@@ -30,7 +28,7 @@ from openai_cpu_server.api.routes.responses.stored import logged_stream
 from openai_cpu_server.api.routes.responses.turns import ReadTurn, TurnReader
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.api.schemas.responses import InputTokensBody
-from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import ModelRegistry
@@ -91,21 +89,15 @@ class ResponsesRoute:
         data = await unkept_body(request)
         reading = partial(parse, InputTokensBody, data, lenient=self._options.lenient)
         asked, ignored = await off_loop(len(data), reading)
-        body = asked.told()
-        read = await self._reader.of_body(
-            body, ignored, owner_of(request), None, size=len(data), slow=is_slow(data)
-        )
-        identity = identity_of(request.scope)
+        body, identity = asked.as_response(), identity_of(request.scope)
+        read = await self._reader.of_body(body, ignored, owner_of(request), None, size=len(data))
         chosen = choose_able(
             self._models, body.model, identity.allowed_models, Ability.GENERATE, adapter=body.lora
         )
-        asking = Asking(chosen, chosen.model.loaded(), Sender(identity), self._options)
-        turn = read.turn
-        try:
-            count = await in_thread(partial(prompt_tokens, turn, turn.told, asking), is_slow=read.is_slow)
-        except ServerError as error:
-            raise renamed(error, turn, turn.told) from None
-        return json_response(InputTokens(input_tokens=count), headers=read.ignored.headers)
+        ask, model = read.ask(), chosen.model
+        model.loaded()
+        num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
+        return json_response(input_tokens(num_tokens), headers=ask.ignored.headers)
 
     async def _behind(
         self, request: Request, read: ReadTurn, sender: Sender, background: Background

@@ -8,19 +8,18 @@ from functools import partial
 import msgspec
 
 from openai_cpu_server.api.access.keys import Identity
+from openai_cpu_server.api.asking.ask import Ask, EarlierAnswer
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.items import Item, decoded
-from openai_cpu_server.api.resolve.answer_shape import is_slow
-from openai_cpu_server.api.resolve.responses.chat import Turn, check_supported
 from openai_cpu_server.api.resolve.responses.conversation import (
-    Answer,
     Sourced,
     new_items,
     references,
     turns,
     with_instructions,
 )
+from openai_cpu_server.api.responses.as_ask import Turn, check_supported, response_ask
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.responses import ResponsesBody
 from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
@@ -28,7 +27,6 @@ from openai_cpu_server.jobs.records import Link, ResponseStatus, StorageLimits, 
 from openai_cpu_server.jobs.responses import ResponseShelf
 
 NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
-_LONG_TURN = 64 * 1024
 _USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 
 
@@ -40,14 +38,20 @@ class ReadTurn(msgspec.Struct, frozen=True):
     items: tuple[Sourced, ...]
     """The body's own."""
     ignored: Ignored
-    is_slow: bool
-    """It may take more than some milliseconds."""
+    num_bytes: int
+    """The size of all that was read for it."""
     owner: str
     is_stored: bool
 
     @property
     def body(self) -> ResponsesBody:
         return self.turn.body
+
+    def ask(self) -> Ask:
+        """Raises InvalidRequest."""
+        return msgspec.structs.replace(
+            response_ask(self.turn), num_bytes=self.num_bytes, ignored=self.ignored
+        )
 
     def without_output(self) -> ReadTurn:
         """The same, to be ended as soon as its prompt is read."""
@@ -75,22 +79,13 @@ class TurnReader:
         for one that cannot be stored."""
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        read = await self.of_body(
-            body, ignored, identity.holder or "", recent, size=len(data), slow=is_slow(data)
-        )
+        read = await self.of_body(body, ignored, identity.holder or "", recent, size=len(data))
         return await self._with_room(read, identity.storage, num_bytes=len(data))
 
     async def of_body(
-        self,
-        body: ResponsesBody,
-        ignored: Ignored,
-        owner: str,
-        recent: Recent | None,
-        *,
-        size: int,
-        slow: bool,
+        self, body: ResponsesBody, ignored: Ignored, owner: str, recent: Recent | None, *, size: int
     ) -> ReadTurn:
-        """`size`: bytes of the body. `slow`: it may take more than some milliseconds."""
+        """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)
         is_stored = self._is_stored(body)
         earlier = await self._earlier(body, owner, recent)
@@ -103,7 +98,7 @@ class TurnReader:
             earlier=earlier,
             items=items,
             ignored=Ignored((*ignored.names, *turn.left_out)),
-            is_slow=slow or size > _LONG_TURN,
+            num_bytes=size,
             owner=owner,
             is_stored=is_stored,
         )
@@ -163,8 +158,8 @@ def _turn(
     body: ResponsesBody, earlier: Sequence[Sourced], found: dict[str, Item]
 ) -> tuple[Turn, tuple[Sourced, ...]]:
     items = new_items(body.input, found)
-    told = with_instructions(turns([*earlier, *items]), body.instructions)
-    return Turn(body, tuple(told)), tuple(items)
+    messages = with_instructions(turns([*earlier, *items]), body.instructions)
+    return Turn(body, tuple(messages)), tuple(items)
 
 
 def _decoded(stored: Mapping[str, bytes]) -> dict[str, Item]:
@@ -179,7 +174,7 @@ def _of_link(link: Link) -> list[Sourced]:
     record, answer = link.record, None
     if record.written:
         tokens = msgspec.msgpack.decode(record.written, type=tuple[int, ...])
-        answer = Answer(tokens, record.vocabulary)
+        answer = EarlierAnswer(tokens, record.vocabulary)
     return [
         Sourced(decoded(item.content), "previous_response_id", answer if item.is_output else None)
         for item in link.items

@@ -1,5 +1,4 @@
-"""An older server's routes over the same way: `/generate`, `/v1/generate`, `/v1/generate/batch`,
-`/v1/model/info`."""
+"""`/v1/generate/batch`, many prompts in one body, and `/v1/model/info`, for a server that had one model."""
 
 from __future__ import annotations
 
@@ -10,105 +9,33 @@ from functools import partial
 from typing import NamedTuple
 
 import anyio
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Call
+from openai_cpu_server.api.asking.ask import Ask
+from openai_cpu_server.api.calls.call import PRIORITY_HEADER
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
 from openai_cpu_server.api.gates.fair_use import unkept_body
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, ticket_of
+from openai_cpu_server.api.generate.as_ask import GENERATE
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.render.generate import GenerateRenderer, answered, batch_bytes, refused
-from openai_cpu_server.api.resolve.answer_shape import answer_grammar
-from openai_cpu_server.api.resolve.call import resolve_call
-from openai_cpu_server.api.resolve.chat import resolve_chat
-from openai_cpu_server.api.resolve.output import of_answer
-from openai_cpu_server.api.resolve.prompts import completion_prompts
+from openai_cpu_server.api.render.generate import answered, batch_bytes, refused
 from openai_cpu_server.api.routes.generation import GenerationRoute
 from openai_cpu_server.api.routes.models import json_response, model_card
-from openai_cpu_server.api.schemas.chat import ChatBody, Message
-from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
-from openai_cpu_server.api.schemas.generation import GenerationBody
-from openai_cpu_server.api.schemas.parse import Ignored, parse
-from openai_cpu_server.api.schemas.structured import ResponseFormat
+from openai_cpu_server.api.schemas.parse import Ignored, parse, parse_fields
 from openai_cpu_server.errors import BodyTooLarge, InvalidRequest
 from openai_cpu_server.models.registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "gen-"
 _AT_ONCE = 64
 """So many requests of a batch are served at once, as of a WebSocket: the queue is not for one client."""
 _ITEM_PATH = "/v1/generate"
-
-
-class GenerateFamily:
-    renderer = GenerateRenderer()
-
-    def read(self, data: bytes, *, lenient: bool) -> tuple[GenerateBody, Ignored]:
-        return parse(GenerateBody, data, lenient=lenient)
-
-    def resolve(self, body: GenerateBody, asking: Asking) -> Call:
-        if (body.n or 1) > 1:
-            message = "'n' above 1 is not possible here: an answer has one text."
-            raise InvalidRequest(message, param="n", code="invalid_value")
-        format_ = _response_format(body)
-        is_chat = asking.chosen.model.prompts.has_template and not body.raw
-        call = (_chat if is_chat else _completion)(body, format_, asking)
-        return msgspec.structs.replace(call, is_json=_is_json(body))
-
-
-def _response_format(body: GenerateBody) -> ResponseFormat | None:
-    """What `format` stands for, where nothing more exact is said."""
-    if body.format == "text" and _names_schema(body):
-        message = "'format' is 'text', but a JSON schema is given."
-        raise InvalidRequest(message, param="format", code="invalid_value")
-    if body.format == "json" and not _names_schema(body):
-        return ResponseFormat(type="json_object")
-    return body.response_format
-
-
-def _is_json(body: GenerateBody) -> bool:
-    return body.format == "json" or _names_schema(body)
-
-
-def _names_schema(body: GenerateBody) -> bool:
-    wanted = body.response_format
-    other = wanted is not None and wanted.type != "text"
-    return body.json_schema is not None or body.guided_json is not None or other
-
-
-def _shared(body: GenerateBody, format_: ResponseFormat | None) -> dict[str, object]:
-    """The fields that all families have, as the body has them."""
-    given = {name: getattr(body, name) for name in GenerationBody.model_fields}
-    return {**given, "response_format": format_, "max_tokens": body.max_tokens}
-
-
-def _chat(body: GenerateBody, format_: ResponseFormat | None, asking: Asking) -> Call:
-    said = [Message(role="user", content=body.prompt)]
-    chat = ChatBody.model_validate({**_shared(body, format_), "messages": said})
-    return resolve_chat(chat, asking, id_prefix=_PREFIX, prompt_param="prompt")
-
-
-def _completion(body: GenerateBody, format_: ResponseFormat | None, asking: Asking) -> Call:
-    model = asking.chosen.model
-    text = CompletionBody.model_validate({**_shared(body, format_), "prompt": body.prompt})
-    return resolve_call(
-        text,
-        completion_prompts(text, model.tokenizer, asking.info.context_limit),
-        asking,
-        of_answer(answer_grammar(text, model.grammars)),
-        id_prefix=_PREFIX,
-        prompt_param="prompt",
-        max_tokens=text.max_tokens,
-    )
 
 
 class Batch(NamedTuple):
@@ -119,13 +46,15 @@ class Batch(NamedTuple):
     ignored: Ignored
     size: int
     """As many bytes as all of it has."""
+    shared_size: int
 
-    def body(self, index: int) -> bytes:
-        """The whole request at this index, as if it had come alone. Raises InvalidRequest."""
+    def ask(self, index: int, *, lenient: bool) -> Ask:
+        """What the request at this index asks for, as if it had come alone. Raises InvalidRequest."""
         fields = {**self.shared, **self.items[index]}
         if fields.get("stream") is True:
             raise _no_stream()
-        return json.dumps(fields).encode()
+        size = self.shared_size + len(str(self.items[index].get("prompt", "")))
+        return GENERATE.reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
 
 class GenerateBatchRoute:
@@ -133,7 +62,7 @@ class GenerateBatchRoute:
 
     def __init__(
         self,
-        one: GenerationRoute[GenerateBody],
+        one: GenerationRoute,
         *,
         limits: RateLimits,
         endings: Endings,
@@ -157,13 +86,14 @@ class GenerateBatchRoute:
             headers=batch.ignored.headers,
         )
 
-    async def answer(self, data: bytes, identity: Identity, header: str | None, ticket: Ticket) -> bytes:
-        """Raises what `api/errors.py` lists."""
-        sender = self._one.sender(identity, header=header)
+    async def answer(self, batch: Batch, index: int, outer: Request, ticket: Ticket) -> bytes:
+        """Raises as `GenerationService.begin`, and what the call failed with."""
+        identity = identity_of(outer.scope)
+        sender = self._one.sender(identity, header=outer.headers.get(PRIORITY_HEADER))
         ticket.priority = sender.announced_priority()
-        lease = self._limits.lease(identity.key)
-        async with lease:
-            return await self._one.whole(await self._one.begin(data, sender, ticket, lease))
+        async with self._limits.lease(identity.key) as lease:
+            ask = await off_loop(batch.size, partial(batch.ask, index, lenient=self._options.lenient))
+            return await self._one.whole(await self._one.begin_ask(ask, sender, ticket, lease))
 
     def end(self, ticket: Ticket) -> None:
         self._endings.end(ticket)
@@ -175,8 +105,8 @@ class _Work:
     def __init__(self, route: GenerateBatchRoute, request: Request, batch: Batch) -> None:
         self._route = route
         self._batch = batch
+        self._request = request
         self._identity = identity_of(request.scope)
-        self._header = request.headers.get(PRIORITY_HEADER)
         self._outer = ticket_of(request.scope)
         self.results = [b""] * len(batch.items)
         self.num_failed = 0
@@ -201,8 +131,7 @@ class _Work:
         ticket.started_s, ticket.client = self._outer.started_s, self._identity.holder
         ticket.has_headers = False
         try:
-            data = await off_loop(self._batch.size, partial(self._batch.body, index))
-            body = await self._route.answer(data, self._identity, self._header, ticket)
+            body = await self._route.answer(self._batch, index, self._request, ticket)
             ticket.status = 200
             return answered(body)
         except Exception as error:
@@ -233,9 +162,10 @@ def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> Batch:
     items: Sequence[Mapping[str, object]] = (
         body.requests if body.prompts is None else [{"prompt": prompt} for prompt in body.prompts]
     ) or ()
-    if len(json.dumps(shared)) * len(items) > max_bytes:
+    shared_size = len(json.dumps(shared))
+    if shared_size * len(items) > max_bytes:
         raise BodyTooLarge(max_bytes)
-    return Batch(shared, items, ignored, len(data))
+    return Batch(shared, items, ignored, len(data), shared_size)
 
 
 def _no_stream() -> InvalidRequest:
