@@ -25,13 +25,13 @@ from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
 from openai_cpu_server.api.describe.openapi import OpenApiRoute
 from openai_cpu_server.api.describe.operations import OPERATIONS
 from openai_cpu_server.api.error_shapes import shaped_response
-from openai_cpu_server.api.gates.fair_use import BodyBudget
-from openai_cpu_server.api.gates.guarded import guarded, guarded_nowhere, operation_name
 from openai_cpu_server.api.gates.ticket import Endings, ticket_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.routes.adapters import FindAdapter, no_adapters
 from openai_cpu_server.api.routes.model_keeping import AlwaysLoaded, ModelKeeping
 from openai_cpu_server.api.rows import RowRunner
+from openai_cpu_server.http.body import BodyBudget
+from openai_cpu_server.http.gate import guarded, guarded_nowhere, operation_name
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch

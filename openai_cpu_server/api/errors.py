@@ -149,6 +149,11 @@ def failure_of(error: Exception) -> Failure:
     return next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), INTERNAL)
 
 
+def is_ours(error: Exception) -> bool:
+    """It concerns only us: the client is told no more than that, and the log has all of it."""
+    return failure_of(error) == INTERNAL
+
+
 def error_object(error: Exception, *, request_id: str) -> ErrorObject:
     failure = failure_of(error)
     return ErrorObject(
@@ -179,7 +184,7 @@ def error_response(error: Exception, *, request_id: str) -> Response:
 
 def _message(error: Exception, failure: Failure, request_id: str) -> str:
     """What concerns only us stays in the log, where the request id finds it."""
-    if failure == INTERNAL:
+    if failure == INTERNAL:  # see `is_ours`
         return f"The server had an error while processing the request (request id {request_id})."
     return error.detail if isinstance(error, HTTPException) else str(error)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -11,9 +10,7 @@ import msgspec
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity, Key
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.calls.call import Sender
-from openai_cpu_server.api.calls.trial import Terms
-from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.errors import error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
@@ -25,18 +22,16 @@ from openai_cpu_server.errors import (
     TokensLimited,
     Unauthorized,
 )
+from openai_cpu_server.http.context import RequestContext, Sender
 from openai_cpu_server.jobs.records import NO_LIMITS, Stored
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.observe.ended import Origin
 
-logger = logging.getLogger(__name__)
-
 
 class RowRoute(Protocol):
-    async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
-        """The whole answer to a body that came by no request of its own. Raises what `api/errors.py`
-        lists."""
+    async def answer(self, data: bytes, context: RequestContext) -> bytes:
+        """The whole answer to a body that came by no request of its own. Raises what it failed with."""
         ...
 
 
@@ -89,8 +84,8 @@ class RowRunner:
                 limits = key.allowance.storage if key else NO_LIMITS
                 await self._storage.check(owner, limits, Stored(num_bytes=1))
             async with self._limits.row_lease(key) as lease:
-                terms = Terms(ticket, lease)
-                answer = await self._routes[ticket.path].answer(body, _sender(key), terms)
+                context = RequestContext(ticket, _sender(key), lease)
+                answer = await self._routes[ticket.path].answer(body, context)
         except Exception as error:
             return _failed(error, ticket)
         ticket.status = 200
@@ -121,8 +116,6 @@ def _failed(error: Exception, ticket: Ticket) -> RowAnswer:
     failure = failure_of(error)
     ticket.failed(error)
     ticket.status = failure.status
-    if failure == INTERNAL:
-        logger.error("row %s failed", ticket.id, exc_info=error)
     again, pauses = _again(error)
     return RowAnswer(
         status=failure.status,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from openai_cpu_server.api.access.identity import key_identity
 from openai_cpu_server.api.resolve.call import cache_namespace
 from openai_cpu_server.api.resolve.prompts import whole_prompt
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.http.identity import key_identity
 from openai_cpu_server.llama.host.machine import Machine
 from openai_cpu_server.model_source import AdapterFiles, resolve_model
 from openai_cpu_server.reader.model import profiled

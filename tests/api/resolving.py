@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.calls.call import Asking, Call, Sender
+from openai_cpu_server.api.calls.call import Asking, Call
 from openai_cpu_server.api.chat.as_ask import CHAT
 from openai_cpu_server.api.completions.as_ask import COMPLETIONS
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import resolve
 from openai_cpu_server.api.routes.generation import Family
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.context import Sender
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.thinking import ModelThinking

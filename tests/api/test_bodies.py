@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.gates.fair_use import FREE_BYTES, BodyBudget, HeldBody
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import BodiesFull
+from openai_cpu_server.http.body import FREE_BYTES, BodyBudget, HeldBody
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.api.access.identity import given_key, key_identity
 from openai_cpu_server.api.access.key_file import read_keys
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import ALL_SCOPES, Allowance, Key, Scope
 from openai_cpu_server.api.access.new_key import new_key
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.http.identity import given_key, key_identity
 from openai_cpu_server.jobs.records import StorageLimits
 
 

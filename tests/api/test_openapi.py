@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.describe.openapi import document
 from openai_cpu_server.api.describe.operations import OPERATIONS
-from openai_cpu_server.api.gates.guarded import operation_name
+from openai_cpu_server.http.gate import operation_name
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database

@@ -11,9 +11,9 @@ import openai
 import pytest
 from starlette.types import Message
 
-from openai_cpu_server.api.gates.fair_use import paced
 from openai_cpu_server.dispatch.dispatcher import Dispatcher
 from openai_cpu_server.errors import BodyTooSlow
+from openai_cpu_server.http.body import paced
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running

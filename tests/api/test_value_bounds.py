@@ -12,7 +12,6 @@ import pytest
 from pydantic import ValidationError
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.gates.fair_use import MOST_SMALL_BYTES
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.completion import CompletionBody
@@ -21,6 +20,7 @@ from openai_cpu_server.api.schemas.pooling import EmbeddingBody
 from openai_cpu_server.api.schemas.responses import ResponsesBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TooManyValues
+from openai_cpu_server.http.body import MOST_SMALL_BYTES
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.api.asking.ask import Ask
-from openai_cpu_server.api.calls.call import Asking, Call, Sender
+from openai_cpu_server.api.calls.call import Asking, Call
 from openai_cpu_server.api.calls.deadline import limit_time
 from openai_cpu_server.api.calls.held import Held
 from openai_cpu_server.api.calls.recall import Recall, Recalled
 from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial, judged, with_scores
-from openai_cpu_server.api.gates.ticket import Ticket
+from openai_cpu_server.api.calls.trial import UNWATCHED, Trial, judged, with_scores
 from openai_cpu_server.api.offload import in_thread
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import resolve
@@ -30,6 +29,7 @@ from openai_cpu_server.errors import (
     QueueFull,
     ServerError,
 )
+from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 from openai_cpu_server.models.routing.decide import Decision, Reason
@@ -53,10 +53,10 @@ class GenerationService:
         self._options = options
         self._recall = recall
 
-    async def begin(self, ask: Ask, sender: Sender, terms: Terms, trial: Trial = UNWATCHED) -> Running:
+    async def begin(self, ask: Ask, context: RequestContext, trial: Trial = UNWATCHED) -> Running:
         """Whoever gets the call must enter it. Raises ModelNotFound and its kin, InvalidRequest and its kin,
         the limits of keys and of queues, and EngineUnavailable."""
-        return await _Begun(self._models, self._options, self._recall, ask, sender, terms).run(trial)
+        return await _Begun(self._models, self._options, self._recall, ask, context).run(trial)
 
 
 class _Begun:
@@ -68,43 +68,42 @@ class _Begun:
         options: ApiOptions,
         recall: Recall | None,
         ask: Ask,
-        sender: Sender,
-        terms: Terms,
+        context: RequestContext,
     ) -> None:
         self._models = models
         self._options = options
         self._recall = recall
         self._ask = ask
-        self._sender = sender
-        self._terms = terms
+        self._context = context
+        self._ticket = context.ticket
 
     async def run(self, trial: Trial) -> Running:
         """Of a cascade: the small model's answer, if that is good enough; else the large one is asked."""
-        goal = await self._goal(self._terms.ticket)
+        goal = await self._goal()
         routed = goal.routed
         if routed is None or routed.cascade is None:
             return await self._submitted(goal)
         tried = await self._tried(goal, routed, routed.cascade, trial)
         if isinstance(tried, Running):
             return tried
-        await self._terms.refund()
+        await self._context.refund()
         larger = routed.after(tried, choose_able(self._models, routed.larger, None, Ability.GENERATE))
-        self._terms.ticket.sent_to(taken(larger))
+        self._ticket.sent_to(taken(larger))
         return await self._submitted(Goal(larger.chosen, larger))
 
-    async def _goal(self, ticket: Ticket) -> Goal:
+    async def _goal(self) -> Goal:
         """The model that is to be asked. Raises ModelNotFound, WrongModelKind."""
-        ask, allowed = self._ask, self._sender.identity.allowed_models
+        ask, allowed = self._ask, self._context.identity.allowed_models
         router = self._models.router(ask.model, allowed)
         if router is None:
             return Goal(choose_able(self._models, ask.model, allowed, Ability.GENERATE, adapter=ask.lora))
         if ask.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
             raise InvalidRequest(message, param="lora", code="unsupported_value")
-        asked, who = asked_of(ask, self._sender), questioner(ask, self._sender)
+        asked, who = asked_of(ask, self._context.sender), questioner(ask, self._context.sender)
         routed = await follow(self._models, router, asked, who, ask.model or router.name)
         if routed.cascade is None:  # else it is known when the small model's answer has been judged
-            ticket.sent_to(taken(routed))
+            self._ticket.sent_to(taken(routed))
         return Goal(routed.chosen, routed)
 
     async def _submitted(self, goal: Goal) -> Running:
@@ -118,7 +117,7 @@ class _Begun:
         return running
 
     async def _resolved(self, goal: Goal) -> Call:
-        asking = Asking(goal.chosen, goal.chosen.model.loaded(), self._sender, self._options)
+        asking = Asking(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         call = await in_thread(partial(resolve, self._ask, asking), is_slow=self._ask.is_slow)
         if goal.routed is None:
             return call
@@ -127,14 +126,14 @@ class _Begun:
 
     async def _recalled(self, call: Call, chosen: Chosen) -> Recalled:
         """An earlier answer counts against no limit of tokens, and waits for nobody."""
-        self._terms.ticket.priority = call.priority
+        self._ticket.priority = call.priority
         if self._recall is None:
             return Recalled(call)
-        return await self._recall.find(call, chosen, self._sender.identity, self._terms.ticket)
+        return await self._recall.find(call, chosen, self._context.identity, self._ticket)
 
     async def _running(self, recalled: Recalled, chosen: Chosen) -> Running | None:
         """The call, or its earlier answer. None: the model has been replaced."""
-        ticket, lease = self._terms.ticket, self._terms.lease
+        ticket, lease = self._ticket, self._context.lease
         if recalled.held is not None:
             return Running(recalled.call, recalled.held, chosen.model, ticket=ticket)
         generation = await self._generation(recalled.call, chosen)
@@ -145,16 +144,16 @@ class _Begun:
 
     async def _generation(self, call: Call, chosen: Chosen) -> Generation | None:
         """None: the model has been replaced."""
-        terms = self._terms
-        await terms.reserve(call)
+        context = self._context
+        await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
         try:
             generation = chosen.model.engine.generate(call.requests)
         except ServerError:
-            await terms.refund()
+            await context.refund()
             if not self._models.is_current(chosen.model):
                 return None
             raise
-        limit_time(generation, terms.ticket, call.timeout_s, terms.timeout_s)
+        limit_time(generation, context.ticket, call.timeout_s, context.timeout_s)
         return generation
 
     async def _tried(self, goal: Goal, routed: Routed, cascade: Cascade, trial: Trial) -> Running | Decision:
@@ -177,8 +176,8 @@ class _Begun:
         if decision.reason is not Reason.SURE:
             return decision
         sure = routed.after(decision, goal.chosen)
-        self._terms.ticket.sent_to(taken(sure))
+        self._ticket.sent_to(taken(sure))
         shown = msgspec.structs.replace(first.call, headers={**first.call.headers, **routed_headers(sure)})
-        lease = self._terms.lease if recalled.held is None else None
+        lease = self._context.lease if recalled.held is None else None
         held = Held(heard, first.timings)
-        return Running(shown, held, goal.chosen.model, ticket=self._terms.ticket, lease=lease)
+        return Running(shown, held, goal.chosen.model, ticket=self._ticket, lease=lease)

@@ -10,10 +10,9 @@ from openai_cpu_server.api.assembly.parts import Parts
 from openai_cpu_server.api.calls.recall import X_CACHE
 from openai_cpu_server.api.gates.browsers import canonical_origin
 from openai_cpu_server.api.gates.entrance import Entrance, HostGate
-from openai_cpu_server.api.gates.fair_use import FairUse
-from openai_cpu_server.api.gates.guarded import RouteGuard
 from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.api.resolve.routing import ROUTED_MODEL, ROUTED_WHY
+from openai_cpu_server.http.gate import RouteGuard
 
 
 def gates(parts: Parts) -> list[Middleware]:
@@ -28,15 +27,7 @@ def gates(parts: Parts) -> list[Middleware]:
 
 def route_guard(parts: Parts) -> RouteGuard:
     """What stands before each route behind it."""
-    options = parts.options
-    return RouteGuard(
-        FairUse(limits=parts.limits, options=options, bodies=parts.bodies),
-        keys=parts.keys,
-        trusted_proxies=options.trusted_proxies,
-        origins=frozenset(map(canonical_origin, options.cors_origins)),
-        hosts=options.hosts or {"localhost"},
-        is_admin_open=options.is_admin_open,
-    )
+    return RouteGuard(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=parts.options)
 
 
 def _cors(origins: tuple[str, ...]) -> list[Middleware]:

@@ -137,7 +137,7 @@ def _old_routes(parts: Parts, service: GenerationService) -> list[Route]:
     """The names of an older server."""
     models, options = parts.models, parts.options
     generate = GenerationRoute(GENERATE, service, options)
-    batch = GenerateBatchRoute(generate, limits=parts.limits, endings=parts.endings, options=options)
+    batch = GenerateBatchRoute(generate, service, limits=parts.limits, endings=parts.endings, options=options)
     return [
         Route("/generate", generate.create, methods=["POST"]),
         Route("/v1/generate", generate.create, methods=["POST"]),

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.api.gates.fair_use import BodyBudget
 from openai_cpu_server.api.gates.ticket import Endings
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch

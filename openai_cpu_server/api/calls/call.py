@@ -10,58 +10,17 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.question import Turn
-from openai_cpu_server.api.access.keys import ANYBODY, Identity
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.thinking import Thinking
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.context import Sender
 from openai_cpu_server.models.registry import Chosen
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
 from openai_cpu_server.prompt.reasoning.reader import SilentReader, ThinkingReader
 from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.tool_formats import OutputReader, TextReader, ToolFormat
 from openai_cpu_server.prompt.tool_formats.harmony import HarmonyReader
-
-PRIORITY_HEADER = "X-Priority"
-_BY_LABEL = {priority.label: priority for priority in Priority}
-_BY_TIER = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
-
-
-class Sender(msgspec.Struct, frozen=True):
-    """Who sent a body, and what they said beside it."""
-
-    identity: Identity = ANYBODY
-    priority_header: str | None = None
-    """It outranks what the body says."""
-    default_priority: Priority = Priority.INTERACTIVE
-    """The priority of a body that names none."""
-
-    @classmethod
-    def of(cls, identity: Identity, *, header: str | None, default: Priority) -> Sender:
-        """`default` is the server's; the key's own goes before it."""
-        own = identity.key.priority if identity.key else None
-        return cls(identity, header, default if own is None else own)
-
-    def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
-        """`field` and `tier` stand in the body; our own field goes before OpenAI's tier.
-
-        What exceeds the key's best is lowered to that. Raises InvalidRequest for any value that is wrong,
-        also for one that another outranks.
-        """
-        from_header = _named(self.priority_header, PRIORITY_HEADER)
-        from_field = _named(field, "priority")
-        from_tier = _BY_TIER.get(tier) if tier is not None else None
-        given = (priority for priority in (from_header, from_field, from_tier) if priority is not None)
-        best = self.identity.key.max_priority if self.identity.key else Priority.INTERACTIVE
-        return max(next(given, self.default_priority), best)  # the smaller one goes first
-
-    def announced_priority(self) -> Priority | None:
-        """The priority as far as it is known without the body; None: the header names none that there is."""
-        try:
-            return self.priority()
-        except InvalidRequest:
-            return None
 
 
 class Asking(msgspec.Struct, frozen=True):
@@ -196,14 +155,3 @@ def fingerprint(info: ModelInfo, adapter_key: str | None = None) -> str:
     if adapter_key is not None:
         facts += f"|{adapter_key}"
     return f"fp_{__version__}_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
-
-
-def _named(label: str | None, param: str) -> Priority | None:
-    if label is None:
-        return None
-    if label not in _BY_LABEL:
-        expected = " or ".join(f"'{name}'" for name in _BY_LABEL)
-        raise InvalidRequest(
-            f"Invalid value for '{param}': expected {expected}.", param=param, code="invalid_value"
-        )
-    return _BY_LABEL[label]

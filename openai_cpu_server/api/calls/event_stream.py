@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Sequence
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server.api.calls.running import Running, Said
-from openai_cpu_server.api.errors import INTERNAL, ErrorObject, error_object, failure_of
+from openai_cpu_server.api.errors import ErrorObject, error_object
 from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
 from openai_cpu_server.api.render.renderer import Chunk, Renderer
 from openai_cpu_server.contract.messages import ModelLoading, Place
-
-logger = logging.getLogger(__name__)
 
 _FAREWELL_S = 1.0
 """When the server ends, a stream may still say that it does."""
@@ -113,7 +110,5 @@ def _event(chunk: Chunk) -> bytes:
 def _told(error: Exception, ticket: Ticket) -> ErrorObject:
     """Logs the failure. The status is out already, so the last event says what went wrong; no last words
     follow."""
-    if failure_of(error) == INTERNAL:
-        logger.error("request %s failed", ticket.id, exc_info=error)
     ticket.failed(error)
     return error_object(error, request_id=ticket.id)

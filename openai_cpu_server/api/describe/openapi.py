@@ -18,8 +18,8 @@ from openai_cpu_server import __version__
 from openai_cpu_server.api.access.access import Callers
 from openai_cpu_server.api.describe.operations import OPERATIONS, JsonSchema, Operation
 from openai_cpu_server.api.errors import HTTP_CODES, TABLE, ErrorObject
-from openai_cpu_server.api.gates.guarded import operation_name
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.http.gate import operation_name
 
 PATH = "/openapi.json"
 _BODY_NAME = "request.{model}"

@@ -41,7 +41,6 @@ from openai_cpu_server.api.routes.counting import InputTokens
 from openai_cpu_server.api.routes.files import FileDeleted, FileList, FileObject
 from openai_cpu_server.api.routes.health import HealthReport, Version
 from openai_cpu_server.api.routes.models import ModelCard, ModelList
-from openai_cpu_server.api.routes.paging import ORDERS
 from openai_cpu_server.api.routes.requests import Cancelled, RequestList
 from openai_cpu_server.api.routes.stats import Stats
 from openai_cpu_server.api.routes.tokens import Detokenized, Tokenized
@@ -56,6 +55,7 @@ from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBo
 from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
 from openai_cpu_server.api.schemas.responses import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
+from openai_cpu_server.http.replies import ORDERS
 from openai_cpu_server.jobs.store.usage import GROUPS
 
 JsonSchema = dict[str, object]

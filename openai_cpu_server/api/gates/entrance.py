@@ -11,11 +11,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_cpu_server.api.error_shapes import id_headers, shaped_response
-from openai_cpu_server.api.errors import INTERNAL, failure_of
+from openai_cpu_server.api.errors import is_ours
 from openai_cpu_server.api.gates.browsers import is_own_host
-from openai_cpu_server.api.gates.fair_use import limit_headers_of
-from openai_cpu_server.api.gates.ticket import Endings, Ticket, open_ticket
+from openai_cpu_server.api.gates.ticket import Endings, open_ticket
 from openai_cpu_server.errors import HostRefused, InvalidRequest, JobsUnavailable
+from openai_cpu_server.http.context import limit_headers_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ class Entrance:
             ticket.client_gone()
         except Exception as error:
             ticket.failed(error)
-            _log_what_is_ours(error, ticket)
+            if isinstance(error, JobsUnavailable):
+                logger.error("request %s: the jobs database failed: %s", ticket.id, error.reason)
             if ticket.status is not None:
                 _leave_incomplete(error, scope)
                 return
@@ -110,12 +111,5 @@ def _leave_incomplete(error: Exception, scope: Scope) -> None:
 
     Raises the error for a stack in the log, unless it is one with a name, such as a file that was deleted.
     """
-    if failure_of(error) == INTERNAL or scope["type"] == "websocket":
+    if is_ours(error) or scope["type"] == "websocket":
         raise error
-
-
-def _log_what_is_ours(error: Exception, ticket: Ticket) -> None:
-    if isinstance(error, JobsUnavailable):
-        logger.error("request %s: the jobs database failed: %s", ticket.id, error.reason)
-    if failure_of(error) == INTERNAL:
-        logger.error("request %s failed", ticket.id, exc_info=error)

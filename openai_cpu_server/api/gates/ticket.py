@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from openai_cpu_server.api.errors import CLIENT_GONE, code_of
+from openai_cpu_server.api.errors import CLIENT_GONE, code_of, is_ours
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended, Origin, RouteTaken, TraceParent
 from openai_cpu_server.observe.watch import Watch
 
-logger = logging.getLogger("openai_cpu_server.requests")
+logger = logging.getLogger(__name__)
+request_logger = logging.getLogger("openai_cpu_server.requests")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -91,8 +92,24 @@ class Ticket:
         self.status = CLIENT_GONE
 
     def failed(self, error: Exception) -> None:
+        """Notes what its client is told instead of an answer. What went wrong here goes to the log, whole."""
         self.notes["error"] = type(error).__name__
         self.code = code_of(error)
+        if is_ours(error):
+            logger.error("request %s failed", self.id, exc_info=error)
+
+    def inner(self, origin: Origin, *, id: str | None = None, path: str | None = None) -> Ticket:
+        """The ticket of a call that came with this request, and has a line and an end of its own, in the
+        same trace."""
+        return Ticket(
+            id or new_request_id(),
+            "POST",
+            path or self.path,
+            path or self.route,
+            origin=origin,
+            trace=self.trace,
+            has_headers=False,
+        )
 
     def log(self, seconds: float) -> None:
         """Writes one line, and the same as fields. `seconds` is all the time that it took."""
@@ -108,7 +125,9 @@ class Ticket:
             fields["trace_id"] = self.trace.trace_id
         fields |= {**self.notes, "total_ms": round(1000 * seconds, 1)}
         line = " ".join(f"{name}={value}" for name, value in fields.items())
-        logger.log(logging.DEBUG if self.is_quiet else logging.INFO, "%s", line, extra={"fields": fields})
+        request_logger.log(
+            logging.DEBUG if self.is_quiet else logging.INFO, "%s", line, extra={"fields": fields}
+        )
 
 
 def open_ticket(scope: Scope) -> Ticket:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -12,26 +11,25 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.asking.ask import Ask
-from openai_cpu_server.api.calls.call import PRIORITY_HEADER
+from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.calls.disconnect import while_connected
-from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
-from openai_cpu_server.api.gates.fair_use import unkept_body
-from openai_cpu_server.api.gates.ticket import Endings, Ticket, ticket_of
+from openai_cpu_server.api.errors import error_object, failure_of
+from openai_cpu_server.api.gates.ticket import Endings
 from openai_cpu_server.api.generate.as_ask import GENERATE
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.generate import answered, batch_bytes, refused
 from openai_cpu_server.api.routes.generation import GenerationRoute
-from openai_cpu_server.api.routes.models import json_response, model_card
+from openai_cpu_server.api.routes.models import model_card
 from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
 from openai_cpu_server.api.schemas.parse import Ignored, parse, parse_fields
 from openai_cpu_server.errors import BodyTooLarge, InvalidRequest
+from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.context import RequestContext, context_of, served
+from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.registry import ModelRegistry
-
-logger = logging.getLogger(__name__)
 
 _AT_ONCE = 64
 """So many requests of a batch are served at once, as of a WebSocket: the queue is not for one client."""
@@ -63,22 +61,24 @@ class GenerateBatchRoute:
     def __init__(
         self,
         one: GenerationRoute,
+        service: GenerationService,
         *,
         limits: RateLimits,
         endings: Endings,
         options: ApiOptions,
     ) -> None:
-        self._one = one
-        self._limits = limits
-        self._endings = endings
-        self._options = options
+        self.one = one
+        self.service = service
+        self.limits = limits
+        self.endings = endings
+        self.options = options
 
     async def create(self, request: Request) -> Response:
         data = await unkept_body(request)
-        reading = partial(_batch, data, lenient=self._options.lenient, max_bytes=self._options.max_body_bytes)
+        reading = partial(_batch, data, lenient=self.options.lenient, max_bytes=self.options.max_body_bytes)
         batch = await off_loop(len(data), reading)
         del data
-        work = _Work(self, request, batch)
+        work = _Work(self, context_of(request.scope), batch)
         await while_connected(request.receive, work.run)
         return Response(
             batch_bytes(work.results, work.num_failed),
@@ -86,34 +86,20 @@ class GenerateBatchRoute:
             headers=batch.ignored.headers,
         )
 
-    async def answer(self, batch: Batch, index: int, outer: Request, ticket: Ticket) -> bytes:
-        """Raises as `GenerationService.begin`, and what the call failed with."""
-        identity = identity_of(outer.scope)
-        sender = self._one.sender(identity, header=outer.headers.get(PRIORITY_HEADER))
-        ticket.priority = sender.announced_priority()
-        async with self._limits.lease(identity.key) as lease:
-            ask = await off_loop(batch.size, partial(batch.ask, index, lenient=self._options.lenient))
-            return await self._one.whole(await self._one.begin_ask(ask, sender, ticket, lease))
-
-    def end(self, ticket: Ticket) -> None:
-        self._endings.end(ticket)
-
 
 class _Work:
     """A batch while it runs. When its client leaves, it is cancelled, and all of its requests with it."""
 
-    def __init__(self, route: GenerateBatchRoute, request: Request, batch: Batch) -> None:
-        self._route = route
+    def __init__(self, shared: GenerateBatchRoute, outer: RequestContext, batch: Batch) -> None:
+        self._shared = shared
+        self._outer = outer
         self._batch = batch
-        self._request = request
-        self._identity = identity_of(request.scope)
-        self._outer = ticket_of(request.scope)
         self.results = [b""] * len(batch.items)
         self.num_failed = 0
 
     async def run(self) -> None:
         """Serves no more at once than the key may have."""
-        key = self._identity.key
+        key = self._outer.identity.key
         most = (key and key.allowance.concurrent) or _AT_ONCE
         waiting = iter(range(len(self._batch.items)))
 
@@ -127,26 +113,28 @@ class _Work:
 
     async def _result(self, index: int) -> bytes:
         """Requests count and are logged one by one; their time began when the batch came in."""
-        ticket = Ticket(f"{self._outer.id}/{index}", "POST", _ITEM_PATH, _ITEM_PATH, trace=self._outer.trace)
-        ticket.started_s, ticket.client = self._outer.started_s, self._identity.holder
-        ticket.has_headers = False
-        try:
-            body = await self._route.answer(self._batch, index, self._request, ticket)
-            ticket.status = 200
-            return answered(body)
-        except Exception as error:
-            return self._failed(error, ticket)
-        finally:
-            self._route.end(ticket)
-
-    def _failed(self, error: Exception, ticket: Ticket) -> bytes:
-        failure = failure_of(error)
-        if failure == INTERNAL:
-            logger.error("request %s failed", ticket.id, exc_info=error)
-        ticket.failed(error)
-        ticket.status = failure.status
+        outer = self._outer.ticket
+        ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
+        ticket.started_s, ticket.client = outer.started_s, self._outer.identity.holder
+        answer = b""
+        async with served(ticket, self._shared.endings.end) as request:
+            ticket.priority = self._outer.sender.announced_priority()
+            lease = self._shared.limits.lease(self._outer.identity.key)
+            await request.hold(lease)
+            timeout_s = self._outer.timeout_s
+            answer = await self._answer(
+                index, RequestContext(ticket, self._outer.sender, lease, timeout_s=timeout_s)
+            )
+        if request.error is None:
+            return answered(answer)
         self.num_failed += 1
-        return refused(error_object(error, request_id=ticket.id), failure.status)
+        return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
+
+    async def _answer(self, index: int, context: RequestContext) -> bytes:
+        """Raises as `GenerationService.begin`, and what the call failed with."""
+        shared, batch = self._shared, self._batch
+        ask = await off_loop(batch.size, partial(batch.ask, index, lenient=shared.options.lenient))
+        return await shared.one.whole(await shared.service.begin(ask, context))
 
 
 def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> Batch:
@@ -180,5 +168,5 @@ class ModelInfoRoute:
         self._models = models
 
     async def info(self, request: Request) -> Response:
-        name, allowed = request.query_params.get("model"), identity_of(request.scope).allowed_models
+        name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
         return json_response(model_card(self._models.choose(name, allowed)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from openai_cpu_server.api.access.clients import Client, account_of
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation
-from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.schemas.parse import header_safe
+from openai_cpu_server.http.context import Sender
 from openai_cpu_server.models.routing.asking import Questioner
 from openai_cpu_server.models.routing.decide import Asked
 from openai_cpu_server.models.routing.follow import Routed

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.adapter_options import AdapterSource
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.gates.fair_use import small_body
 from openai_cpu_server.api.offload import in_thread, off_loop
-from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.schemas.adapters import AdapterBody
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, InvalidRequest
+from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -92,7 +92,7 @@ class AdapterRoutes:
 
     def _model(self, name: str | None, request: Request) -> ServedModel:
         chosen = self._models.choose(
-            name or self._models.default.name, identity_of(request.scope).allowed_models
+            name or self._models.default.name, context_of(request.scope).identity.allowed_models
         )
         if chosen.adapter is not None:
             message = f"'{name}' is a model with an adapter; name the model itself."

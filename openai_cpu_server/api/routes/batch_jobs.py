@@ -8,15 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.gates.fair_use import small_body
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.routes.files import owner_of
-from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.routes.paging import page_of
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.parse import parse
+from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response, page_of
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, LineError
 from openai_cpu_server.models.registry import ModelRegistry
@@ -98,20 +96,20 @@ class BatchJobRoutes:
         body, ignored = await off_loop(len(data), partial(parse, BatchBody, data, lenient=self._lenient))
         lifetime = body.output_expires_after
         batch = await self._jobs.create_batch(
-            owner_of(request),
+            context_of(request.scope).owner,
             input_file_id=body.input_file_id,
             endpoint=body.endpoint,
             completion_window=body.completion_window,
             metadata=body.metadata,
             output_lifetime_s=lifetime.seconds if lifetime else None,
-            limits=identity_of(request.scope).storage,
+            limits=context_of(request.scope).identity.storage,
         )
         return json_response(_batch_object(batch), headers=ignored.headers)
 
     async def list(self, request: Request) -> Response:
         known = frozenset({"limit", "after"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
-        batches, has_more = await self._jobs.list_batches(owner_of(request), page)
+        batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
         listing = BatchList(
             data=[_batch_object(batch) for batch in batches],
             first_id=batches[0].id if batches else None,
@@ -121,10 +119,14 @@ class BatchJobRoutes:
         return json_response(listing)
 
     async def one(self, request: Request) -> Response:
-        return json_response(_batch_object(await self._jobs.batch(owner_of(request), _id(request))))
+        return json_response(
+            _batch_object(await self._jobs.batch(context_of(request.scope).owner, _id(request)))
+        )
 
     async def cancel(self, request: Request) -> Response:
-        return json_response(_batch_object(await self._jobs.cancel_batch(owner_of(request), _id(request))))
+        return json_response(
+            _batch_object(await self._jobs.cancel_batch(context_of(request.scope).owner, _id(request)))
+        )
 
 
 def _id(request: Request) -> str:

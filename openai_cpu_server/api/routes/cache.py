@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 

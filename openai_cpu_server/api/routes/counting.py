@@ -10,12 +10,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.gates.fair_use import unkept_body
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.resolve.call import prompt_tokens
 from openai_cpu_server.api.routes.generation import BodyReader
-from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -57,5 +57,5 @@ class CountRoute:
 
     def _model(self, name: str | None, request: Request) -> ServedModel:
         """Raises ModelNotFound, WrongModelKind, RouterNotModel."""
-        allowed = identity_of(request.scope).allowed_models
+        allowed = context_of(request.scope).identity.allowed_models
         return choose_able(self._models, name, allowed, Ability.GENERATE).model

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server.api.access.clients import Client
-from openai_cpu_server.api.access.identity import identity_now, identity_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.keys import Scope as AccessScope
@@ -22,9 +21,9 @@ from openai_cpu_server.api.errors import error_object
 from openai_cpu_server.api.events.hub import Hub, Watcher
 from openai_cpu_server.api.events.listener import INTERVAL_S, PERIODS_S, Listener
 from openai_cpu_server.api.events.objects import Event, name_of
-from openai_cpu_server.api.gates.ticket import ticket_of
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.errors import InvalidRequest, ServerError
+from openai_cpu_server.http.context import context_of
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.recent import Recent
 
@@ -55,14 +54,14 @@ class EventRoutes:
 
     async def stream(self, request: Request) -> Response:
         """`?types=step,restart`: only these. Raises InvalidRequest, TooManyWatchers."""
-        kinds, identity = _kinds(request), identity_of(request.scope)
+        kinds, identity = _kinds(request), context_of(request.scope).identity
         self._hub.check_room(_watcher(identity))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_HEADERS)
         return _Stream(self, kinds)
 
     async def tell(self, scope: Scope, receive: Receive, send: Send, kinds: frozenset[str]) -> None:
-        identity = identity_of(scope)
+        identity = context_of(scope).identity
         with self._hub.listening(_watcher(identity)):
             listener = Listener(
                 self._hub,
@@ -85,16 +84,16 @@ class EventRoutes:
     async def _messages(self, listener: Listener, scope: Scope) -> AsyncIterator[bytes]:
         """One event at a time, each made when the one before it is on its way."""
         yield _encoded(listener.hello())
-        checked_s = time.monotonic()
+        context, checked_s = context_of(scope), time.monotonic()
         while True:
             await asyncio.sleep(INTERVAL_S)
             if time.monotonic() - checked_s >= _KEY_S:
                 checked_s = time.monotonic()
                 try:
-                    if identity_now(scope, self._keys) != identity_of(scope):
+                    if context.identity_now(self._keys) != context.identity:
                         return  # its rights are others now: who connects again sees what they allow
                 except ServerError as error:
-                    said = error_object(error, request_id=ticket_of(scope).id)
+                    said = error_object(error, request_id=context.ticket.id)
                     yield b"event: error\ndata: %b\n\n" % msgspec.json.encode(said)
                     return
             if (event := listener.next()) is not None:

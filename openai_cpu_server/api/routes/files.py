@@ -11,12 +11,11 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.routes.paging import page_of
 from openai_cpu_server.api.schemas.batch_jobs import ExpiresAfter
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response, page_of
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose, Stored
 from openai_cpu_server.models.registry import ModelRegistry
@@ -60,7 +59,7 @@ class FileRoutes:
 
     async def create(self, request: Request) -> Response:
         self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
-        owner, limits = owner_of(request), identity_of(request.scope).storage
+        owner, limits = context_of(request.scope).owner, context_of(request.scope).identity.storage
         await self._jobs.storage.check(owner, limits, Stored(num_bytes=1, num_files=1))
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             _check_form(form)
@@ -89,7 +88,7 @@ class FileRoutes:
         purpose = next((purpose for purpose in Purpose if purpose.value == asked), None)
         if asked is not None and purpose is None:
             return json_response(_listing([], has_more=False))  # there is no file of another purpose
-        records, has_more = await self._jobs.list_files(owner_of(request), page, purpose)
+        records, has_more = await self._jobs.list_files(context_of(request.scope).owner, page, purpose)
         return json_response(_listing(records, has_more=has_more))
 
     async def one(self, request: Request) -> Response:
@@ -106,16 +105,16 @@ class FileRoutes:
 
     async def delete(self, request: Request) -> Response:
         file_id: str = request.path_params["id"]
-        await self._jobs.delete_file(owner_of(request), file_id)
+        await self._jobs.delete_file(context_of(request.scope).owner, file_id)
         return json_response(FileDeleted(file_id))
 
     async def _record(self, request: Request) -> FileRecord:
-        return await self._jobs.file(owner_of(request), request.path_params["id"])
+        return await self._jobs.file(context_of(request.scope).owner, request.path_params["id"])
 
 
 def owner_of(request: Request) -> str:
     """Objects belong to a key by its name, so that they outlive the key's change; "" where it has none."""
-    return identity_of(request.scope).holder or ""
+    return context_of(request.scope).identity.holder or ""
 
 
 def _file_object(record: FileRecord) -> FileObject:

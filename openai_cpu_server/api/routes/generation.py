@@ -11,18 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.asking.ask import Ask
 from openai_cpu_server.api.asking.generation import GenerationService
-from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Call, Sender
+from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.event_stream import EventStream
 from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial
-from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
-from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
+from openai_cpu_server.api.calls.trial import UNWATCHED, Trial
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.answers import Answer
@@ -30,6 +25,8 @@ from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usag
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
+from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.context import RequestContext, context_of
 
 B = TypeVar("B", bound=Body)
 Gathering = Callable[[], Awaitable[dict[str, Answer]]]
@@ -73,30 +70,17 @@ class GenerationRoute:
 
     async def create(self, request: Request) -> ASGIApp:
         running = await self._begun(request)
-        release_body(request.scope)
+        context_of(request.scope).body.release()
         return self._streamed(running) if running.call.stream else await self._gathered(request, running)
 
     async def _begun(self, request: Request) -> Running:
         """It keeps nothing of the body: the call may wait for long."""
-        data = await unkept_body(request)
-        sender = self.sender(identity_of(request.scope), header=request.headers.get(PRIORITY_HEADER))
-        trial = Trial(partial(while_connected, request.receive))
-        return await self.begin(data, sender, ticket_of(request.scope), lease_of(request.scope), trial)
+        data, trial = await unkept_body(request), Trial(partial(while_connected, request.receive))
+        return await self.begin(data, context_of(request.scope), trial)
 
-    def sender(self, identity: Identity, *, header: str | None) -> Sender:
-        return Sender.of(identity, header=header, default=self._options.default_priority)
-
-    async def begin(
-        self, data: bytes, sender: Sender, ticket: Ticket, lease: Lease, trial: Trial = UNWATCHED
-    ) -> Running:
+    async def begin(self, data: bytes, context: RequestContext, trial: Trial = UNWATCHED) -> Running:
         """Whoever gets the call must enter it. Raises as `GenerationService.begin`."""
-        terms = Terms(ticket, lease, self._options.request_timeout_s)
-        return await self._service.begin(await self._read(data), sender, terms, trial)
-
-    async def begin_ask(self, ask: Ask, sender: Sender, ticket: Ticket, lease: Lease) -> Running:
-        """The same with an ask that was read elsewhere."""
-        terms = Terms(ticket, lease, self._options.request_timeout_s)
-        return await self._service.begin(ask, sender, terms)
+        return await self._service.begin(await self._read(data), context, trial)
 
     def renderer(self, running: Running) -> Renderer:
         """The renderer of a call that is streamed."""
@@ -112,17 +96,16 @@ class GenerationRoute:
         )
         return await off_loop(_shown_bytes(running.call, usage), render)
 
-    async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
+    async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """The whole answer to a body that came by no request of its own, such as a row of a batch job.
 
-        Raises as `GenerationService.begin`, and what the call failed with. The server's limit of time is not
-        for these, which wait long.
+        Raises as `GenerationService.begin`, and what the call failed with.
         """
         ask = await self._read(data)
         if ask.stream:
             message = "'stream' is not possible in a batch."
             raise InvalidRequest(message, param="stream", code="unsupported_value")
-        running = await self._service.begin(ask, sender, terms)
+        running = await self._service.begin(ask, context)
         try:
             return await self.whole(running)
         except GenerationFailed:

@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from openai_cpu_server import __version__
 from openai_cpu_server.api.errors import ErrorBody, error_object
-from openai_cpu_server.api.gates.ticket import ticket_of
-from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -87,7 +87,7 @@ class HealthRoutes:
         if status.state in (EngineState.READY, EngineState.ASLEEP):
             return json_response(report)
         why = unavailable(status)
-        error = error_object(why, request_id=ticket_of(request.scope).id).error
+        error = error_object(why, request_id=context_of(request.scope).ticket.id).error
         return json_response(
             msgspec.structs.replace(report, error=error), 503, {"retry-after": str(why.retry_after_s)}
         )

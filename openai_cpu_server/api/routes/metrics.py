@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Scope
+from openai_cpu_server.http.context import context_of
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.gateway_gauges import GatewayGauges
@@ -24,7 +24,7 @@ class MetricsRoutes:
 
     async def page(self, request: Request) -> Response:
         """All metrics; whoever came in as a stranger gets those for gateways alone."""
-        if not identity_of(request.scope).may(Scope.METRICS):
+        if not context_of(request.scope).identity.may(Scope.METRICS):
             return await self.for_gateways(request)
         return _response(self._metrics.page())
 

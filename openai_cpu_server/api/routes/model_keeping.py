@@ -10,9 +10,10 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.routes.models import json_response, model_card
+from openai_cpu_server.api.routes.models import model_card
 from openai_cpu_server.errors import InvalidRequest, ServerError
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -60,7 +61,7 @@ class ModelKeepingRoutes:
         """200 with the model's card when it is loaded; `?wait=false`: 202 at once, unless it is clear already
         that it cannot be. A caller who leaves does not end it."""
         waits, replaces = _flags(request, "wait", "reload")
-        name, allowed = request.path_params["id"], identity_of(request.scope).allowed_models
+        name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
         self._loads.add(loading)
         loading.add_done_callback(self._done)
@@ -76,7 +77,9 @@ class ModelKeepingRoutes:
     async def unload(self, request: Request) -> Response:
         """200 with the model's card when its memory is free."""
         _flags(request)
-        chosen = self._models.choose(request.path_params["id"], identity_of(request.scope).allowed_models)
+        chosen = self._models.choose(
+            request.path_params["id"], context_of(request.scope).identity.allowed_models
+        )
         await self._keeping.unload(chosen.model)
         return json_response(model_card(chosen))
 

@@ -6,8 +6,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response as json_response
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 from openai_cpu_server.models.routing.router import Router
 
@@ -56,24 +57,17 @@ class ModelRoutes:
         self._models = models
 
     async def list(self, request: Request) -> Response:
-        allowed = identity_of(request.scope).allowed_models
+        allowed = context_of(request.scope).identity.allowed_models
         cards = [model_card(self._models.choose(name, allowed)) for name in self._models.names(allowed)]
         routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
         cards += [router_card(name, router) for name, router in routers if router is not None]
         return json_response(ModelList(cards))
 
     async def one(self, request: Request) -> Response:
-        name, allowed = request.path_params["id"], identity_of(request.scope).allowed_models
+        name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         if (router := self._models.router(name, allowed)) is not None:
             return json_response(router_card(name, router))
         return json_response(model_card(self._models.choose(name, allowed)))
-
-
-def json_response(
-    value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-    body = msgspec.json.encode(value)
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
 def model_card(chosen: Chosen) -> ModelCard:

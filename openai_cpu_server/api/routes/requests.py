@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.clients import Client
-from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import RequestNotFound
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.registry import ModelRegistry
 
 
@@ -57,13 +57,13 @@ class RequestRoutes:
 
     async def list(self, request: Request) -> Response:
         """Lists those of the caller's key; an administrator sees all."""
-        identity = identity_of(request.scope)
+        identity = context_of(request.scope).identity
         return json_response(RequestList([_card(live, identity) for live in self._visible(identity)]))
 
     async def cancel(self, request: Request) -> Response:
         """Ends the whole API call, also where the id is that of one of its sequences."""
         name: str = request.path_params["id"]
-        visible = self._visible(identity_of(request.scope))
+        visible = self._visible(context_of(request.scope).identity)
         if not any(name in (live.id, live.id.partition("/")[0]) for live in visible):
             raise RequestNotFound(name)
         for model in self._models:

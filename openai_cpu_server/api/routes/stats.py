@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.routes.cache import cache_stats, held_by
 from openai_cpu_server.api.routes.health import QueueSizes, queue_sizes
-from openai_cpu_server.api.routes.models import json_response
+from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.recent import Recent, Span

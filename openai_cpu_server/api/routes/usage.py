@@ -11,12 +11,11 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
 from openai_cpu_server.api.access.keys import Identity, Scope
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.routes.models import json_response
-from openai_cpu_server.api.routes.paging import page_of
 from openai_cpu_server.errors import Forbidden, InvalidRequest
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response, page_of
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.responses import storable
 from openai_cpu_server.jobs.store.usage import GROUPS, UsageQuery, UsageSum
@@ -73,7 +72,7 @@ class UsageRoutes:
 
     async def list(self, request: Request) -> Response:
         """The caller's own use; an administrator's key sees everybody's."""
-        query = self._query(request.query_params, identity_of(request.scope))
+        query = self._query(request.query_params, context_of(request.scope).identity)
         page = await self._jobs.usage.page(query)
         rows = [_row(one, query.by) for one in page.rows]
         listing = UsageList(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
@@ -11,11 +10,9 @@ import anyio
 from anyio.abc import TaskGroup
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from openai_cpu_server.api.access.identity import SUBPROTOCOL, identity_now, identity_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
-from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
 from openai_cpu_server.api.calls.running import Running
 from openai_cpu_server.api.calls.socket_messages import (
     Ask,
@@ -28,8 +25,7 @@ from openai_cpu_server.api.calls.socket_messages import (
     waking,
 )
 from openai_cpu_server.api.calls.trial import Trial
-from openai_cpu_server.api.errors import INTERNAL, failure_of
-from openai_cpu_server.api.gates.fair_use import BodyBudget, HeldBody
+from openai_cpu_server.api.errors import failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
@@ -43,9 +39,10 @@ from openai_cpu_server.errors import (
     RequestsLimited,
     Unauthorized,
 )
+from openai_cpu_server.http.body import BodyBudget, HeldBody
+from openai_cpu_server.http.context import PRIORITY_HEADER, RequestContext, Sender, context_of
+from openai_cpu_server.http.identity import SUBPROTOCOL
 from openai_cpu_server.observe.ended import Origin
-
-logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 
@@ -71,7 +68,9 @@ class SocketRoute:
         self._options = options
 
     async def serve(self, websocket: WebSocket) -> None:
-        self.sender(websocket, identity_of(websocket.scope))  # refuses a wrong priority before it opens
+        self.sender(
+            websocket, context_of(websocket.scope).identity
+        )  # refuses a wrong priority before it opens
         offered = SUBPROTOCOL in websocket.scope["subprotocols"]
         await websocket.accept(subprotocol=SUBPROTOCOL if offered else None)
         await _Socket(websocket, self).run()
@@ -88,11 +87,15 @@ class SocketRoute:
 
     def identity(self, websocket: WebSocket) -> Identity:
         """Keys may have been read again since the handshake. Raises Unauthorized, Forbidden."""
-        return identity_now(websocket.scope, self._keys)
+        return context_of(websocket.scope).identity_now(self._keys)
 
     def sender(self, websocket: WebSocket, identity: Identity) -> Sender:
         """The handshake's header is for requests that name no priority. Raises InvalidRequest."""
-        at_handshake = self._route.sender(identity, header=websocket.headers.get(PRIORITY_HEADER))
+        at_handshake = Sender.of(
+            identity,
+            header=websocket.headers.get(PRIORITY_HEADER),
+            default=self._options.default_priority,
+        )
         return Sender(identity, default_priority=at_handshake.priority())
 
     def lease(self, identity: Identity) -> Lease:
@@ -260,7 +263,9 @@ class _Socket:
         """Returns the headers that the response of a POST would have."""
         route, name = self._shared.route, request.name
         trial = Trial(submitted=request.submitted)
-        running = await route.begin(request.take_body(), sender, request.ticket, lease, trial)
+        timeout_s = self._shared.options.request_timeout_s
+        context = RequestContext(request.ticket, sender, lease, timeout_s=timeout_s)
+        running = await route.begin(request.take_body(), context, trial)
         request.release()
         request.submitted(running)
         if running.call.stream:
@@ -294,8 +299,6 @@ class _Socket:
         self, name: str | None, ticket: Ticket, error: Exception, headers: Mapping[str, str]
     ) -> bytes:
         """Makes the last message. What ends because its client has left is no failure, as over HTTP."""
-        if failure_of(error) == INTERNAL:
-            logger.error("request %s failed", ticket.id, exc_info=error)
         if self._is_open:
             ticket.failed(error)
             ticket.status = failure_of(error).status

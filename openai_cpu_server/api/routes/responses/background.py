@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.calls.event_stream import events
-from openai_cpu_server.api.errors import INTERNAL, error_object, failure_of
+from openai_cpu_server.api.errors import error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket
 from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.objects import ResponseObject
@@ -127,8 +127,6 @@ class Background:
         except Exception as error:
             ticket.failed(error)
             ticket.status = failure_of(error).status
-            if failure_of(error) == INTERNAL:
-                logger.error("response %s failed", stream.response.id, exc_info=error)
             return stream.error(error_object(error, request_id=ticket.id))
         raise AssertionError("a call tells its end")
 

@@ -10,9 +10,9 @@ import msgspec
 
 from openai_cpu_server.api.asking.ask import EarlierAnswer
 from openai_cpu_server.api.asking.generation import GenerationService
-from openai_cpu_server.api.calls.call import Sender, fingerprint
+from openai_cpu_server.api.calls.call import fingerprint
 from openai_cpu_server.api.calls.running import Running, Said
-from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial
+from openai_cpu_server.api.calls.trial import UNWATCHED, Trial
 from openai_cpu_server.api.errors import error_object
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
@@ -25,6 +25,7 @@ from openai_cpu_server.api.resolve.responses.response import new_response
 from openai_cpu_server.api.routes.responses.signs import alive
 from openai_cpu_server.api.routes.responses.turns import ReadTurn, Recent
 from openai_cpu_server.errors import JobsUnavailable
+from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.jobs.records import ItemRecord, ResponseRecord, ResponseStatus
 from openai_cpu_server.jobs.responses import ResponseShelf
 
@@ -156,21 +157,20 @@ class Maker:
     async def begin(
         self,
         read: ReadTurn,
-        sender: Sender,
-        terms: Terms,
+        context: RequestContext,
         trial: Trial = UNWATCHED,
         *,
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
     ) -> Making:
         """Raises as `GenerationService.begin`."""
-        running = await self._service.begin(read.ask(), sender, terms, trial)
+        running = await self._service.begin(read.ask(), context, trial)
         return Making(
             read,
             running,
             status,
             self._shelf,
             keep_alive_s=self._options.keep_alive_s,
-            request_id=terms.ticket.id,
+            request_id=context.ticket.id,
         )
 
 

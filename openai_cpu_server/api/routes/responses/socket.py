@@ -7,7 +7,6 @@ stored. With `generate: false` only the prompt is read, for the turns to come.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from functools import partial
 
@@ -15,14 +14,10 @@ import anyio
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from openai_cpu_server.api.access.identity import identity_now, identity_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
-from openai_cpu_server.api.calls.trial import Terms
-from openai_cpu_server.api.errors import INTERNAL, ErrorBody, error_object, failure_of
-from openai_cpu_server.api.gates.fair_use import BodyBudget, HeldBody
+from openai_cpu_server.api.errors import ErrorBody, error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id, ticket_of
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
@@ -30,10 +25,10 @@ from openai_cpu_server.api.routes.responses.making import Maker, Making
 from openai_cpu_server.api.routes.responses.turns import Recent, TurnReader
 from openai_cpu_server.contract.messages import ModelLoading, Place
 from openai_cpu_server.errors import BodiesFull, BodyTooLarge, InvalidRequest, RequestsLimited
+from openai_cpu_server.http.body import BodyBudget, HeldBody
+from openai_cpu_server.http.context import PRIORITY_HEADER, RequestContext, Sender, context_of
 from openai_cpu_server.json_size import check_size
 from openai_cpu_server.observe.ended import Origin
-
-logger = logging.getLogger(__name__)
 
 _CREATE = "response.create"
 _RETRY_S = 1.0
@@ -70,7 +65,9 @@ class ResponsesSocket:
         self.options = options
 
     async def serve(self, websocket: WebSocket) -> None:
-        self.sender(websocket, identity_of(websocket.scope))  # refuses a wrong priority before it opens
+        self.sender(
+            websocket, context_of(websocket.scope).identity
+        )  # refuses a wrong priority before it opens
         await websocket.accept()
         await _Socket(websocket, self).run()
 
@@ -184,7 +181,7 @@ class _Socket:
 
     async def _answer(self, message: _Message, ticket: Ticket) -> None:
         shared = self._shared
-        identity = identity_now(self._websocket.scope, shared.keys)
+        identity = context_of(self._websocket.scope).identity_now(shared.keys)
         ticket.client = identity.holder
         sender = shared.sender(self._websocket, identity)
         ticket.priority = sender.default_priority
@@ -198,9 +195,9 @@ class _Socket:
             del body  # nothing is kept of it while the response is told
             if read.body.previous_response_id is not None:
                 self._recent = None  # an error in its middle leaves nothing to go on from
-            terms = Terms(ticket, lease, shared.options.request_timeout_s)
+            context = RequestContext(ticket, sender, lease, timeout_s=shared.options.request_timeout_s)
             asked = read if is_to_generate else read.without_output()
-            making = await shared.maker.begin(asked, sender, terms)
+            making = await shared.maker.begin(asked, context)
             message.release()
             await (self._tell(making) if is_to_generate else self._warm(making))
 
@@ -222,8 +219,6 @@ class _Socket:
         self._recent = making.recent()
 
     async def _failed(self, error: Exception, ticket: Ticket) -> None:
-        if failure_of(error) == INTERNAL:
-            logger.error("request %s failed", ticket.id, exc_info=error)
         ticket.failed(error)
         ticket.status = failure_of(error).status
         if self._making is None:

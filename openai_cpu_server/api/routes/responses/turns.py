@@ -74,16 +74,23 @@ class TurnReader:
         self._shelf = shelf
         self._options = options
 
-    async def read(self, data: bytes, identity: Identity, recent: Recent | None = None) -> ReadTurn:
-        """Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
-        for one that cannot be stored."""
+    async def read(
+        self, data: bytes, identity: Identity, recent: Recent | None = None, *, stores_unasked: bool = True
+    ) -> ReadTurn:
+        """`stores_unasked`: what is said when a body does not say whether it is to be stored.
+
+        Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
+        for one that cannot be stored.
+        """
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        read = await self.of_body(body, ignored, identity.holder or "", recent, size=len(data))
+        if body.store is None and not stores_unasked:
+            body = body.model_copy(update={"store": False})
+        read = await self.of_body(body, ignored, identity.holder or "", size=len(data), recent=recent)
         return await self._with_room(read, identity.storage, num_bytes=len(data))
 
     async def of_body(
-        self, body: ResponsesBody, ignored: Ignored, owner: str, recent: Recent | None, *, size: int
+        self, body: ResponsesBody, ignored: Ignored, owner: str, *, size: int, recent: Recent | None = None
     ) -> ReadTurn:
         """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)

@@ -1,8 +1,7 @@
-"""The inner gate: what a request may use of its key's limits, and how large and how slow its body may be."""
+"""Bodies of requests: how large and how slow they may be, what of them is in memory, how they are read."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from io import BytesIO
@@ -10,14 +9,8 @@ from io import BytesIO
 import anyio
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
-from openai_cpu_server.api.access.access import Access, Metering
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
-from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Sender
-from openai_cpu_server.api.gates.ticket import ticket_of
-from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.errors import BodiesFull, BodyTooLarge, BodyTooSlow
 
 FREE_BYTES = 64 * 1024
@@ -26,62 +19,8 @@ MOST_SMALL_BYTES = 64 * 1024
 """A body has no more where all that is wanted are a few names and numbers."""
 _BYTES_PER_S = 1024
 """Each of so many bytes buys its body a second more."""
-_SPOOLED_BYTES = 1024 * 1024
-"""Starlette's reader of forms keeps so much of a file in memory."""
 _HEARD_OUT_BYTES, _HEARD_OUT_S = 8 * 1024 * 1024, 2.0
 """A body that is too large by no more than that is read to its end, for no longer than that."""
-_LEASE = "openai_cpu_server.lease"
-_HELD_BODY = "openai_cpu_server.held_body"
-
-
-class FairUse:
-    """Holds a request to its key's limits for as long as it is served, and each body to its size and pace."""
-
-    def __init__(self, *, limits: RateLimits, options: ApiOptions, bodies: BodyBudget) -> None:
-        self._limits = limits
-        self._options = options
-        self._bodies = bodies
-
-    async def serve(
-        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """The messages of a WebSocket are held to the same where they are read."""
-        if scope["type"] != "http":
-            await handle(scope, receive, send)
-            return
-        if access.metering is Metering.CALLS and scope["method"] == "POST":
-            ticket_of(scope).priority = self._sender(scope).announced_priority()
-        max_bytes = self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
-        await _check_announced(scope, receive, max_bytes)
-        if access.metering is not Metering.NONE:
-            takes_place = access.metering is not Metering.REQUESTS
-            scope[_LEASE] = self._limits.lease(identity_of(scope).key, takes_place=takes_place)
-        async with scope.get(_LEASE) or contextlib.nullcontext():
-            most_bytes = _SPOOLED_BYTES if access.is_upload else max_bytes
-            scope[_HELD_BODY] = held = HeldBody(self._bodies, most_bytes)
-            try:
-                await handle(scope, self._counted(receive, held, max_bytes), send)
-            finally:
-                held.release()
-
-    def _sender(self, scope: Scope) -> Sender:
-        header = Headers(scope=scope).get(PRIORITY_HEADER)
-        return Sender.of(identity_of(scope), header=header, default=self._options.default_priority)
-
-    def _counted(self, receive: Receive, held: HeldBody, max_bytes: int) -> Receive:
-        """Returns a `receive` that raises for a body that is too large, too slow or too much."""
-        in_time, received = paced(receive, self._options.read_timeout_s), 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await in_time()
-            received += len(message.get("body", b""))
-            if received > max_bytes:
-                raise BodyTooLarge(max_bytes)
-            held.has_grown(received)
-            return message
-
-        return counted
 
 
 class BodyBudget:
@@ -135,26 +74,7 @@ class HeldBody:
         self._charged_bytes = 0
 
 
-def lease_of(scope: Scope) -> Lease:
-    """The lease of a request to a metered route."""
-    lease = scope[_LEASE]
-    assert isinstance(lease, Lease)
-    return lease
-
-
-def limit_headers_of(scope: Scope) -> dict[str, str]:
-    """What the response of a request is to say of its key's limits; nothing where it is not metered."""
-    lease = scope.get(_LEASE)
-    return lease.headers if isinstance(lease, Lease) else {}
-
-
-def release_body(scope: Scope) -> None:
-    """Gives the budget back early, for a request that goes on for long after its body is understood."""
-    held: HeldBody = scope[_HELD_BODY]
-    held.release()
-
-
-async def _check_announced(scope: Scope, receive: Receive, max_bytes: int) -> None:
+async def check_announced(scope: Scope, receive: Receive, max_bytes: int) -> None:
     """Raises BodyTooLarge for a body that says so itself; then it counts against no limit of its key."""
     announced = _announced_bytes(scope)
     if announced <= max_bytes:

@@ -1,13 +1,22 @@
-"""The parameters `limit`, `after` and `order` of listings."""
+"""Answers as JSON, and the parameters `limit`, `after` and `order` of listings."""
 
 from __future__ import annotations
 
+import msgspec
 from starlette.datastructures import QueryParams
+from starlette.responses import Response
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.jobs.records import Page
 
 ORDERS = ("asc", "desc")
+
+
+def json_response(
+    value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    body = msgspec.json.encode(value)
+    return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
 def page_of(query: QueryParams, *, known: frozenset[str], default: int, most: int) -> Page:
