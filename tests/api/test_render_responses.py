@@ -17,7 +17,6 @@ from openai_cpu_server.api.render.responses.items import PREFIXES
 from openai_cpu_server.api.render.responses.stream import ResponseStream
 from openai_cpu_server.api.render.responses.writing import EventNumbers, ItemWriting
 from openai_cpu_server.api.resolve.responses.response import new_response
-from openai_cpu_server.api.responses.as_ask import Turn
 from openai_cpu_server.api.schemas.responses import ResponsesBody
 from openai_cpu_server.contract.messages import FinishReason, Place, TokenEvent
 from openai_cpu_server.jobs.records import ResponseStatus
@@ -33,11 +32,11 @@ def stream(
     one: Call, status: ResponseStatus = ResponseStatus.IN_PROGRESS, body: dict[str, object] | None = None
 ) -> ResponseStream:
     numbers = itertools.count(1)
-    turn = Turn(ResponsesBody.model_validate(body or {}), ())
+    asked = ResponsesBody.model_validate(body or {})
     return ResponseStream(
         one,
         Pieces(FakeTokenizer()),
-        new_response(turn, one, status, is_stored=True),
+        new_response(asked, one, status, is_stored=True),
         now=lambda: 9.5,
         new_call_id=lambda: "call_1",
         new_item_id=lambda kind: f"{PREFIXES[kind]}{next(numbers)}",

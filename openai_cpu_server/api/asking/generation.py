@@ -38,7 +38,7 @@ from openai_cpu_server.models.routing.options import Cascade
 from openai_cpu_server.models.routing.verdict import verdict
 
 
-class Goal(NamedTuple):
+class AskedModel(NamedTuple):
     chosen: Chosen
     routed: Routed | None = None
     """What routers had to say about it."""
@@ -89,14 +89,16 @@ class _Begun:
         await self._context.refund()
         larger = routed.after(tried, choose_able(self._models, routed.larger, None, Ability.GENERATE))
         self._ticket.sent_to(taken(larger))
-        return await self._submitted(Goal(larger.chosen, larger))
+        return await self._submitted(AskedModel(larger.chosen, larger))
 
-    async def _goal(self) -> Goal:
+    async def _goal(self) -> AskedModel:
         """The model that is to be asked. Raises ModelNotFound, WrongModelKind."""
         ask, allowed = self._ask, self._context.identity.allowed_models
         router = self._models.router(ask.model, allowed)
         if router is None:
-            return Goal(choose_able(self._models, ask.model, allowed, Ability.GENERATE, adapter=ask.lora))
+            return AskedModel(
+                choose_able(self._models, ask.model, allowed, Ability.GENERATE, adapter=ask.lora)
+            )
         if ask.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
             raise InvalidRequest(message, param="lora", code="unsupported_value")
@@ -104,9 +106,9 @@ class _Begun:
         routed = await follow(self._models, router, asked, who, ask.model or router.name)
         if routed.cascade is None:  # else it is known when the small model's answer has been judged
             self._ticket.sent_to(taken(routed))
-        return Goal(routed.chosen, routed)
+        return AskedModel(routed.chosen, routed)
 
-    async def _submitted(self, goal: Goal) -> Running:
+    async def _submitted(self, goal: AskedModel) -> Running:
         """Resolves for this model and submits."""
         call = await self._resolved(goal)
         recalled = await self._recalled(call, goal.chosen)
@@ -116,7 +118,7 @@ class _Begun:
             return await self._submitted(goal._replace(chosen=goal.chosen._replace(model=anew)))
         return running
 
-    async def _resolved(self, goal: Goal) -> Call:
+    async def _resolved(self, goal: AskedModel) -> Call:
         asking = Asking(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         call = await in_thread(partial(resolve, self._ask, asking), is_slow=self._ask.is_slow)
         if goal.routed is None:
@@ -139,8 +141,9 @@ class _Begun:
         generation = await self._generation(recalled.call, chosen)
         if generation is None:
             return None
-        recorded = recalled.recorded(generation)
-        return Running(recalled.call, recorded, chosen.model, ticket=ticket, lease=lease)
+        return Running(
+            recalled.call, generation, chosen.model, ticket=ticket, lease=lease, recorder=recalled.recorder
+        )
 
     async def _generation(self, call: Call, chosen: Chosen) -> Generation | None:
         """None: the model has been replaced."""
@@ -156,7 +159,9 @@ class _Begun:
         limit_time(generation, context.ticket, call.timeout_s, context.timeout_s)
         return generation
 
-    async def _tried(self, goal: Goal, routed: Routed, cascade: Cascade, trial: Trial) -> Running | Decision:
+    async def _tried(
+        self, goal: AskedModel, routed: Routed, cascade: Cascade, trial: Trial
+    ) -> Running | Decision:
         """The small model's answers, held, or why the large one is to answer."""
         try:
             call = with_scores(await self._resolved(goal))

@@ -35,7 +35,7 @@ the context."""
 _TOO_LONG = "context_length_exceeded"
 
 
-class Prepared(NamedTuple):
+class PreparedPrompts(NamedTuple):
     """What of a call is the model's matter."""
 
     prompts: Sequence[Prompt]
@@ -88,7 +88,7 @@ def _resolved(ask: Ask, asking: Asking) -> Call:
 # -- prompts ---------------------------------------------------------------------------------------------
 
 
-def _prepared(ask: Ask, asking: Asking) -> Prepared:
+def _prepared(ask: Ask, asking: Asking) -> PreparedPrompts:
     prompt, model = ask.prompt, asking.chosen.model
     if isinstance(prompt, AskedConversation):
         return _of_conversation(ask, prompt, asking)
@@ -96,10 +96,10 @@ def _prepared(ask: Ask, asking: Asking) -> Prepared:
         said = [AskedMessage({"role": "user", "content": text}) for text in prompt.prompts]
         return _of_conversation(ask, AskedConversation(said, prompt.path), asking)
     prompts = text_prompts(prompt, model.tokenizer, asking.info.context_limit)
-    return Prepared(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
+    return PreparedPrompts(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
 
 
-def _of_conversation(ask: Ask, conversation: AskedConversation, asking: Asking) -> Prepared:
+def _of_conversation(ask: Ask, conversation: AskedConversation, asking: Asking) -> PreparedPrompts:
     model, plan = asking.chosen.model, tool_plan(ask.tools)
     output = _output(ask, plan, model)
     maker = PromptMaker(ask, conversation.path, plan, model, asking.info)
@@ -112,7 +112,7 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: Asking) 
         output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
     compares = asking.options.compares_turns and ask.cache is not False
     turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
-    return Prepared([Prompt(prompt.tokens, turn=turn)], output, left_out)
+    return PreparedPrompts([Prompt(prompt.tokens, turn=turn)], output, left_out)
 
 
 def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel) -> Output:
@@ -155,7 +155,7 @@ def _with(ask: Ask, messages: Sequence[AskedMessage]) -> Ask:
 # -- the call --------------------------------------------------------------------------------------------
 
 
-def _call(ask: Ask, asking: Asking, prepared: Prepared, choices: NumChoices, call_id: str) -> Call:
+def _call(ask: Ask, asking: Asking, prepared: PreparedPrompts, choices: NumChoices, call_id: str) -> Call:
     prompts, output = prepared.prompts, prepared.output
     alike = _request(ask, asking, output, choices)
     rooms = [_room(ask, prompt, asking) for prompt in prompts]
@@ -254,7 +254,7 @@ def _requests(
     )
 
 
-def _headers(ask: Ask, prepared: Prepared) -> dict[str, str]:
+def _headers(ask: Ask, prepared: PreparedPrompts) -> dict[str, str]:
     ignored = Ignored((*ask.ignored.names, *prepared.left_out)).headers
     unenforced = prepared.output.unenforced
     if not unenforced:

@@ -51,27 +51,15 @@ _TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 _PATH = "input"
 
 
-class Turn(msgspec.Struct, frozen=True):
-    """One response's body and all that it goes on from."""
+def functions_of(body: ResponsesBody) -> list[tuple[int, FunctionTool]]:
+    """The tools that there are here, with their places in the body."""
+    return [(index, tool) for index, tool in enumerate(body.tools or ()) if isinstance(tool, FunctionTool)]
 
-    body: ResponsesBody
-    messages: tuple[AskedMessage, ...]
-    """Instructions, earlier turns and this one."""
 
-    @property
-    def functions(self) -> list[tuple[int, FunctionTool]]:
-        """The tools that there are here, with their places in the body."""
-        tools = enumerate(self.body.tools or ())
-        return [(index, tool) for index, tool in tools if isinstance(tool, FunctionTool)]
-
-    @property
-    def left_out(self) -> list[str]:
-        """The tools that there are not, by their paths."""
-        return [
-            f"tools[{index}]"
-            for index, tool in enumerate(self.body.tools or ())
-            if not isinstance(tool, FunctionTool)
-        ]
+def left_out(body: ResponsesBody) -> list[str]:
+    """The tools that there are not, by their paths."""
+    tools = enumerate(body.tools or ())
+    return [f"tools[{index}]" for index, tool in tools if not isinstance(tool, FunctionTool)]
 
 
 def check_supported(body: ResponsesBody) -> None:
@@ -86,12 +74,11 @@ def check_supported(body: ResponsesBody) -> None:
         raise wrong(message, "stream_options")
 
 
-def response_ask(turn: Turn) -> Ask:
-    """Raises InvalidRequest."""
-    body = turn.body
-    if not turn.messages:
+def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
+    """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
+    if not messages:
         raise missing(_PATH)
-    conversation = AskedConversation(turn.messages, _PATH, may_forget=body.truncation == "auto")
+    conversation = AskedConversation(messages, _PATH, may_forget=body.truncation == "auto")
     ask = shared_ask(body, conversation, id_prefix="resp_", form=one_form(_forms(body)))
     has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     limit = body.max_output_tokens
@@ -100,7 +87,7 @@ def response_ask(turn: Turn) -> Ask:
         service_tier=_TIERS.get(body.service_tier or ""),
         max_tokens=None if limit is None else AskedLimit(limit, "max_output_tokens"),
         logprobs=(body.top_logprobs or 0) if has_scores else None,
-        tools=_tools(turn),
+        tools=_tools(body),
         thinking=_thinking(body),
     )
 
@@ -135,11 +122,10 @@ def _of_format(given: TextFormat) -> Iterator[AskedForm]:
     yield schema_form(given.json_schema, f"{at}.schema", strict=given.strict is not False, field=at)
 
 
-def _tools(turn: Turn) -> AskedTools | None:
+def _tools(body: ResponsesBody) -> AskedTools | None:
     """Without functions only a demand for one is wrong."""
-    body = turn.body
     use, chosen = _choice(body)
-    functions = [_function(tool, f"tools[{index}]") for index, tool in turn.functions]
+    functions = [_function(tool, f"tools[{index}]") for index, tool in functions_of(body)]
     if not functions:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
         return None

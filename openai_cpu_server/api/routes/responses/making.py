@@ -51,7 +51,7 @@ class Making:
         self._shelf = shelf if read.is_stored else None
         self._keep_alive_s = keep_alive_s
         self._request_id = request_id
-        response = new_response(read.turn, running.call, status, is_stored=read.is_stored)
+        response = new_response(read.body, running.call, status, is_stored=read.is_stored)
         self.stream = ResponseStream(running.call, running.model.pieces, response)
 
     @property

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.asking.ask import Ask, EarlierAnswer
+from openai_cpu_server.api.asking.ask import Ask, AskedMessage, EarlierAnswer
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.items import Item, decoded
@@ -19,7 +19,7 @@ from openai_cpu_server.api.resolve.responses.conversation import (
     turns,
     with_instructions,
 )
-from openai_cpu_server.api.responses.as_ask import Turn, check_supported, response_ask
+from openai_cpu_server.api.responses.as_ask import check_supported, left_out, response_ask
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.responses import ResponsesBody
 from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
@@ -33,7 +33,9 @@ _USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 class ReadTurn(msgspec.Struct, frozen=True):
     """A response that is asked for."""
 
-    turn: Turn
+    body: ResponsesBody
+    messages: tuple[AskedMessage, ...]
+    """Instructions, earlier turns and this one."""
     earlier: tuple[Sourced, ...]
     items: tuple[Sourced, ...]
     """The body's own."""
@@ -43,20 +45,15 @@ class ReadTurn(msgspec.Struct, frozen=True):
     owner: str
     is_stored: bool
 
-    @property
-    def body(self) -> ResponsesBody:
-        return self.turn.body
-
     def ask(self) -> Ask:
         """Raises InvalidRequest."""
         return msgspec.structs.replace(
-            response_ask(self.turn), num_bytes=self.num_bytes, ignored=self.ignored
+            response_ask(self.body, self.messages), num_bytes=self.num_bytes, ignored=self.ignored
         )
 
     def without_output(self) -> ReadTurn:
         """The same, to be ended as soon as its prompt is read."""
-        body = self.body.model_copy(update={"max_output_tokens": 1})
-        return msgspec.structs.replace(self, turn=msgspec.structs.replace(self.turn, body=body))
+        return msgspec.structs.replace(self, body=self.body.model_copy(update={"max_output_tokens": 1}))
 
 
 class Recent(msgspec.Struct, frozen=True):
@@ -98,13 +95,14 @@ class TurnReader:
         earlier = await self._earlier(body, owner, recent)
         found = await self._found(references(body.input), owner, earlier)
         size += sum(len(one.param) for one in earlier) * 64
-        telling = partial(_turn, body, earlier, found)
-        turn, items = await off_loop(size, telling)
+        telling = partial(_conversation, body, earlier, found)
+        messages, items = await off_loop(size, telling)
         return ReadTurn(
-            turn=turn,
+            body=body,
+            messages=messages,
             earlier=earlier,
             items=items,
-            ignored=Ignored((*ignored.names, *turn.left_out)),
+            ignored=Ignored((*ignored.names, *left_out(body))),
             num_bytes=size,
             owner=owner,
             is_stored=is_stored,
@@ -161,12 +159,12 @@ class TurnReader:
         return found
 
 
-def _turn(
+def _conversation(
     body: ResponsesBody, earlier: Sequence[Sourced], found: dict[str, Item]
-) -> tuple[Turn, tuple[Sourced, ...]]:
+) -> tuple[tuple[AskedMessage, ...], tuple[Sourced, ...]]:
+    """All messages, and the items that are the body's own."""
     items = new_items(body.input, found)
-    messages = with_instructions(turns([*earlier, *items]), body.instructions)
-    return Turn(body, tuple(messages)), tuple(items)
+    return tuple(with_instructions(turns([*earlier, *items]), body.instructions)), tuple(items)
 
 
 def _decoded(stored: Mapping[str, bytes]) -> dict[str, Item]:
