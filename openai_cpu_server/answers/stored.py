@@ -9,7 +9,6 @@ import msgspec
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 
-_GOOD = (FinishReason.STOP, FinishReason.LENGTH)
 _NO_WORK = dict.fromkeys(
     (
         "forced_tokens",
@@ -57,7 +56,7 @@ def _check_whole(told: _Events, num_requests: int) -> None:
         if not 0 <= index < num_requests or index in ended:
             raise Corrupt
         if event.finish is not None:
-            if event.finish.reason not in _GOOD:
+            if not event.finish.is_good:
                 raise Corrupt
             ended.add(index)
     if len(ended) != num_requests:

@@ -14,6 +14,7 @@ from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.shown import Shown
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.contract.thinking import OutputPart
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +194,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the request's stop strings has ended it; None: none has."""
     output_tokens: int
     """Tokens sampled or forced, those of an end token or a stop string included."""
+    thought_tokens: int = 0
+    """How many of these are thoughts, marks included."""
     forced_tokens: int = 0
     """How many of these the constraint forced: they were not sampled. After a crash: those since then."""
     cached_tokens: int = 0
@@ -211,17 +214,29 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     is_own_fault: bool = False
     """The error is its grammar's: it comes again wherever the request is sent."""
 
+    @property
+    def is_good(self) -> bool:
+        """The output is a result."""
+        return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
+
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one request gained in a step. Text is released token by token, never half a token.
+    """What one request gained in a step, of one part of its output. Text is released token by token, never
+    half a token.
 
-    `tokens` are those whose text is in `text`: what is held back (half a character, the beginning of a
-    stop string) comes with a later event, or never.
+    `tokens` are those whose text was released: what is held back (half a character, the beginning of a stop
+    string) comes with a later event, or never. Where a step goes from the thoughts to the answer there is an
+    event for each; the first has the tokens. Text that may be a mark is held back alone, without its tokens.
     """
 
     id: str
     tokens: tuple[int, ...] = ()
     text: str = ""
+    part: OutputPart = OutputPart.ANSWER
+    """What `text` is part of."""
+    answer_start: int | None = 0
+    """How many of the output's tokens stand before the first one of its answer: thoughts, marks, and white
+    space around them. None: that is not known yet; it is at the end."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token of `tokens`, when asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()

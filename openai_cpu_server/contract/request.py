@@ -19,7 +19,7 @@ from openai_cpu_server.contract.bounds import (
     Bounds,
     WholeBounds,
 )
-from openai_cpu_server.contract.thinking import Thinking
+from openai_cpu_server.contract.thinking import OutputMarks, Thinking
 
 
 class Priority(enum.IntEnum):
@@ -84,8 +84,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     (): the grammar begins with the answer's first token. Thoughts must be certain then, or impossible.
     """
     thinking: Thinking | None = None
-    """How thoughts are told from the answer. Stop strings are for the answer alone.
-    None: all of the output is the answer."""
+    """How the answer's beginning is found that the constraint waits for. Stop strings wait for it, too.
+    None: nothing waits."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
@@ -120,6 +120,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     accepts the request puts its key in place of that.
     """
     constraint: Constraint | None = None
+    marks: OutputMarks | None = None
+    """How thoughts are told from the answer; None: all of the output is the answer."""
     show_control_tokens: bool = False
     """Whether control tokens (`[TOOL_CALLS]`) are text in the output, except those that end it;
     else they are silent."""

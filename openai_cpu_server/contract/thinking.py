@@ -1,12 +1,47 @@
-"""Thoughts in front of an answer: how they are marked, and where they end. Whoever counts or forbids tokens
-by that, here or in the engine, follows an output with `Thoughts`, so that all agree."""
+"""Thoughts in front of an answer: how they are marked, and where they end.
+
+The engine alone looks for that: where it says what text is part of, and where it decides which tokens may
+come. Both follow the output with `Thoughts`, so that they agree.
+"""
 
 from __future__ import annotations
+
+import enum
 
 import msgspec
 
 _LONGEST_CHARACTER = 4
 """The most bytes of a character in UTF-8."""
+
+
+class OutputPart(enum.Enum):
+    """What a piece of an output's text is part of. Thoughts come before the answer, and never after it.
+
+    Tool calls are part of the answer: how they are written is data of rooms that the API knows
+    (`prompt/tool_formats`), and it reads them there. So are the thoughts of a format in channels, which stand
+    between its calls too.
+    """
+
+    THINKING = "thinking"
+    ANSWER = "answer"
+
+
+class OutputMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the parts of one output are marked. Marks, and white space around them, belong to no part."""
+
+    begin: str = ""
+    """The mark with which the output may begin, behind white space; without it there are no thoughts.
+
+    "": the prompt has opened the thoughts, and the output begins within them.
+    """
+    end: str = ""
+    """The mark behind the thoughts; "": there are none, the prompt has closed them."""
+    answer_begin: str = ""
+    """A mark that may stand between the thoughts and the answer."""
+    answer_end: str = ""
+    """A mark that may stand behind the answer."""
+    has_channels: bool = False
+    """The text goes on as it is, for a reader of channels; only tokens are told apart."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,48 +68,15 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens that end the thoughts when the budget is used up: they spell `end`, maybe behind last words."""
 
 
-class Shown:
-    """Follows an output to where it is for the user: stop strings are looked for from there on."""
-
-    def __init__(self, thinking: Thinking) -> None:
-        self._thoughts: Thoughts | None = Thoughts(thinking)
-        """None: they have ended."""
-        self._mark = thinking.shown_behind.encode()
-        self._text = b""
-        """What has come behind the thoughts, as far as it may matter."""
-
-    def begins_with(self, piece: bytes) -> bool:
-        """Read the next token's bytes. True: what follows it is for the user. Nothing can be read then."""
-        answer: bytes | None = piece
-        if self._thoughts is not None:
-            answer = self._thoughts.read(piece)
-        if answer is None:
-            return False
-        self._thoughts = None
-        return not self._mark or self._is_behind_mark(answer)
-
-    def _is_behind_mark(self, piece: bytes) -> bool:
-        """An output that has no headers is for the user at once."""
-        self._text += piece
-        head = self._text.lstrip()[:2]
-        if not _HEADER.startswith(head) or self._mark in self._text:
-            return True
-        self._text = head + self._text.lstrip()[2:][-len(self._mark) :]
-        return False
-
-
-_HEADER = b"<|"
-"""Every header begins so."""
-
-
 class Thoughts:
     """Follows an output from its first token to the end of its thoughts. Where it stands depends on the
     tokens alone. A shallow copy goes on by itself."""
 
-    def __init__(self, thinking: Thinking) -> None:
-        self._begin = thinking.begin.encode()
-        self._end = thinking.end.encode()
-        self._budget = thinking.budget
+    def __init__(self, begin: str, end: str, *, budget: int | None = None) -> None:
+        """As `Thinking` has them."""
+        self._begin = begin.encode()
+        self._end = end.encode()
+        self._budget = budget
         self._is_inside = not self._begin
         self._tail = b""
         """What may be a part of the next mark, or of a character."""

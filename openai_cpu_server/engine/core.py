@@ -399,15 +399,16 @@ class EngineCore:
         self._outputs[request.id] = Output(
             sequence,
             piece=partial(self._backend.piece, special=request.show_control_tokens),
+            name=partial(self._backend.piece, special=True),
             end_tokens=self._backend.info.end_tokens,
             num_told=len(output),
         )
         if output and len(output) >= request.max_tokens:
             self._end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash
             return
-        event = self._outputs[request.id].begin(beginning)
+        events = self._outputs[request.id].begin(beginning)
         self._num_forced += len(beginning)
-        self._take(sequence, event)
+        self._take(sequence, events)
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
         """End a request that has not ended by itself already."""
@@ -432,24 +433,22 @@ class EngineCore:
         sequence = advance.sequence
         try:
             with contained():
-                event = self._outputs[sequence.request.id].advance(advance)
+                events = self._outputs[sequence.request.id].advance(advance)
         except RequestFailed as error:
             self._drop(sequence)
             self._events.append(failure(sequence.request.id, str(error), sequence.num_output))
             return
-        self._take(sequence, event)
+        self._take(sequence, events)
 
-    def _take(self, sequence: Sequence, event: TokenEvent | None) -> None:
+    def _take(self, sequence: Sequence, events: tuple[TokenEvent, ...]) -> None:
         """Tell what a sequence has gained; it leaves with its last event."""
-        if event is None:
-            return
-        if event.finish is not None:
+        if events and (finish := events[-1].finish) is not None:
             del self._outputs[sequence.request.id]
-            self._leave(sequence, event.finish)
-        self._events.append(event)
+            self._leave(sequence, finish)
+        self._events += events
 
     def _leave(self, sequence: Sequence, finish: Finish) -> None:
-        if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if finish.is_good:
             self._scheduler.complete(sequence)
         else:
             self._scheduler.finish(sequence)

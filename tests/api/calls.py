@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from openai_cpu_server.api.calls.call import Call, CallThinking, Prompt, ToolCallStyle
 from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.engine.parts import OutputParts
+from tests.api.fake_tokenizer import FakeTokenizer
 
 TIMINGS = Timings(
     queue_ms=1.23456,
@@ -49,7 +52,13 @@ def call(
     prompts = prompts or (Prompt((0, *tokens_of("hi"))),)
     best_of = best_of or n
     requests = [
-        GenerationRequest(id=f"c-{i}", tokens=p.tokens, max_tokens=9, sampling=Sampling(seed=0))
+        GenerationRequest(
+            id=f"c-{i}",
+            tokens=p.tokens,
+            max_tokens=9,
+            sampling=Sampling(seed=0),
+            marks=thinking.marks if thinking is not None else None,
+        )
         for i, p in enumerate(p for p in prompts for _ in range(best_of))
     ]
     return Call(
@@ -69,6 +78,13 @@ def call(
         tool_calls=tool_calls,
         thinking=thinking,
     )
+
+
+def told(of: Call, events: Iterable[TokenEvent]) -> list[list[TokenEvent]]:
+    """Events of whole outputs, each as the engine tells it: one for each part of the output."""
+    name = FakeTokenizer().piece
+    parts = {one.id: OutputParts(one.marks, name) for one in of.requests if one.marks is not None}
+    return [[*parts[event.id].cut(event)] if event.id in parts else [event] for event in events]
 
 
 def text(index: int, words: str, *logprobs: TokenLogprob) -> TokenEvent:

@@ -26,7 +26,9 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.dispatch.requests.embedding import Embedding
 from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.engine.parts import OutputParts
 from openai_cpu_server.errors import AdapterFailed, RequestCancelled
+from tests.api.fake_tokenizer import FakeTokenizer
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeEmbedder, adapted, next_token
 
 _NOBODY = {priority.label: 0 for priority in Priority}
@@ -154,6 +156,7 @@ class FakeEngine:
     async def _compute(self, request: GenerationRequest, generation: Generation) -> None:
         tokens, num_output, reason = list(request.tokens), 0, FinishReason.LENGTH
         key = self.named[request.adapter].adapter.key if request.adapter is not None else None
+        parts = OutputParts(request.marks, FakeTokenizer().piece) if request.marks is not None else None
         told = None if self.says is None else [*(byte + 2 for byte in self.says.encode()), END_TOKEN]
         while num_output < request.max_tokens and reason is FinishReason.LENGTH:
             await asyncio.sleep(0)
@@ -170,10 +173,10 @@ class FakeEngine:
             if tokens[-1] == END_TOKEN and not request.sampling.ignore_eos:
                 reason = FinishReason.STOP
             else:
-                generation.push(_event(request, tokens[-1]))
+                _push(generation, _event(request, tokens[-1]), parts)
         self._leave(request.id)
         finish = Finish(reason=reason, output_tokens=num_output, cached_tokens=0)
-        generation.push(TokenEvent(id=request.id, finish=finish))
+        _push(generation, TokenEvent(id=request.id, finish=finish), parts)
 
 
 def bias_scores(request: GenerationRequest) -> dict[int, float]:
@@ -182,6 +185,11 @@ def bias_scores(request: GenerationRequest) -> dict[int, float]:
         token: -(zlib.crc32(repr((*request.tokens, token)).encode()) % 4001 / 1000)
         for token in request.sampling.logit_bias
     }
+
+
+def _push(generation: Generation, event: TokenEvent, parts: OutputParts | None) -> None:
+    for told in (event,) if parts is None else parts.cut(event):
+        generation.push(told)
 
 
 def _event(request: GenerationRequest, token: int) -> TokenEvent:

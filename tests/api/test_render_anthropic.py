@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from openai_cpu_server.api.calls.call import Call, ToolCallStyle
+from openai_cpu_server.api.calls.call import Call, PartsReader, ToolCallStyle
 from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.errors import error_object
 from openai_cpu_server.api.render.answers import Answer
@@ -57,8 +57,8 @@ class ScriptedReader:
 class ScriptedCall(Call, frozen=True, kw_only=True):
     script: tuple[Part, ...]
 
-    def reader(self) -> ScriptedReader:
-        return ScriptedReader(self.script)
+    def reader(self) -> PartsReader:
+        return PartsReader(ScriptedReader(self.script))
 
 
 def scripted(*parts: Part) -> ScriptedCall:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from openai_cpu_server.api.calls.call import CallThinking, ToolCallStyle
@@ -12,8 +14,7 @@ from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
 from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from tests.api.calls import call, end, scored, text
-from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.calls import call, end, scored, text, told
 from tests.api.test_render_tool_calls import choice, delta, streamed
 
 THINK = REASONING_FORMATS["think"]
@@ -117,15 +118,16 @@ def test_log_probabilities_of_an_answers_mark_are_nobodys(stage: Stage, said: st
 @pytest.mark.parametrize(("said", "expected"), [("Hm.</think>Yes.", 11), ("Hm", 2), ("</think>", 8)])
 def test_tokens_of_thoughts_are_counted(said: str, expected: int) -> None:
     thinking = call(thinking=WITHIN)
-    tally = Tally(thinking, FakeTokenizer().piece)
-    for piece in (said[:1], said[1:5], said[5:]):
-        tally.note(text(0, piece), 0.0)
-    tally.note(end(0), 0.0)
+    tally = Tally(thinking)
+    pieces = (said[:1], said[1:5], said[5:])
+    for event in chain.from_iterable(told(thinking, [*(text(0, piece) for piece in pieces), end(0)])):
+        tally.note(event, 0.0)
     assert tally.usage().completion_tokens_details.reasoning_tokens == expected
 
 
 def test_routers_judge_the_answer() -> None:
-    heard = [Heard(letter(char), 0.0) for char in "a</think>bc"] + [Heard(end(0), 0.0)]
-    (found,) = judged(call(thinking=WITHIN), heard, FakeTokenizer().piece)
+    thinking = call(thinking=WITHIN)
+    heard = told(thinking, [*(letter(char) for char in "a</think>bc"), end(0)])
+    (found,) = judged(thinking, [Heard(event, 0.0) for event in chain.from_iterable(heard)])
     assert len(found.logprobs) == 2
     assert not found.has_form

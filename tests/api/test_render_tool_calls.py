@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from itertools import chain
 
 import pytest
 
@@ -18,7 +19,7 @@ from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from tests.api.calls import TIMINGS, call, end, scored, text
+from tests.api.calls import TIMINGS, call, end, scored, text, told
 from tests.api.fake_tokenizer import FakeTokenizer
 
 PIECES = Pieces(FakeTokenizer())
@@ -46,12 +47,12 @@ def delta(content: str, reason: str = "null", logprobs: str = "null") -> str:
 
 def streamed(of: Call, *steps: TokenEvent) -> list[str]:
     stream = renderer().stream(of, PIECES)
-    return [events(stream.event(event)).decode() for event in steps]
+    return ["".join(events(stream.event(one)).decode() for one in step) for step in told(of, steps)]
 
 
 def whole(of: Call, *steps: TokenEvent) -> dict[str, object]:
     answers = {request.id: Answer() for request in of.requests}
-    for event in steps:
+    for event in chain.from_iterable(told(of, steps)):
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
     body = json.loads(renderer().whole(of, PIECES, answers, usage(of, finishes), TIMINGS))

@@ -8,7 +8,6 @@ from openai_cpu_server.api.calls.running import Tally
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.dispatch.requests.generation import Generation
 from tests.api.calls import call
-from tests.api.fake_tokenizer import FakeTokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +19,7 @@ async def test_gaps_are_those_between_arrivals() -> None:
     for now_s, tokens in ((1.0, (5,)), (3.0, (6,)), (9.0, (7, 8))):  # noqa: B007 (the clock reads it)
         generation.push(TokenEvent(id=one.requests[0].id, tokens=tokens, text="x"))
     now_s = 100.0
-    tally, events = Tally(one, FakeTokenizer().piece), generation.progress()
+    tally, events = Tally(one), generation.progress()
     for _ in range(3):
         event = await anext(events)
         assert isinstance(event, TokenEvent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.thinking import Thinking
 from openai_cpu_server.errors import InvalidRequest
@@ -12,7 +13,8 @@ from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
 from openai_cpu_server.prompt.reasoning.template import template_reasoning
-from openai_cpu_server.prompt.tool_formats import Content, Reasoning
+from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
+from tests.api.calls import tokens_of, told
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import chat, param_of
 
@@ -61,16 +63,23 @@ def thoughts(call: Call) -> Thinking:
     return found
 
 
+def parts(call: Call, said: str) -> list[Part]:
+    """What is read of an output that goes on behind this text."""
+    events = told(call, [TokenEvent(id=call.requests[0].id, tokens=tokens_of(said), text=said)])
+    reader = call.reader()
+    return [part for event in events[0] for part in reader.read(event)]
+
+
 def test_a_model_that_does_not_think_is_read_as_it_was() -> None:
     call = asked(PLAIN)
     assert (call.thinking, call.requests[0].constraint) == (None, None)
-    assert call.reader().feed("<think>") == [Content("<think>")]
+    assert parts(call, "<think>") == [Content("<think>")]
 
 
 def test_thoughts_alone_need_no_constraint() -> None:
     call = asked(OPENS)
     assert call.requests[0].constraint is None
-    assert call.reader().feed("Hm.</think>Yes.") == [Reasoning("Hm."), Content("Yes.")]
+    assert parts(call, "Hm.</think>Yes.") == [Reasoning("Hm."), Content("Yes.")]
 
 
 @pytest.mark.parametrize(
@@ -167,9 +176,9 @@ def test_calls_that_may_come_are_looked_for_behind_the_thoughts() -> None:
     call = asked(MAY, form="hermes", tools=TOOLS)
     assert constraint(call).triggers
     assert (thoughts(call).begin, thoughts(call).opening, constraint(call).opening) == ("<think>", (), ())
-    parts = call.reader().feed('<think>f?</think>\n<tool_call>\n{"name":"f","arguments":{}}')
-    assert parts[0] == Reasoning("f?")
-    assert len(parts) == 3
+    found = parts(call, '<think>f?</think>\n<tool_call>\n{"name":"f","arguments":{}}')
+    assert found[0] == Reasoning("f?")
+    assert len(found) == 3
 
 
 def test_stop_strings_wait_for_the_answer() -> None:
@@ -201,12 +210,12 @@ def test_an_answer_goes_on_within_its_thoughts() -> None:
     begun = {"role": "assistant", "reasoning_content": "Hm"}
     call = asked(OPENS, messages=[{"role": "user", "content": "a"}, begun])
     assert prompt(call).endswith("<think>\nHm")
-    assert call.reader().feed("m.</think>Yes.") == [Reasoning("m."), Content("Yes.")]
+    assert parts(call, "m.</think>Yes.") == [Reasoning("m."), Content("Yes.")]
 
 
 @pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
 def test_thoughts_can_be_left_out(fields: dict[str, object]) -> None:
-    assert asked(OPENS, **fields).reader().feed("Hm.</think>Yes.") == [Content("Yes.")]
+    assert parts(asked(OPENS, **fields), "Hm.</think>Yes.") == [Content("Yes.")]
 
 
 def test_a_variable_that_the_template_cannot_use_is_blamed_and_not_the_messages() -> None:
@@ -267,7 +276,7 @@ def test_harmony_gives_its_form_in_its_last_channel() -> None:
     assert thoughts(call).end == "<|end|>"
     assert text(constraint(call).opening) == "<|start|>assistant<|channel|>final<|message|>"
     said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>7"
-    assert call.reader().feed(said) == [Reasoning("Hm."), Content("7")]
+    assert parts(call, said) == [Reasoning("Hm."), Content("7")]
 
 
 HARMONY = _TURNS + "<|start|>assistant{# <|channel|><|message|> #}"
@@ -291,7 +300,7 @@ def test_harmonys_thoughts_go_on_where_the_prompt_has_begun_them(tools: object) 
     call = asked(HARMONY, form="harmony", tools=tools, messages=[user, begun])
     assert prompt(call).endswith("<|start|>assistant<|channel|>analysis<|message|>\nHm")
     said = "m.<|end|><|start|>assistant<|channel|>final<|message|>7"
-    assert call.reader().feed(said) == [Reasoning("m."), Content("7")]
+    assert parts(call, said) == [Reasoning("m."), Content("7")]
     if tools is not None:
         assert (thoughts(call).begin, thoughts(call).end) == ("", "<|end|>")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.call import Call, PartsReader
 from openai_cpu_server.api.resolve.call import UNENFORCED
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.tool_formats import (
@@ -18,7 +18,6 @@ from openai_cpu_server.prompt.tool_formats import (
     CallArguments,
     CallBegin,
     Content,
-    OutputReader,
     Part,
     Reasoning,
     WrittenCall,
@@ -183,9 +182,10 @@ def accepts(call: Call, follower: Follower, text: str) -> bool:
     return follower.accepts(constraint, text)
 
 
-def read(reader: OutputReader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
+def read(reader: PartsReader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
     """Thoughts, content, and calls with their arguments parsed."""
-    parts: list[Part] = [part for piece in pieces for part in reader.feed(piece)] + reader.finish()
+    parts: list[Part] = [part for piece in pieces for part in reader.read_texts("", piece, has_ended=False)]
+    parts += reader.read_texts("", "")
     thoughts, content, calls = "", "", list[tuple[str, str]]()
     for part in parts:
         match part:
@@ -200,7 +200,7 @@ def read(reader: OutputReader, pieces: list[str]) -> tuple[str, str, list[tuple[
     return thoughts, content, [(name, json.loads(text)) for name, text in calls]
 
 
-def reader(call: Call) -> OutputReader:
+def reader(call: Call) -> PartsReader:
     return call.reader()
 
 

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.thinking import Shown, Thinking, Thoughts
+from openai_cpu_server.contract.thinking import Thinking, Thoughts
 
 WITHIN = Thinking(end="</t>")
 BEFORE = Thinking(begin="<t>", end="</t>")
+
+
+def follow(thinking: Thinking) -> Thoughts:
+    return Thoughts(thinking.begin, thinking.end, budget=thinking.budget)
 
 
 def answer(thoughts: Thoughts, pieces: Iterable[bytes]) -> bytes | None:
@@ -37,7 +41,7 @@ def answer(thoughts: Thoughts, pieces: Iterable[bytes]) -> bytes | None:
 def test_the_answer_begins_behind_the_mark(
     thinking: Thinking, pieces: list[bytes], expected: bytes | None, num_tokens: int
 ) -> None:
-    thoughts = Thoughts(thinking)
+    thoughts = follow(thinking)
     assert answer(thoughts, pieces) == expected
     assert thoughts.num_tokens == num_tokens
 
@@ -48,12 +52,12 @@ def test_how_the_bytes_are_cut_into_tokens_changes_nothing(
 ) -> None:
     places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     pieces = [text[start:end].encode() for start, end in pairwise(places)]
-    assert answer(Thoughts(thinking), pieces) == answer(Thoughts(thinking), [text.encode()])
+    assert answer(follow(thinking), pieces) == answer(follow(thinking), [text.encode()])
 
 
 def used_up(pieces: list[bytes], *, budget: int, thinking: Thinking = WITHIN) -> int | None:
     """How many tokens there are when the budget is used up."""
-    thoughts = Thoughts(Thinking(begin=thinking.begin, end=thinking.end, budget=budget))
+    thoughts = Thoughts(thinking.begin, thinking.end, budget=budget)
     for index, piece in enumerate([*pieces, b""]):
         if thoughts.is_used_up:
             return index
@@ -77,31 +81,7 @@ def test_a_character_is_finished_first() -> None:
 
 
 def test_a_copy_goes_on_by_itself() -> None:
-    thoughts = Thoughts(WITHIN)
+    thoughts = follow(WITHIN)
     thoughts.read(b"</")
     assert copy(thoughts).read(b"t>") == b""
     assert thoughts.read(b"x") is None
-
-
-FINAL = "<|final|>"
-
-
-@pytest.mark.parametrize("size", [1, 3, 100])
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("Hm</t><|start|>x<|final|>Yes", "Yes"),
-        ("Hm</t>\n<|call|>f<|final|>Yes", "Yes"),
-        ("Hm</t>Yes", "es"),
-        ("Hm</t><|start|>x", ""),
-        ("Hm", ""),
-    ],
-)
-def test_what_is_for_the_user_begins_behind_headers(text: str, shown: str, size: int) -> None:
-    """At the earliest with the token behind the one that tells."""
-    one = Shown(Thinking(end="</t>", shown_behind=FINAL))
-    pieces = [text[start : start + size].encode() for start in range(0, len(text), size)]
-    behind = next((n for n, piece in enumerate(pieces, 1) if one.begins_with(piece)), len(pieces))
-    found = b"".join(pieces[behind:]).decode()
-    assert shown.endswith(found)
-    assert found == shown or size > 1

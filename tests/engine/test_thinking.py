@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from openai_cpu_server.contract.messages import FinishReason, Submit
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
-from openai_cpu_server.contract.thinking import Thinking
+from openai_cpu_server.contract.thinking import OutputMarks, OutputPart, Thinking
 from tests.engine.test_constrained import ending, generate, shown, told
 from tests.engine.test_core import Engine
 from tests.fakes import END_TOKEN
@@ -103,6 +104,33 @@ def test_an_output_goes_on_where_a_dead_engine_left_it(begin: str) -> None:
         engine.run()
         assert told(engine, "a") == whole[num_told:]
         assert ending(engine) == (FinishReason.STOP, len(whole) + 1)
+
+
+def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
+    marks = OutputMarks(end=END)
+    one = msgspec.structs.replace(thinking(budget=6, grammar="{?a*b?}"), marks=marks)
+    engine = generate(one)
+    whole = parted(engine)
+    thoughts, answer = shown(generate(msgspec.structs.replace(one, marks=None)), "a").split(END)
+    assert whole == {OutputPart.THINKING: thoughts.strip(), OutputPart.ANSWER: answer.lstrip()}
+    assert engine.finish("a").finish == msgspec.structs.replace(
+        generate(msgspec.structs.replace(one, marks=None)).finish("a").finish,
+        thought_tokens=6 + len("." + END),
+    )
+    tokens = told(engine, "a")
+    for num_told in range(len(tokens)):
+        resumed = Engine()
+        resumed.core.handle(Submit(one, output=tuple(tokens[:num_told])))
+        resumed.run()
+        rest = parted(resumed)
+        assert all(whole[part].endswith(rest[part]) for part in OutputPart)
+        finish = resumed.finish("a").finish
+        assert finish is not None
+        assert finish.thought_tokens == 6 + len("." + END)
+
+
+def parted(engine: Engine) -> dict[OutputPart, str]:
+    return {part: "".join(event.text for event in engine.events if event.part is part) for part in OutputPart}
 
 
 def test_where_log_probabilities_are_asked_for_the_output_is_the_same() -> None:

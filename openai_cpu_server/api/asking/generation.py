@@ -176,8 +176,7 @@ class _Begun:
             return Decision(cascade.large, Reason.TOO_LONG, str(error))
         except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:
             return Decision(cascade.large, Reason.FAILED, str(error))
-        piece = partial(goal.chosen.model.tokenizer.piece, special=True)
-        decision = verdict(cascade, judged(call, heard, piece))
+        decision = verdict(cascade, judged(call, heard))
         if decision.reason is not Reason.SURE:
             return decision
         sure = routed.after(decision, goal.chosen)

@@ -11,16 +11,22 @@ import msgspec
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.question import Turn
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.thinking import Thinking
+from openai_cpu_server.contract.thinking import OutputMarks, OutputPart
 from openai_cpu_server.http.context import Sender
 from openai_cpu_server.models.registry import Chosen
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
-from openai_cpu_server.prompt.reasoning.reader import SilentReader, ThinkingReader
 from openai_cpu_server.prompt.reasoning.stage import Stage
-from openai_cpu_server.prompt.tool_formats import OutputReader, TextReader, ToolFormat
-from openai_cpu_server.prompt.tool_formats.harmony import HarmonyReader
+from openai_cpu_server.prompt.tool_formats import (
+    HarmonyReader,
+    OutputReader,
+    Part,
+    Reasoning,
+    TextReader,
+    ToolFormat,
+)
 
 
 class Asking(msgspec.Struct, frozen=True):
@@ -77,24 +83,55 @@ class CallThinking(msgspec.Struct, frozen=True):
     """Where the output begins."""
     is_hidden: bool = False
 
-    def reader(self, answer: OutputReader) -> OutputReader:
-        """A reader for one output, in front of the one for its answer. That of calls in channels reads
-        thoughts itself."""
-        reader: OutputReader = answer
-        if not self.form.has_channels:
-            reader = ThinkingReader(self.form, self.stage, answer)
-        elif isinstance(answer, TextReader):
-            reader = HarmonyReader()
-        if self.form.has_channels and self.stage is Stage.WITHIN:
+    def channels(self, answer: OutputReader) -> OutputReader:
+        """A reader for an output in channels; one for calls in channels reads thoughts itself."""
+        reader: OutputReader = HarmonyReader() if isinstance(answer, TextReader) else answer
+        if self.stage is Stage.WITHIN:
             reader.feed(self.form.begin)  # the prompt has it already
-        return SilentReader(reader) if self.is_hidden else reader
+        return reader
 
     @property
-    def marks(self) -> Thinking | None:
-        """They tell which tokens are thoughts; None: none are."""
-        if self.stage is Stage.BEHIND:
-            return None
-        return Thinking(begin="" if self.stage is Stage.WITHIN else self.form.begin, end=self.form.end)
+    def marks(self) -> OutputMarks:
+        """They tell the engine which tokens are thoughts."""
+        form = self.form
+        return OutputMarks(
+            begin=form.begin if self.stage is Stage.BEFORE else "",
+            end=form.end if self.stage is not Stage.BEHIND else "",
+            answer_begin=form.answer_begin,
+            answer_end=form.answer_end,
+            has_channels=form.has_channels,
+        )
+
+
+class PartsReader:
+    """Makes parts of one output's events: the engine has told thoughts from the answer, and the tool format's
+    reader finds the calls in that."""
+
+    def __init__(self, answer: OutputReader, *, hides_thoughts: bool = False) -> None:
+        self._answer = answer
+        self._hides_thoughts = hides_thoughts
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the output, if it ended here, would end within a call."""
+        return self._answer.is_cut
+
+    @property
+    def has_calls(self) -> bool:
+        return self._answer.has_calls
+
+    def read(self, event: TokenEvent) -> list[Part]:
+        thoughts, text = ("", event.text) if event.part is OutputPart.ANSWER else (event.text, "")
+        return self.read_texts(thoughts, text, has_ended=event.finish is not None)
+
+    def read_texts(self, thoughts: str, answer: str, *, has_ended: bool = True) -> list[Part]:
+        """Thoughts, and what of the answer stands behind them."""
+        parts: list[Part] = [Reasoning(thoughts)] if thoughts else []
+        parts += self._answer.feed(answer) if answer else ()
+        parts += self._answer.finish() if has_ended else ()
+        if self._hides_thoughts:
+            return [part for part in parts if not isinstance(part, Reasoning)]
+        return parts
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,10 +176,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     def prompt_tokens(self) -> int:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
-    def reader(self) -> OutputReader:
+    def reader(self) -> PartsReader:
         """A reader for one of its outputs."""
+        thinking = self.thinking
         answer = TextReader() if self.tool_calls is None else self.tool_calls.reader()
-        return answer if self.thinking is None else self.thinking.reader(answer)
+        if thinking is not None and thinking.form.has_channels:
+            answer = thinking.channels(answer)
+        return PartsReader(answer, hides_thoughts=thinking is not None and thinking.is_hidden)
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of the request at this index."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Union
 
@@ -15,7 +14,6 @@ from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.calls.held import Heard
 from openai_cpu_server.api.calls.recording import Recorder
-from openai_cpu_server.api.calls.thought_count import Piece, ThoughtCount
 from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import cached_tokens, usage
@@ -56,7 +54,7 @@ class Running:
         self._ticket = ticket
         self._lease = lease
         self._recorder = recorder
-        self._tally = Tally(call, partial(model.tokenizer.piece, special=True))
+        self._tally = Tally(call)
 
     async def __aenter__(self) -> Running:
         await self._generation.__aenter__()
@@ -169,9 +167,8 @@ class Tally:
     It is made when the call is submitted.
     """
 
-    def __init__(self, call: Call, piece: Piece) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
-        self._thoughts = ThoughtCount(call, piece)
         self._finishes: dict[str, Finish] = {}
         self._released: Counter[str] = Counter()
         """Tokens of each request so far; how many there were is known at its end."""
@@ -191,7 +188,6 @@ class Tally:
             self._first_event_s = arrived_s
         num_tokens = len(event.tokens)
         if num_tokens:
-            self._thoughts.read(event.id, event.tokens)
             last_s = self._last_s.get(event.id)
             if last_s is not None and arrived_s > last_s:  # else all are told at once, by heart
                 self._gaps.add((arrived_s - last_s) / num_tokens, num_tokens)
@@ -202,7 +198,7 @@ class Tally:
 
     def usage(self) -> Usage:
         """Known once every request of the call has finished."""
-        return usage(self._call, self._finishes, self._thoughts.total)
+        return usage(self._call, self._finishes)
 
     def figures(self, timings: Timings, *, began_s: float, model: str) -> CallFigures:
         """What it came to; also of a call that was left before its end. `began_s`: when it came in. `model`:

@@ -10,8 +10,7 @@ import msgspec
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.calls.held import Heard
 from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.calls.thought_count import Piece, ThoughtCount
-from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.contract.messages import Finish
 from openai_cpu_server.models.routing.verdict import Judged
 
 Holding = Callable[[], Awaitable[list[Heard]]]
@@ -46,20 +45,18 @@ def with_scores(call: Call) -> Call:
     return msgspec.structs.replace(call, requests=requests)
 
 
-def judged(call: Call, heard: Sequence[Heard], piece: Piece) -> list[Judged]:
-    """One for each of its sequences: its answer, not what it thought before."""
+def judged(call: Call, heard: Sequence[Heard]) -> list[Judged]:
+    """One for each of its sequences, all of which have ended: its answer, not what it thought before."""
     logprobs: dict[str, list[float]] = {request.id: [] for request in call.requests}
-    finishes: dict[str, FinishReason] = {}
-    thoughts = ThoughtCount(call, piece)
+    finishes: dict[str, Finish] = {}
     for event, _ in heard:
-        thoughts.read(event.id, event.tokens)
         logprobs[event.id] += [entry.logprob for entry in event.logprobs]
         if event.finish is not None:
-            finishes[event.id] = event.finish.reason
+            finishes[event.id] = event.finish
     return [
         Judged(
-            logprobs=tuple(logprobs[request.id][thoughts.of(request.id) :]),
-            finish=finishes.get(request.id, FinishReason.CANCELLED),
+            logprobs=tuple(logprobs[request.id][finishes[request.id].thought_tokens :]),
+            finish=finishes[request.id].reason,
             has_form=request.constraint is not None and request.constraint.grammar is not None,
         )
         for request in call.requests

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.call import Call, PartsReader
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.contract.thinking import OutputPart
+from openai_cpu_server.prompt.tool_formats import Part
 
 
 @dataclass
@@ -15,19 +17,28 @@ class Answer:
     """All that one request brought. It is complete when `finish` is there."""
 
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    """What was thought before the texts."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    answer_start: int = 0
+    """How many of its tokens belong to no answer; known when it is complete."""
     finish: Finish | None = None
 
     def add(self, event: TokenEvent) -> None:
-        self.texts.append(event.text)
+        (self.texts if event.part is OutputPart.ANSWER else self.thoughts).append(event.text)
+        self.answer_start = event.answer_start or 0
         self.logprobs.extend(event.logprobs)
         self.prompt_logprobs.extend(event.prompt_logprobs)
         self.finish = event.finish
 
     @property
     def text(self) -> str:
+        """All but the thoughts."""
         return "".join(self.texts)
+
+    def parts(self, reader: PartsReader) -> list[Part]:
+        return reader.read_texts("".join(self.thoughts), self.text)
 
     @property
     def score(self) -> float:

@@ -11,7 +11,7 @@ import msgspec
 import pydantic_core
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.calls.call import Call, PartsReader
 from openai_cpu_server.api.error_shapes import streamed_error
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.answers import Answer
@@ -24,7 +24,6 @@ from openai_cpu_server.prompt.tool_formats import (
     CallArguments,
     CallBegin,
     Content,
-    OutputReader,
     Part,
     Reasoning,
 )
@@ -111,7 +110,7 @@ class MessagesRenderer:
         (answer,) = answers.values()
         assert answer.finish is not None, "an answer is rendered after its end"
         reader = call.reader()
-        parts = [*reader.feed(answer.text), *reader.finish()]
+        parts = answer.parts(reader)
         ending = _ending(call, reader, answer.finish)
         message = AnswerMessage(
             id=call.id,
@@ -127,7 +126,7 @@ class MessagesRenderer:
         return MessageStream(call, self._new_id)
 
 
-def _ending(call: Call, reader: OutputReader, finish: Finish) -> _Ending:
+def _ending(call: Call, reader: PartsReader, finish: Finish) -> _Ending:
     """Raises GenerationFailed for an end that is nobody's result."""
     finish_reason(finish)
     if finish.reason is FinishReason.LENGTH:
@@ -229,10 +228,7 @@ class MessageStream:
         return _PING
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        parts = self._reader.feed(event.text)
-        if event.finish is not None:
-            parts = [*parts, *self._reader.finish()]
-        chunks = [chunk for part in parts for chunk in self._part(part)]
+        chunks = [chunk for part in self._reader.read(event) for chunk in self._part(part)]
         if event.finish is not None:
             self._ending = _ending(self._call, self._reader, event.finish)
             chunks += self._close()

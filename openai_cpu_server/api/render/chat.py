@@ -8,9 +8,9 @@ from typing import Union
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openai_cpu_server.api.calls.call import Call, CallThinking, ToolCallStyle
+from openai_cpu_server.api.calls.call import Call, PartsReader, ToolCallStyle
 from openai_cpu_server.api.render.answers import Answer, shown
-from openai_cpu_server.api.render.chat_logprobs import ChatLogprobs, chat_logprobs
+from openai_cpu_server.api.render.chat_logprobs import ChatLogprobs, ContentScores, chat_logprobs
 from openai_cpu_server.api.render.common import (
     ChoiceStream,
     ChunkStream,
@@ -22,7 +22,6 @@ from openai_cpu_server.api.render.common import (
     rounded,
     service_tier,
 )
-from openai_cpu_server.api.render.content_scores import ContentScores
 from openai_cpu_server.api.render.renderer import Usage
 from openai_cpu_server.api.render.tool_calls import (
     CalledFunction,
@@ -39,7 +38,7 @@ from openai_cpu_server.contract.engine import Timings
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.pieces import Pieces
-from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, OutputReader, Part, Reasoning
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part, Reasoning
 
 _NO_LOGPROBS = b"null"
 
@@ -111,10 +110,9 @@ class ChatRenderer:
         assert answer.finish is not None, "an answer is rendered after its end"
         logprobs = None
         if call.shown_logprobs is not None:
-            scores = ContentScores(call.thinking, pieces)
-            logprobs = chat_logprobs([*scores.behind(answer.logprobs), *scores.rest()], pieces)
+            logprobs = chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
         reader = call.reader()
-        parts = [*reader.feed(answer.text), *reader.finish()]
+        parts = answer.parts(reader)
         reason = _reason(answer.finish, reader, call.tool_calls)
         return ChatChoice(index, self._message(parts, call.tool_calls), logprobs, reason)
 
@@ -139,9 +137,6 @@ class _Scores:
     def __init__(self, pieces: Pieces | None) -> None:
         self._pieces = pieces
 
-    def of_content(self, thinking: CallThinking | None) -> ContentScores | None:
-        return None if self._pieces is None else ContentScores(thinking, self._pieces)
-
     def json(self, entries: Sequence[TokenLogprob]) -> bytes:
         if self._pieces is None:
             return _NO_LOGPROBS
@@ -154,7 +149,7 @@ def _choice(index: int, scores: _Scores, call: Call, new_id: NewId) -> ChoiceStr
     return _PartsChoice(index, scores, call, new_id)
 
 
-def _reason(finish: Finish, reader: OutputReader, style: ToolCallStyle | None) -> str:
+def _reason(finish: Finish, reader: PartsReader, style: ToolCallStyle | None) -> str:
     return finish_reason(finish) if style is None else reason_with_tool_calls(finish, reader, style)
 
 
@@ -194,26 +189,17 @@ class _PartsChoice:
         self._reader = call.reader()
         self._deltas = ToolCallDeltas(new_id, is_legacy=self._style is not None and self._style.is_legacy)
         self._is_open = False
-        self._content_scores = scores.of_content(call.thinking)
+        self._content_scores = ContentScores()
         self._held_scores: list[TokenLogprob] = []
 
     def choices(self, event: TokenEvent) -> list[bytes]:
-        self._hear_scores(event)
-        parts = self._reader.feed(event.text)
-        if event.finish is not None:
-            parts += self._reader.finish()
+        self._held_scores += self._content_scores.known(event)
+        parts = self._reader.read(event)
         shown = [self._opening(parts)] if parts or event.finish is not None else []
         shown += [self._shown(part) for part in parts]
         if event.finish is not None:
             shown.append(self._end(event.finish))
         return [choice for choice in shown if choice]
-
-    def _hear_scores(self, event: TokenEvent) -> None:
-        if self._content_scores is None:
-            return
-        self._held_scores += self._content_scores.behind(event.logprobs)
-        if event.finish is not None:
-            self._held_scores += self._content_scores.rest()
 
     def _shown(self, part: Part) -> bytes:
         scores = _NO_LOGPROBS if isinstance(part, Reasoning) else self._released_scores()

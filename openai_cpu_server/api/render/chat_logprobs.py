@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.pieces import Pieces, finite
 
@@ -21,6 +22,25 @@ class TokenEntry(msgspec.Struct, frozen=True):
     logprob: float
     bytes: tuple[int, ...] | None
     top_logprobs: list[TopToken]
+
+
+class ContentScores:
+    """Log-probabilities of one output's answer alone, as `logprobs.content` has them, and not of thoughts or
+    their marks. What may still be one is held back."""
+
+    def __init__(self) -> None:
+        self._num_heard = 0
+        self._held: list[TokenLogprob] = []
+
+    def known(self, event: TokenEvent) -> list[TokenLogprob]:
+        """Those of the answer that are known with this event."""
+        self._num_heard += len(event.logprobs)
+        self._held += event.logprobs
+        if event.answer_start is None:
+            return []
+        first = max(0, event.answer_start - self._num_heard + len(self._held))
+        known, self._held = self._held[first:], []
+        return known
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):

@@ -53,12 +53,12 @@ def finish_reason(finish: Finish) -> str:
     return reason
 
 
-def usage(call: Call, finishes: Mapping[str, Finish], reasoning_tokens: int = 0) -> Usage:
+def usage(call: Call, finishes: Mapping[str, Finish]) -> Usage:
     """A prompt counts once, however many choices."""
     prompt_tokens = call.prompt_tokens
     output_tokens = sum(finish.output_tokens for finish in finishes.values())
     details = PromptDetails(cached_tokens(call, finishes))
-    thought = CompletionDetails(reasoning_tokens)
+    thought = CompletionDetails(sum(finish.thought_tokens for finish in finishes.values()))
     return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, details, thought)
 
 

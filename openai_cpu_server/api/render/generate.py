@@ -73,8 +73,7 @@ class GenerateRenderer:
     ) -> bytes:
         answer = answers[call.requests[0].id]
         assert answer.finish is not None, "an answer is rendered after its end"
-        reader = call.reader()
-        parts = [*reader.feed(answer.text), *reader.finish()]
+        parts = answer.parts(call.reader())
         text = _text(parts)
         generated = Generated(
             id=call.id,
@@ -113,9 +112,8 @@ class GenerateStream:
         return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        parts = self._reader.feed(event.text)
+        parts = self._reader.read(event)
         if event.finish is not None:
-            parts += self._reader.finish()
             self._finish = event.finish
             finish_reason(event.finish)
         return [chunk for part in parts for chunk in self._shown(part)]

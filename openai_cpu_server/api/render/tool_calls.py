@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.api.calls.call import ToolCallStyle
+from openai_cpu_server.api.calls.call import PartsReader, ToolCallStyle
 from openai_cpu_server.api.render.common import finish_reason, json_text
 from openai_cpu_server.contract.messages import Finish, FinishReason
 from openai_cpu_server.errors import InvalidRequest
@@ -16,7 +16,6 @@ from openai_cpu_server.prompt.tool_formats import (
     CallArguments,
     CallBegin,
     Content,
-    OutputReader,
     Part,
     Reasoning,
 )
@@ -61,7 +60,7 @@ def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
     return found
 
 
-def reason_with_tool_calls(finish: Finish, reader: OutputReader, style: ToolCallStyle) -> str:
+def reason_with_tool_calls(finish: Finish, reader: PartsReader, style: ToolCallStyle) -> str:
     """Raises GenerationFailed; InvalidRequest if a stop string of the client's has cut a call."""
     reason = finish_reason(finish)
     if finish.reason is not FinishReason.STOP or not reader.has_calls:

@@ -227,6 +227,7 @@ def _request(ask: Ask, asking: Asking, output: Output, choices: NumChoices) -> G
         cache_namespace=cache_namespace(salt=ask.cache_salt, key=key),
         adapter=asking.chosen.adapter,
         constraint=output.constraint,
+        marks=output.thinking.marks if output.thinking is not None else None,
         # What the model writes between thoughts, text and tool calls is for the reader of its output to see.
         show_control_tokens=output.tool_calls is not None or output.shows_marks,
     )

@@ -257,7 +257,7 @@ def _thoughts(constraint: Constraint) -> Thoughts | None:
     is_ruled_at_once = constraint.grammar is not None and not constraint.triggers
     if is_ruled_at_once and thinking.begin and not thinking.opening:
         raise ConstraintFailed("Thoughts that may be there or not stand in front of a grammar.")
-    return Thoughts(thinking)
+    return Thoughts(thinking.begin, thinking.end, budget=thinking.budget)
 
 
 def _failure(matcher: LLMatcher) -> ConstraintFailed:

@@ -10,9 +10,8 @@ import msgspec
 
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
-from openai_cpu_server.api.render.chat_logprobs import TokenEntry, chat_logprobs
+from openai_cpu_server.api.render.chat_logprobs import ContentScores, TokenEntry, chat_logprobs
 from openai_cpu_server.api.render.common import finish_reason
-from openai_cpu_server.api.render.content_scores import ContentScores
 from openai_cpu_server.api.render.renderer import Chunk, Usage
 from openai_cpu_server.api.render.responses.items import new_item_id
 from openai_cpu_server.api.render.responses.objects import (
@@ -65,7 +64,7 @@ class ResponseStream:
         self._numbers = EventNumbers()
         self._writing = ItemWriting(self._numbers, new_call_id, new_item_id)
         self._now = now
-        self._content_scores = ContentScores(call.thinking, pieces)
+        self._content_scores = ContentScores()
         self._held_scores: list[TokenLogprob] = []
         self._tokens: list[int] = []
         self._has_reasoned = False
@@ -120,14 +119,11 @@ class ResponseStream:
         chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
-            self._held_scores += self._content_scores.behind(event.logprobs)
-        parts = self._reader.feed(event.text)
+            self._held_scores += self._content_scores.known(event)
         if event.finish is not None:
             finish_reason(event.finish)  # raises for what is nobody's result
-            parts += self._reader.finish()
-            self._held_scores += self._content_scores.rest()
             self._is_whole = event.finish.reason is FinishReason.STOP
-        for part in parts:
+        for part in self._reader.read(event):
             chunks += self._part(part)
         return chunks
 

@@ -1,0 +1,284 @@
+"""Tells thoughts from the answer in one output: by tokens, and by the text that they make.
+
+`Output` asks it, for requests whose thoughts are marked. Nobody behind the engine looks for marks again.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.contract.thinking import OutputMarks, OutputPart, Thinking, Thoughts
+
+_BLANKS = string.whitespace
+"""What may stand before the thoughts: the same as for `Thoughts`, which reads bytes."""
+_HEADER = b"<|"
+"""Every header of a format with channels begins so."""
+
+
+class PartText(NamedTuple):
+    """A piece of an output's text."""
+
+    part: OutputPart
+    text: str
+
+
+class OutputParts:
+    """Follows what is told of one output."""
+
+    def __init__(self, marks: OutputMarks, name: Callable[[int], bytes]) -> None:
+        """`name`: a token's bytes, control tokens by their names."""
+        self._name = name
+        self._tokens = AnswerSearch(marks) if marks.end else None
+        """None: there are no thoughts."""
+        self._text = PartReader(marks)
+
+    def cut(self, event: TokenEvent) -> tuple[TokenEvent, ...]:
+        """An event of the whole output, as one for each part. What ends badly is not cut: nobody reads it."""
+        finish = event.finish
+        if finish is not None and not finish.is_good:
+            return (event,)
+        texts = self.read(event.tokens, event.text)
+        if finish is not None:
+            texts += self._rest()
+            finish = replace(finish, thought_tokens=self.thought_tokens)
+        first, *more = texts or [PartText(self._text.part, "")]
+        told = replace(event, text=first.text, part=first.part, answer_start=self.answer_start, finish=None)
+        *before, last = (told, *(self._further(event.id, one) for one in more))
+        return (*before, replace(last, finish=finish))
+
+    def read(self, tokens: Iterable[int], text: str) -> list[PartText]:
+        """The next tokens, and the text that they release; returns those pieces whose part is known."""
+        if self._tokens is not None:
+            for token in tokens:
+                self._tokens.read(self._name(token))
+        return self._text.feed(text)
+
+    def _rest(self) -> list[PartText]:
+        """What was held back, once the output has ended."""
+        if self._tokens is not None:
+            self._tokens.finish()
+        return self._text.finish()
+
+    def _further(self, request_id: str, told: PartText) -> TokenEvent:
+        return TokenEvent(id=request_id, text=told.text, part=told.part, answer_start=self.answer_start)
+
+    @property
+    def thought_tokens(self) -> int:
+        return self._tokens.num_thoughts if self._tokens is not None else 0
+
+    @property
+    def answer_start(self) -> int | None:
+        """As `TokenEvent` has it."""
+        return self._tokens.start if self._tokens is not None else 0
+
+
+class AnswerSearch:
+    """Looks for the first token of an output's answer."""
+
+    def __init__(self, marks: OutputMarks) -> None:
+        self._thoughts = Thoughts(marks.begin, marks.end)
+        self._are_over = False
+        self._mark = marks.answer_begin.encode()
+        """It may stand between thoughts and answer."""
+        self._read: list[bytes] = []
+        """The tokens before the end of the thoughts, as long as there may be none."""
+        self._num_read = 0
+        self._candidate = 0
+        """The first token that may be the answer's."""
+        self._text = b""
+        """What has come from that one on."""
+        self.start: int | None = None
+        """How many tokens stand before the answer; None: it has not begun for sure."""
+
+    @property
+    def num_thoughts(self) -> int:
+        """Tokens of the thoughts so far, their marks included."""
+        return self._thoughts.num_tokens
+
+    def read(self, piece: bytes) -> None:
+        """Read the next token's bytes."""
+        if self.start is not None:
+            return
+        if self._are_over:
+            self._look_at(piece)
+        else:
+            self._think(piece)
+
+    def finish(self) -> None:
+        """The output has ended; one that ends within its thoughts has no answer."""
+        if self.start is None:
+            is_cut = not self._are_over and self.num_thoughts > 0
+            self.start = self._num_read + len(self._read) if is_cut else self._candidate
+
+    def _think(self, piece: bytes) -> None:
+        self._read.append(piece)
+        answer = self._thoughts.read(piece)
+        if answer is None:
+            return
+        self._are_over = True
+        pieces, self._read = self._read, []
+        if self.num_thoughts:
+            self._num_read = self._candidate = len(pieces) - 1
+            self._look_at(answer)
+        elif not self._mark:
+            self.start = 0
+        else:  # there are no thoughts, but there may be the mark
+            for one in pieces:
+                self.read(one)
+
+    def _look_at(self, piece: bytes) -> None:
+        """White space and the mark belong to nobody."""
+        self._num_read += 1
+        self._text = (self._text + piece).lstrip()
+        if not self._text:
+            self._candidate = self._num_read
+        elif self._text == self._mark:
+            self._candidate, self._text, self._mark = self._num_read, b"", b""
+        elif not self._mark.startswith(self._text):
+            self.start = self._candidate
+
+
+class PartReader:
+    """Cuts the text of one output into parts while it comes. The parts are the same however the text was cut
+    into pieces."""
+
+    def __init__(self, marks: OutputMarks) -> None:
+        self._marks = marks
+        self._held = ""
+        """Text that cannot be told yet."""
+        self._has_begun = False
+        """Some of the thoughts were given."""
+        self._read = self._first(marks)
+
+    @property
+    def part(self) -> OutputPart:
+        return OutputPart.THINKING if self._read == self._within else OutputPart.ANSWER
+
+    def feed(self, text: str) -> list[PartText]:
+        if not text:
+            return []
+        held, self._held = self._held, ""
+        return self._read(held + text)
+
+    def finish(self) -> list[PartText]:
+        """What was held back, once the output has ended."""
+        held, self._held = self._held, ""
+        if self._read == self._within:
+            return self._thought(held.rstrip())
+        is_mark = self._read == self._in_answer and self._is_end(held)
+        return _answer("" if is_mark else held)
+
+    def _first(self, marks: OutputMarks) -> Callable[[str], list[PartText]]:
+        if marks.has_channels:
+            return _answer
+        if not marks.end:
+            return self._in_answer
+        return self._before if marks.begin else self._within
+
+    def _before(self, text: str) -> list[PartText]:
+        head, begin = text.lstrip(_BLANKS), self._marks.begin
+        if head.startswith(begin):
+            return self._go_on(self._within, head[len(begin) :])
+        if begin.startswith(head):
+            return self._hold(text)
+        # Some put the marks of an answer around one without thoughts, too.
+        has_marks = self._marks.answer_begin or self._marks.answer_end
+        return self._go_on(self._behind if has_marks else _answer, text)
+
+    def _within(self, text: str) -> list[PartText]:
+        thoughts, found, rest = text.partition(self._marks.end)
+        if found:
+            return [*self._thought(thoughts.rstrip()), *self._go_on(self._behind, rest)]
+        safe = _safe(text, self._marks.end)
+        self._hold(text[safe:])
+        return self._thought(text[:safe])
+
+    def _behind(self, text: str) -> list[PartText]:
+        """Many models close their thoughts once more where somebody else has done it for them."""
+        head, begin, end = text.lstrip(), self._marks.answer_begin, self._marks.end
+        if head.startswith(end):
+            return self._go_on(self._behind, head[len(end) :])
+        if end.startswith(head) or (begin != head and begin.startswith(head)):
+            return self._hold(head)
+        if head.startswith(begin):
+            return self._go_on(self._at_answer, head[len(begin) :])
+        return self._go_on(_answer, head)
+
+    def _at_answer(self, text: str) -> list[PartText]:
+        head = text.lstrip()
+        return self._go_on(self._in_answer, head) if head else []
+
+    def _in_answer(self, text: str) -> list[PartText]:
+        """A mark of its end is dropped where the output ends with it."""
+        end = self._marks.answer_end
+        if not end:
+            return _answer(text)
+        whole = text.rstrip().removesuffix(end) if self._is_end(text) else None
+        safe = _safe(text, end) if whole is None else len(whole.rstrip())
+        self._hold(text[safe:])
+        return _answer(text[:safe])
+
+    def _is_end(self, text: str) -> bool:
+        """Whether nothing follows a mark of the answer's end in it."""
+        end = self._marks.answer_end
+        return bool(end) and text.rstrip().endswith(end)
+
+    def _thought(self, text: str) -> list[PartText]:
+        if not self._has_begun:
+            text = text.lstrip()
+        self._has_begun = self._has_begun or bool(text)
+        return [PartText(OutputPart.THINKING, text)] if text else []
+
+    def _go_on(self, read: Callable[[str], list[PartText]], rest: str) -> list[PartText]:
+        self._read = read
+        return read(rest) if rest else []
+
+    def _hold(self, text: str) -> list[PartText]:
+        self._held = text
+        return []
+
+
+class StopShield:
+    """Follows an output to where it is for the user: stop strings are looked for from there on."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._thoughts: Thoughts | None = Thoughts(thinking.begin, thinking.end)
+        """None: they have ended."""
+        self._mark = thinking.shown_behind.encode()
+        self._text = b""
+        """What has come behind the thoughts, as far as it may matter."""
+
+    def ends_with(self, piece: bytes) -> bool:
+        """Read the next token's bytes. True: what follows it is for the user. Nothing can be read then."""
+        answer: bytes | None = piece
+        if self._thoughts is not None:
+            answer = self._thoughts.read(piece)
+        if answer is None:
+            return False
+        self._thoughts = None
+        return not self._mark or self._is_behind_mark(answer)
+
+    def _is_behind_mark(self, piece: bytes) -> bool:
+        """An output that has no headers is for the user at once."""
+        self._text += piece
+        head = self._text.lstrip()[:2]
+        if not _HEADER.startswith(head) or self._mark in self._text:
+            return True
+        self._text = head + self._text.lstrip()[2:][-len(self._mark) :]
+        return False
+
+
+def _answer(text: str) -> list[PartText]:
+    return [PartText(OutputPart.ANSWER, text)] if text else []
+
+
+def _safe(text: str, mark: str) -> int:
+    """How much of the text can belong neither to the mark nor to white space before it."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    overlap = next((size for size in sizes if text.endswith(mark[:size])), 0)
+    return len(text[: len(text) - overlap].rstrip())

@@ -1,0 +1,233 @@
+"""Which part of an output its text and its tokens are, in any pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openai_cpu_server.api.calls.call import CallThinking
+from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.thinking import OutputMarks, OutputPart, Thinking
+from openai_cpu_server.engine.parts import OutputParts, PartReader, PartText, StopShield
+from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
+from openai_cpu_server.prompt.reasoning.stage import Stage
+
+BEFORE, WITHIN, BEHIND = Stage.BEFORE, Stage.WITHIN, Stage.BEHIND
+
+
+def reader(form: str, stage: Stage) -> PartReader:
+    """It cuts what formats in channels write, too: the first part of it is thoughts as everywhere."""
+    marks = CallThinking(REASONING_FORMATS[form], stage).marks
+    return PartReader(msgspec.structs.replace(marks, has_channels=False))
+
+
+def read(by: PartReader, pieces: Sequence[str]) -> tuple[str, str]:
+    """The thoughts and the answer. Nothing of the answer comes before a thought."""
+    told = [part for piece in pieces for part in by.feed(piece)] + by.finish()
+    parts = [part for part, _ in told]
+    assert parts == sorted(parts, key=[OutputPart.THINKING, OutputPart.ANSWER].index)
+    assert all(text for _, text in told)
+    thoughts = "".join(text for part, text in told if part is OutputPart.THINKING)
+    return thoughts, "".join(text for part, text in told if part is OutputPart.ANSWER)
+
+
+STORIES = [
+    ("think", BEFORE, "<think>\nHm.\n\nSo.\n</think>\n\nYes. \n", "Hm.\n\nSo.", "Yes. \n"),
+    ("think", BEFORE, "\n<think>\n\n</think>\n\nYes.", "", "Yes."),
+    ("think", BEFORE, "Yes, <think>a</think>", "", "Yes, <think>a</think>"),
+    ("think", BEFORE, "  <thin", "", "  <thin"),
+    ("think", BEFORE, " \n", "", " \n"),
+    ("think", BEFORE, "\u3000<think>a</think>", "", "\u3000<think>a</think>"),
+    ("think", WITHIN, "Hm. </thi </think>\n\nYes </think>.", "Hm. </thi", "Yes </think>."),
+    ("think", WITHIN, "\nI wonder ", "I wonder", ""),
+    ("think", WITHIN, "I wonder </th", "I wonder </th", ""),
+    ("think", WITHIN, "</think>", "", ""),
+    ("think", WITHIN, "a</think> \n", "a", ""),
+    ("think", WITHIN, "a</think>\n\n</think>\n\nYes.", "a", "Yes."),
+    ("think", WITHIN, "a</think>\n\n</thi", "a", "</thi"),
+    ("think", BEHIND, " Yes.</think>", "", " Yes.</think>"),
+    ("mistral", BEFORE, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+    ("granite", BEFORE, "<think>Hm.</think>\n<response> Yes. </response>\n", "Hm.", "Yes."),
+    ("granite", BEFORE, "<think>Hm.</think>\nYes. </response>", "Hm.", "Yes. </response>"),
+    ("granite", BEFORE, "<think>Hm.</think> <respond", "Hm.", "<respond"),
+    ("granite", BEFORE, "<think>Hm.</think> <resp", "Hm.", "<resp"),
+    ("granite", BEFORE, "<think>Hm.</think><response>a</response> b </resp", "Hm.", "a</response> b </resp"),
+    ("granite", BEFORE, "<response> Yes. </response>\n", "", "Yes."),
+    ("granite", BEFORE, "Yes. </response>", "", "Yes. </response>"),
+    ("granite", BEFORE, "<resp", "", "<resp"),
+    ("granite", BEHIND, " Yes.</response>", "", " Yes."),
+    ("hunyuan", BEFORE, "<answer>\nYes.\n</answer>", "", "Yes."),
+    ("granite-3.2", BEFORE, "Here is my thought process:\nHm.\nHere is my response:\nYes.", "Hm.", "Yes."),
+    ("apriel", WITHIN, "Hm.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]", "Hm.", "Yes."),
+    ("gemma", BEFORE, "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+    ("seed", BEFORE, "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
+    ("cohere", WITHIN, "Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Hm.", "Yes."),
+    (
+        "harmony",
+        BEFORE,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "stage", "text", "thoughts", "content"), STORIES)
+def test_thoughts_and_content(form: str, stage: Stage, text: str, thoughts: str, content: str) -> None:
+    assert read(reader(form, stage), [text]) == (thoughts, content)
+    assert read(reader(form, stage), list(text)) == (thoughts, content)
+
+
+@given(
+    st.sampled_from(sorted(REASONING_FORMATS)),
+    st.sampled_from(Stage),
+    st.data(),
+)
+def test_pieces_change_nothing(form: str, stage: Stage, data: st.DataObject) -> None:
+    marks = REASONING_FORMATS[form]
+    words = [
+        marks.begin,
+        marks.end,
+        marks.answer_begin,
+        marks.answer_end,
+        marks.end[:-1],
+        " ",
+        "\n",
+        "a",
+        "b",
+    ]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(reader(form, stage), pieces) == read(reader(form, stage), [text])
+
+
+def test_thoughts_stream() -> None:
+    by = reader("think", WITHIN)
+    assert by.feed("I wonder") == [PartText(OutputPart.THINKING, "I wonder")]
+    assert by.feed(" why. </") == [PartText(OutputPart.THINKING, " why.")]
+    assert by.feed("think>\n") == []
+    assert by.feed("\nYes") == [PartText(OutputPart.ANSWER, "Yes")]
+
+
+FINAL = "<|final|>"
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Hm</t><|start|>x<|final|>Yes", "Yes"),
+        ("Hm</t>\n<|call|>f<|final|>Yes", "Yes"),
+        ("Hm</t>Yes", "es"),
+        ("Hm</t><|start|>x", ""),
+        ("Hm", ""),
+    ],
+)
+def test_what_is_for_the_user_begins_behind_headers(text: str, shown: str, size: int) -> None:
+    """At the earliest with the token behind the one that tells."""
+    one = StopShield(Thinking(end="</t>", shown_behind=FINAL))
+    pieces = [text[start : start + size].encode() for start in range(0, len(text), size)]
+    behind = next((n for n, piece in enumerate(pieces, 1) if one.ends_with(piece)), len(pieces))
+    found = b"".join(pieces[behind:]).decode()
+    assert shown.endswith(found)
+    assert found == shown or size > 1
+
+
+LETTERS = [*"\n<t>a ", "</t>", *"\n<r> b"]
+MARKS = OutputMarks(begin="<t>", end="</t>", answer_begin="<r>")
+
+
+def cut(pieces: Sequence[str], *, ends: bool = True, marks: OutputMarks = MARKS) -> list[TokenEvent]:
+    """What is told of these tokens, an event each."""
+    parts = OutputParts(marks, lambda token: pieces[token].encode())
+    told = [TokenEvent(id="a", tokens=(at,), text=piece) for at, piece in enumerate(pieces)]
+    if ends:
+        finish = Finish(reason=FinishReason.STOP, output_tokens=len(pieces))
+        told[-1] = msgspec.structs.replace(told[-1], finish=finish)
+    return [event for whole in told for event in parts.cut(whole)]
+
+
+def test_an_event_is_of_one_part_and_the_last_one_has_the_figures() -> None:
+    told = cut([*"<t>a", "b</t>\n\nc", "d"])
+    texts = [(event.text, event.part, len(event.tokens)) for event in told if event.text]
+    assert texts == [
+        ("a", OutputPart.THINKING, 1),
+        ("b", OutputPart.THINKING, 1),
+        ("c", OutputPart.ANSWER, 0),
+        ("d", OutputPart.ANSWER, 1),
+    ]
+    assert [token for event in told for token in event.tokens] == list(range(6))
+    assert [event.finish is not None for event in told] == [False] * 6 + [True]
+    assert told[-1].finish is not None
+    assert told[-1].finish.thought_tokens == 5
+
+
+def test_the_first_token_of_the_answer_is_told_once_it_is_known() -> None:
+    told = cut(LETTERS)
+    found = LETTERS.index("b")
+    known = [event.answer_start for event in told]
+    assert known == [None] * known.index(found) + [found] * known.count(found)
+    assert told[known.index(found)].tokens == (found,)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "start", "thoughts"),
+    [
+        ([*"<t>a"], 4, 4),
+        ([*"<t"], 0, 0),
+        ([*"<tb"], 0, 0),
+        ([" ", "<r>", "b"], 2, 0),
+        ([*"<t>a", "</t> <r>"], 5, 5),
+    ],
+)
+def test_where_the_answer_begins_is_known_at_the_end(pieces: list[str], start: int, thoughts: int) -> None:
+    last = cut(pieces)[-1]
+    assert last.answer_start == start
+    assert last.finish is not None
+    assert last.finish.thought_tokens == thoughts
+
+
+def test_what_ends_badly_is_one_event() -> None:
+    parts = OutputParts(MARKS, lambda _: b"")
+    failed = TokenEvent(
+        id="a", text="<t>a</t>b", finish=Finish(reason=FinishReason.ERROR, output_tokens=3, error="!")
+    )
+    assert parts.cut(failed) == (failed,)
+
+
+def test_text_of_channels_is_one_part_and_their_first_thoughts_are_counted() -> None:
+    marks = msgspec.structs.replace(MARKS, has_channels=True)
+    told = cut(["<t>", "a", "</t>", "b"], marks=marks)
+    assert [(event.text, event.part) for event in told] == [
+        (text, OutputPart.ANSWER) for text in ("<t>", "a", "</t>", "b")
+    ]
+    assert told[-1].finish is not None
+    assert (told[-1].finish.thought_tokens, told[-1].answer_start) == (3, 3)
+
+
+@given(
+    st.lists(st.sampled_from(["<t>", "</t>", "<r>", "<", "/t>", " ", "a"]), min_size=1, max_size=9), st.data()
+)
+def test_a_new_engine_goes_on_where_a_dead_one_stopped(pieces: list[str], data: st.DataObject) -> None:
+    """The text that is held back for it may be a mark comes from the next engine, once."""
+    num_told = data.draw(st.integers(0, len(pieces) - 1))
+    whole, before = cut(pieces), cut(pieces[:num_told], ends=False) if num_told else []
+    parts = OutputParts(MARKS, lambda token: pieces[token].encode())
+    parts.read(range(num_told), "".join(pieces[:num_told]))
+    finish = Finish(reason=FinishReason.STOP, output_tokens=len(pieces))
+    rest = TokenEvent(
+        id="a", tokens=tuple(range(num_told, len(pieces))), text="".join(pieces[num_told:]), finish=finish
+    )
+    resumed = [*before, *parts.cut(rest)]
+    assert texts_of(resumed) == texts_of(whole)
+    assert resumed[-1].finish == whole[-1].finish
+    assert resumed[-1].answer_start == whole[-1].answer_start
+
+
+def texts_of(events: Sequence[TokenEvent]) -> dict[OutputPart, str]:
+    return {part: "".join(event.text for event in events if event.part is part) for part in OutputPart}
