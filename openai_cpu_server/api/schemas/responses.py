@@ -8,11 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValu
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
-from openai_cpu_server.api.schemas.chat import LACKS
 from openai_cpu_server.api.schemas.generation import AdapterName, SharedBody
 from openai_cpu_server.api.schemas.numbers import Budget, Several, TopLogprobs
 from openai_cpu_server.api.schemas.structured import JsonObject, Name
-from openai_cpu_server.api.schemas.tools import MAX_TOOLS
 from openai_cpu_server.api.schemas.unheeded import (
     REASONING_REFUSALS,
     RESPONSES_HINTS,
@@ -20,7 +18,7 @@ from openai_cpu_server.api.schemas.unheeded import (
     Hints,
     Refusals,
 )
-from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
+from openai_cpu_server.api.schemas.unions import LACKS, MAX_TOOLS, TEXT_OR_LIST
 
 MAX_ITEMS = 10_000
 
