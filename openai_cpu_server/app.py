@@ -21,7 +21,7 @@ from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import Api, create_api
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.options import ApiOptions, SchedulingOptions
-from openai_cpu_server.api.routes.model_keeping import ModelKeeping
+from openai_cpu_server.api.parts import ModelKeeping
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.body import HeldBody
 from openai_cpu_server.http.gate import EXCESS_CONNECTION

@@ -120,7 +120,7 @@ ALLOWED = {
         "page",
         "prompt",
     },
-    "http": {"api", "contract", "errors", "jobs.records", "observe"},
+    "http": {"", "api", "contract", "errors", "jobs.records", "observe"},
     "web": set[str](),
     # Beside `app`, which puts the server around it: models with their engines, made of settings.
     "serving": {
@@ -218,6 +218,7 @@ ONLY_IN = {
     "sqlite3": {"answers", "jobs"},
     "pydantic": {
         "api",
+        "http",
         "model_options",
         "option_sources",
         "price_options",

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 from starlette.types import Lifespan
 
 from openai_cpu_server.api.access.clients import key_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.assembly.gates import gates, route_guard
-from openai_cpu_server.api.assembly.generating import generating
-from openai_cpu_server.api.assembly.managing import managing_routes, page_routes
-from openai_cpu_server.api.assembly.parts import Parts
-from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.api.describe.openapi import PATH as OPENAPI_PATH
-from openai_cpu_server.api.describe.openapi import OpenApiRoute
-from openai_cpu_server.api.describe.operations import OPERATIONS
-from openai_cpu_server.api.error_shapes import shaped_response
-from openai_cpu_server.api.gates.ticket import Endings, ticket_of
+from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.calls.recall import X_CACHE, Recall
+from openai_cpu_server.api.gates.ticket import Endings
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.routes.adapters import FindAdapter, no_adapters
-from openai_cpu_server.api.routes.model_keeping import AlwaysLoaded, ModelKeeping
+from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, Parts
+from openai_cpu_server.api.resolve.call import UNENFORCED
+from openai_cpu_server.api.resolve.routing import ROUTED_MODEL, ROUTED_WHY
+from openai_cpu_server.api.rooms import ROOMS
+from openai_cpu_server.api.routes.adapters import no_adapters
+from openai_cpu_server.api.routes.model_keeping import AlwaysLoaded
 from openai_cpu_server.api.rows import RowRunner
+from openai_cpu_server.http.application import application
 from openai_cpu_server.http.body import BodyBudget
-from openai_cpu_server.http.gate import guarded, guarded_nowhere, operation_name
+from openai_cpu_server.http.gate import RouteGuard
+from openai_cpu_server.http.routes import served_routes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
+
+_HEADERS = (UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE)
+"""What families say in headers of their responses."""
 
 
 class Api(NamedTuple):
@@ -82,40 +81,26 @@ def create_api(
         watch=watch,
         jobs=jobs,
         recall=recall,
+        find_adapter=find_adapter,
+        keeping=keeping or AlwaysLoaded(),
+        generation=GenerationService(models, options, recall),
+        at_end=[],
     )
-    asking, page = generating(parts), page_routes(options)
-    described: list[BaseRoute] = [
-        *asking.routes,
-        *managing_routes(parts, keeping or AlwaysLoaded(), find_adapter),
-        *(page if options.page else []),
-    ]
-    described.append(Route(OPENAPI_PATH, OpenApiRoute(described, lenient=options.lenient).document))
-    described += asking.sockets
-    routes = described if options.page else [*described, *page]
-    guard = route_guard(parts)
-    app = Starlette(
-        routes=[guarded(route, OPERATIONS[operation_name(route)].access, guard) for route in routes],
-        middleware=gates(parts),
-        exception_handlers={HTTPException: _no_such_route},
-        lifespan=lifespan,
+    served = list(served_routes(ROOMS, parts))
+    guard = RouteGuard(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
+    app = application(
+        served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=lifespan
     )
-    app.router.redirect_slashes = False
-    app.router.default = guarded_nowhere(app.router.not_found, guard)
     rows = RowRunner(
-        asking.rows,
+        {route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
         keys=parts.keys,
         limits=parts.limits,
         storage=jobs.storage if jobs else None,
         endings=parts.endings,
     )
-    return Api(app, rows, asking.settle, parts.bodies)
+    return Api(app, rows, partial(_settle, parts), parts.bodies)
 
 
-async def _no_such_route(request: Request, error: Exception) -> Response:
-    """Answers 404 and 405 of the router, and says what was asked for."""
-    assert isinstance(error, HTTPException)
-    detail = f"{error.detail}: {request.method} {request.url.path}"
-    named = HTTPException(error.status_code, detail, error.headers)
-    ticket = ticket_of(request.scope)
-    ticket.failed(named)
-    return shaped_response(named, request_id=ticket.id, path=ticket.path)
+async def _settle(parts: Parts) -> None:
+    for ended in parts.at_end:
+        await ended()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -23,16 +22,11 @@ from openai_cpu_server.errors import (
     Unauthorized,
 )
 from openai_cpu_server.http.context import RequestContext, Sender
+from openai_cpu_server.http.routes import BatchHandler
 from openai_cpu_server.jobs.records import NO_LIMITS, Stored
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.storage import Storage
 from openai_cpu_server.observe.ended import Origin
-
-
-class RowRoute(Protocol):
-    async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The whole answer to a body that came by no request of its own. Raises what it failed with."""
-        ...
 
 
 class RowRunner:
@@ -44,7 +38,7 @@ class RowRunner:
 
     def __init__(
         self,
-        routes: Mapping[str, RowRoute],
+        routes: Mapping[str, BatchHandler],
         *,
         keys: KeyRing,
         limits: RateLimits,
@@ -85,7 +79,7 @@ class RowRunner:
                 await self._storage.check(owner, limits, Stored(num_bytes=1))
             async with self._limits.row_lease(key) as lease:
                 context = RequestContext(ticket, _sender(key), lease)
-                answer = await self._routes[ticket.path].answer(body, context)
+                answer = await self._routes[ticket.path](body, context)
         except Exception as error:
             return _failed(error, ticket)
         ticket.status = 200

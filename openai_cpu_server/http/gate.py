@@ -1,19 +1,13 @@
-"""What stands before the handler of each route: none is reached but through the guard.
-
-The guard runs when the router has matched a route, so that what it checks is what will be served.
-"""
+"""What stands before the handler of each route: who may come in, and what they may use."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-from typing import Protocol
 
 from starlette.datastructures import Headers
-from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openai_cpu_server.api.access.access import INFERENCE, Access, Callers, Metering
+from openai_cpu_server.api.access.access import Access, Callers, Metering
 from openai_cpu_server.api.access.clients import is_local
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
@@ -30,63 +24,6 @@ _SPOOLED_BYTES = 1024 * 1024
 """Starlette's reader of forms keeps so much of a file in memory."""
 EXCESS_CONNECTION = "excess_connection"
 """The web server sets this in the state of a request whose connection is one too many."""
-
-
-class Guard(Protocol):
-    async def admit(
-        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
-    ) -> None: ...
-
-
-class GuardedRoute(Route):
-    def __init__(self, route: Route, access: Access, guard: Guard) -> None:
-        super().__init__(route.path, route.endpoint, methods=route.methods)
-        self.access = access
-        self._guard = guard
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ticket_of(scope).route = route_name(self)
-        await self._guard.admit(self.access, super().handle, scope, receive, send)
-
-
-class GuardedSocket(WebSocketRoute):
-    def __init__(self, route: WebSocketRoute, access: Access, guard: Guard) -> None:
-        super().__init__(route.path, route.endpoint)
-        self.access = access
-        self._guard = guard
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ticket_of(scope).route = route_name(self)
-        await self._guard.admit(self.access, super().handle, scope, receive, send)
-
-
-def guarded(route: BaseRoute, access: Access, guard: Guard) -> BaseRoute:
-    if isinstance(route, WebSocketRoute):
-        return GuardedSocket(route, access, guard)
-    assert isinstance(route, Route), f"how is {route} guarded?"
-    return GuardedRoute(route, access, guard)
-
-
-def guarded_nowhere(not_found: ASGIApp, guard: Guard) -> ASGIApp:
-    """What answers where there is no route: whoever may ask nothing is not told what there is."""
-
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        await guard.admit(INFERENCE, not_found, scope, receive, send)
-
-    return handle
-
-
-def route_name(route: Route | WebSocketRoute) -> str:
-    """Its path, as documents and metrics show it."""
-    return re.sub(r":\w+}", "}", route.path)
-
-
-def operation_name(route: BaseRoute) -> str:
-    """The route as the table of operations has it: `POST /v1/completions`."""
-    assert isinstance(route, (Route, WebSocketRoute)), f"how is {route} described?"
-    methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else {"WEBSOCKET"}
-    (method,) = methods
-    return f"{method} {route_name(route)}"
 
 
 class RouteGuard:

@@ -77,9 +77,11 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def given_key(headers: Mapping[str, str]) -> bytes | None:
-    """The key in `Authorization: Bearer KEY`, else in `x-api-key: KEY`; None where there is neither."""
+    """The key in `Authorization: Bearer KEY`, else in `x-api-key: KEY`; None where there is neither. An empty
+    one is none: clients send it that were told of no key."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+    key = bearer.strip() if scheme.lower() == "bearer" else ""
+    key = key or headers.get("x-api-key", "").strip()
     return key.encode("latin-1") or None  # as it came: headers are decoded so
 
 

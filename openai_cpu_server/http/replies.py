@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
@@ -10,6 +12,10 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.jobs.records import Page
 
 ORDERS = ("asc", "desc")
+PAGE_QUERY: Mapping[str, dict[str, object]] = {
+    "limit": {"type": "integer", "minimum": 1},
+    "after": {"type": "string", "description": "id of the last object that is known already"},
+}
 
 
 def json_response(

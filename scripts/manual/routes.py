@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from manual.table import table
-from openai_cpu_server.api.describe.openapi import document
-from openai_cpu_server.api.describe.operations import OPERATIONS, Operation
+from openai_cpu_server.api.rooms import ROWS
+from openai_cpu_server.http.openapi import document
+from openai_cpu_server.http.routes import WEBSOCKET, RouteRow
 
 Json = dict[str, Any]
 _KINDS = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "text"}
@@ -23,38 +24,37 @@ _MOST_TOLD = 2**31
 
 
 def route_tables() -> str:
-    described: Json = json.loads(json.dumps(document(list(OPERATIONS), lenient=False)))
+    described: Json = json.loads(json.dumps(document(ROWS, lenient=False)))
     return "\n".join([*_routes(described), *_bodies(described)])
 
 
 def _routes(described: Json) -> Iterator[str]:
-    for tag in dict.fromkeys(operation.tag for operation in OPERATIONS.values()):
-        rows = [_route(name, described) for name, operation in OPERATIONS.items() if operation.tag == tag]
+    for tag in dict.fromkeys(row.tag for row in ROWS):
+        rows = [_route(row, described) for row in ROWS if row.tag == tag]
         yield f"## {tag}\n\n" + table(("Route", "What it does", "Scope", "Errors"), rows)
 
 
-def _route(name: str, described: Json) -> tuple[str, str, str, str]:
-    method, path = name.split(" ")
-    summary = OPERATIONS[name].summary
-    if method == "WEBSOCKET":
-        return f"`GET {path}` as a WebSocket", summary, "`inference`", "as messages"
-    found = described["paths"][path][method.lower()]
+def _route(row: RouteRow[Any], described: Json) -> tuple[str, str, str, str]:
+    path = row.shown_path
+    if row.method == WEBSOCKET:
+        return f"`GET {path}` as a WebSocket", row.summary, "`inference`", "as messages"
+    found = described["paths"][path][row.method.lower()]
     scope = found.get("x-required-scope")
     errors = ", ".join(status for status in found["responses"] if int(status) >= 400)
-    return f"`{name}`", summary, f"`{scope}`" if scope else "none", errors or "none"
+    return f"`{row.name}`", row.summary, f"`{scope}`" if scope else "none", errors or "none"
 
 
 def _bodies(described: Json) -> Iterator[str]:
     told = set()
-    for name, operation in OPERATIONS.items():
-        if operation.body is not None and operation.body not in told:
-            told.add(operation.body)
-            yield f"## Body of {name.split(' ')[1]}\n\n" + _fields(operation, described)
+    for row in ROWS:
+        if row.body is not None and row.body not in told:
+            told.add(row.body)
+            yield f"## Body of {row.shown_path}\n\n" + _fields(row, described)
 
 
-def _fields(operation: Operation, described: Json) -> str:
-    assert operation.body is not None
-    schema = described["components"]["schemas"][f"request.{operation.body.__name__}"]
+def _fields(row: RouteRow[Any], described: Json) -> str:
+    assert row.body is not None
+    schema = described["components"]["schemas"][f"request.{row.body.__name__}"]
     required = schema.get("required", [])
     names = sorted(schema["properties"], key=lambda name: name not in required)
     rows = (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from openai_cpu_server.api.calls.call import Asking, Call
-from openai_cpu_server.api.chat.as_ask import CHAT
-from openai_cpu_server.api.completions.as_ask import COMPLETIONS
+from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.api.completions.routes import COMPLETIONS
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.call import resolve
 from openai_cpu_server.api.routes.generation import Family

@@ -20,14 +20,12 @@ from openai_cpu_server.api.access.keys import Scope
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from tests.access_table import INFERENCE, NEEDED, OPEN, OPEN_TO_GATEWAYS, with_an_end
+from tests.access_table import NEEDED, OPEN, OPEN_TO_GATEWAYS, OTHERS, SOCKETS, with_an_end
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, locked_api
 from tests.api.talking import told_error
 
 pytestmark = pytest.mark.anyio
-
-SOCKETS = {"WEBSOCKET /v1/chat/completions": INFERENCE, "WEBSOCKET /v1/responses": INFERENCE}
 
 HEADERS = [lambda key: {"authorization": f"Bearer {key}"}, lambda key: {"x-api-key": key}]
 
@@ -87,6 +85,7 @@ async def http(locked: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 
 async def test_the_table_names_every_route(locked: Starlette) -> None:
     assert sorted(names(locked.routes)) == sorted([*NEEDED, *SOCKETS])
+    assert OTHERS.keys() <= NEEDED.keys()
 
 
 def kind_of(answer: httpx.Response) -> object:

@@ -432,6 +432,30 @@ async def test_it_is_counted_and_can_be_cleared(cached: Cached, http: httpx.Asyn
     assert (wrong.status_code, error_of(wrong)["param"]) == (400, "only")
 
 
+async def test_nothing_is_cleared_where_not_all_can_be(
+    cached: Cached, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await chat(http)
+    await cached.kept()
+    emptied: list[FakeEngine] = []
+    clear = FakeEngine.clear_cache
+
+    def noted(engine: FakeEngine) -> None:
+        clear(engine)
+        emptied.append(engine)
+
+    monkeypatch.setattr(FakeEngine, "clear_cache", noted)
+    cached.large.told = msgspec.structs.replace(READY, state=EngineState.RESTARTING, reason="It died.")
+    refused = await http.delete("/v1/cache")
+    assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_unavailable")
+    assert emptied == []
+    assert (await chat(http)).headers["x-cache"] == "exact"
+    cached.large.told = READY
+    assert (await http.delete("/v1/cache")).status_code == 204
+    assert emptied == [cached.engine, cached.large, cached.vectors]
+    assert (await chat(http)).headers["x-cache"] == "miss"
+
+
 # -- similar questions ------------------------------------------------------------------------------------
 
 ONE, ALIKE, OTHER = "aaaaaaaaaaaa", "aaaaaaaaaaab", "zz"

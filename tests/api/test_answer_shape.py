@@ -7,7 +7,7 @@ import json
 import pytest
 
 from openai_cpu_server.api.asking.ask import Ask
-from openai_cpu_server.api.chat.as_ask import CHAT
+from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.chat.as_ask import CHAT
-from openai_cpu_server.api.completions.as_ask import COMPLETIONS
-from openai_cpu_server.api.generate.as_ask import GENERATE
-from openai_cpu_server.api.messages.as_ask import MESSAGES
+from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.api.completions.routes import COMPLETIONS
+from openai_cpu_server.api.generate.routes import GENERATE
+from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.jobs.jobs import Jobs

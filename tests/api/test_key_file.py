@@ -176,6 +176,8 @@ def test_a_name_that_is_none(name: str) -> None:
         ({"authorization": "Bearer k"}, b"k"),
         ({"authorization": "bearer  k "}, b"k"),
         ({"authorization": "Bearer "}, None),
+        ({"authorization": "Bearer ", "x-api-key": "x"}, b"x"),
+        ({"authorization": "Bearer", "x-api-key": "x"}, b"x"),
         ({"authorization": "Basic k"}, None),
         ({"x-api-key": "k"}, b"k"),
         ({"x-api-key": ""}, None),

@@ -15,15 +15,16 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.describe.openapi import document
-from openai_cpu_server.api.describe.operations import OPERATIONS
-from openai_cpu_server.http.gate import operation_name
+from openai_cpu_server.api.rooms import ROWS
+from openai_cpu_server.http.openapi import document
+from openai_cpu_server.http.routes import WEBSOCKET
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, locked_api
 from tests.api.talking import MESSAGES
+from tests.api.test_access_matrix import names
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
@@ -81,7 +82,8 @@ def answer_schema(described: Json, method: str, path: str, status: int) -> Json:
 
 
 async def test_the_table_has_every_route_and_no_other(whole: Starlette) -> None:
-    assert sorted(map(operation_name, whole.routes)) == sorted(OPERATIONS)
+    assert sorted(names(whole.routes)) == sorted(row.name for row in ROWS)
+    assert len({row.name for row in ROWS}) == len(ROWS)
 
 
 async def test_the_document_has_the_routes_that_this_server_has(engine: FakeEngine, described: Json) -> None:
@@ -108,9 +110,9 @@ async def test_all_schemas_are_json_schema(described: Json) -> None:
 async def test_it_is_openapi_for_those_who_read_that() -> None:
     import schemathesis
 
-    names = [name for name in OPERATIONS if not name.startswith("WEBSOCKET")]
-    schema = schemathesis.openapi.from_dict(json.loads(json.dumps(document(names, lenient=False))))
-    assert len(list(schema.get_all_operations())) == len(names)
+    rows = [row for row in ROWS if row.method != WEBSOCKET]
+    schema = schemathesis.openapi.from_dict(json.loads(json.dumps(document(rows, lenient=False))))
+    assert len(list(schema.get_all_operations())) == len(rows)
 
 
 async def test_open_routes_ask_for_no_key_and_the_others_say_what_for(described: Json) -> None:

@@ -18,11 +18,11 @@ from openai_cpu_server.api.access.keys import Scope as KeyScope
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from tests.access_table import NEEDED
+from tests.access_table import NEEDED, SOCKETS
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, locked_api
 from tests.api.talking import told_error
-from tests.api.test_access_matrix import SOCKETS, key_file
+from tests.api.test_access_matrix import key_file
 
 pytestmark = pytest.mark.anyio
 

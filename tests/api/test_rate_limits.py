@@ -309,3 +309,20 @@ async def test_who_waits_for_a_response_takes_no_place_of_it(
         assert (await http.post("/tokenize", json={"content": "a"})).status_code == 429
         assert (await http.post(f"/v1/responses/{running['id']}/cancel")).status_code == 200
         await eventually(lambda: num_live(slow_engine) == 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/responses/resp_1"])
+async def test_a_method_that_is_not_there_costs_nothing(tmp_path: Path, path: str) -> None:
+    async with limited(FakeEngine(), tmp_path, "requests_per_minute = 1") as http:
+        wrong = await http.patch(path)
+        assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
+        assert (await chat(http)).status_code == 200
+        assert (await chat(http)).status_code == 429
+        assert (await http.patch(path)).status_code == 405
+
+
+async def test_a_method_that_is_not_there_still_needs_the_key_of_its_path(tmp_path: Path) -> None:
+    async with client(locked_api(FakeEngine(), keys(tmp_path, ""))) as http:
+        assert (await http.patch("/v1/chat/completions")).status_code == 401
+        forbidden = await http.patch("/v1/cache", headers=HEADERS)
+    assert (forbidden.status_code, error_of(forbidden)["code"]) == (403, "missing_scope")

@@ -12,8 +12,8 @@ from manual.options import option
 from manual.pages import pages
 from prometheus_client.parser import text_string_to_metric_families
 
-from openai_cpu_server.api.describe.operations import OPERATIONS
 from openai_cpu_server.api.errors import TABLE
+from openai_cpu_server.api.rooms import ROWS
 from openai_cpu_server.model_options import ModelOptions, ModelTable
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.observe.engine_gauges import EngineGauges
@@ -46,13 +46,13 @@ def test_every_alias_is_there() -> None:
 
 
 def test_every_route_is_there() -> None:
-    routes = {name.replace("WEBSOCKET", "GET") for name in OPERATIONS}
+    routes = {row.name.replace("WEBSOCKET", "GET") for row in ROWS}
     assert {cell for cell in first_cells("routes.md") if " /" in cell} == routes
 
 
 def test_the_page_about_the_api_explains_every_route() -> None:
     api = (DOCS / "api.md").read_text()
-    paths = {name.split(" ")[1].partition("/{")[0] for name in OPERATIONS}
+    paths = {row.path.partition("/{")[0] for row in ROWS}
     assert [path for path in paths if path not in api] == []
 
 

@@ -56,4 +56,11 @@ CALLS = Access(scope=Scope.INFERENCE, metering=Metering.CALLS)
 UPLOADS = Access(scope=Scope.INFERENCE, metering=Metering.WORK, is_upload=True)
 PROBES = Access(scope=None, callers=Callers.PROBES)
 METRICS = Access(scope=Scope.METRICS)
+GATEWAYS = Access(scope=Scope.INFERENCE, callers=Callers.GATEWAYS)
+GATEWAY_METRICS = Access(scope=Scope.METRICS, callers=Callers.GATEWAYS)
 ADMIN = Access(scope=Scope.ADMIN)
+
+
+def unmetered(access: Access) -> Access:
+    """The same, and it counts against no limit."""
+    return msgspec.structs.replace(access, metering=Metering.NONE)

@@ -15,11 +15,9 @@ from openai_cpu_server.api.asking.ask import (
     wrong,
 )
 from openai_cpu_server.api.asking.bodies import generation_ask
-from openai_cpu_server.api.render.chat import ChatRenderer
 from openai_cpu_server.api.resolve.messages import checked_messages
 from openai_cpu_server.api.resolve.thinking import thinking_of
 from openai_cpu_server.api.resolve.tools import check_no_choice
-from openai_cpu_server.api.routes.generation import BodyReader, Family
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.api.schemas.tools import (
     AllowedChoice,
@@ -117,6 +115,3 @@ def _asked(function: LegacyFunction, path: str) -> AskedFunction:
         parameters=function.parameters,
         is_strict=isinstance(function, Function) and bool(function.strict),
     )
-
-
-CHAT = Family(BodyReader(ChatBody, chat_ask), ChatRenderer())

@@ -9,8 +9,6 @@ import msgspec
 
 from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.bodies import generation_ask
-from openai_cpu_server.api.render.completion import CompletionRenderer
-from openai_cpu_server.api.routes.generation import BodyReader, Family
 from openai_cpu_server.api.schemas.completion import CompletionBody
 
 
@@ -32,6 +30,3 @@ def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Unio
     if isinstance(prompt[0], int):
         return [[token for token in prompt if isinstance(token, int)]]
     return [item for item in prompt if not isinstance(item, int)]
-
-
-COMPLETIONS = Family(BodyReader(CompletionBody, completion_ask), CompletionRenderer())

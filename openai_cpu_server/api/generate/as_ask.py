@@ -6,9 +6,7 @@ import msgspec
 
 from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts, wrong
 from openai_cpu_server.api.asking.bodies import generation_ask
-from openai_cpu_server.api.render.generate import GenerateRenderer
 from openai_cpu_server.api.resolve.answer_shape import any_object
-from openai_cpu_server.api.routes.generation import BodyReader, Family
 from openai_cpu_server.api.schemas.generate import GenerateBody
 
 
@@ -41,6 +39,3 @@ def _names_schema(body: GenerateBody) -> bool:
     wanted = body.response_format
     other = wanted is not None and wanted.type != "text"
     return body.json_schema is not None or body.guided_json is not None or other
-
-
-GENERATE = Family(BodyReader(GenerateBody, generate_ask), GenerateRenderer())

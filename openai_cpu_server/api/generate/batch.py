@@ -17,11 +17,10 @@ from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.errors import error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings
-from openai_cpu_server.api.generate.as_ask import GENERATE
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.generate import answered, batch_bytes, refused
-from openai_cpu_server.api.routes.generation import GenerationRoute
+from openai_cpu_server.api.routes.generation import BodyReader, GenerationRoute
 from openai_cpu_server.api.routes.models import model_card
 from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
 from openai_cpu_server.api.schemas.parse import Ignored, parse, parse_fields
@@ -46,13 +45,13 @@ class Batch(NamedTuple):
     """As many bytes as all of it has."""
     shared_size: int
 
-    def ask(self, index: int, *, lenient: bool) -> Ask:
+    def ask(self, reader: BodyReader[GenerateBody], index: int, *, lenient: bool) -> Ask:
         """What the request at this index asks for, as if it had come alone. Raises InvalidRequest."""
         fields = {**self.shared, **self.items[index]}
         if fields.get("stream") is True:
             raise _no_stream()
         size = self.shared_size + len(str(self.items[index].get("prompt", "")))
-        return GENERATE.reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
+        return reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
 
 class GenerateBatchRoute:
@@ -61,6 +60,7 @@ class GenerateBatchRoute:
     def __init__(
         self,
         one: GenerationRoute,
+        reader: BodyReader[GenerateBody],
         service: GenerationService,
         *,
         limits: RateLimits,
@@ -68,6 +68,7 @@ class GenerateBatchRoute:
         options: ApiOptions,
     ) -> None:
         self.one = one
+        self.reader = reader
         self.service = service
         self.limits = limits
         self.endings = endings
@@ -133,7 +134,8 @@ class _Work:
     async def _answer(self, index: int, context: RequestContext) -> bytes:
         """Raises as `GenerationService.begin`, and what the call failed with."""
         shared, batch = self._shared, self._batch
-        ask = await off_loop(batch.size, partial(batch.ask, index, lenient=shared.options.lenient))
+        reading = partial(batch.ask, shared.reader, index, lenient=shared.options.lenient)
+        ask = await off_loop(batch.size, reading)
         return await shared.one.whole(await shared.service.begin(ask, context))
 
 

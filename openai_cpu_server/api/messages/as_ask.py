@@ -24,12 +24,10 @@ from openai_cpu_server.api.asking.ask import (
     missing,
     wrong,
 )
-from openai_cpu_server.api.render.anthropic import MessagesRenderer
 from openai_cpu_server.api.resolve.answer_shape import schema_form
 from openai_cpu_server.api.resolve.sampling import seed_of, top_k_of
 from openai_cpu_server.api.resolve.thinking import asked_thinking
 from openai_cpu_server.api.resolve.tools import check_no_choice
-from openai_cpu_server.api.routes.generation import BodyReader, Family
 from openai_cpu_server.api.schemas.anthropic import (
     Block,
     CountBody,
@@ -271,11 +269,3 @@ def _output_format(body: CountBody) -> tuple[OutputFormat | None, str]:
     if body.output_config is not None and body.output_config.format is not None:
         return body.output_config.format, "output_config.format"
     return body.output_format, "output_format"
-
-
-class TokensCounted(msgspec.Struct, frozen=True):
-    input_tokens: int
-
-
-MESSAGES = Family(BodyReader(MessagesBody, messages_ask), MessagesRenderer())
-COUNTED_MESSAGES = BodyReader(CountBody, prompt_ask)

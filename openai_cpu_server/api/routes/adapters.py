@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -10,7 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.adapter_options import AdapterSource
+from openai_cpu_server.api.access.access import ADMIN
 from openai_cpu_server.api.offload import in_thread, off_loop
+from openai_cpu_server.api.parts import FindAdapter, Parts
 from openai_cpu_server.api.schemas.adapters import AdapterBody
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
@@ -18,11 +19,9 @@ from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, Invalid
 from openai_cpu_server.http.body import small_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-
-FindAdapter = Callable[[AdapterSource], Adapter]
-"""Finds the file that a client names, and reads it. Raises AdapterNotAllowed, AdapterFailed. Any thread."""
 
 
 class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,3 +128,39 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
         tensors=loaded.num_tensors if loaded else None,
         size_bytes=loaded.size_bytes if loaded else None,
     )
+
+
+ROOM = RouteRoom[Parts, AdapterRoutes](
+    lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient),
+    (
+        RouteRow(
+            "POST",
+            "/v1/adapters",
+            lambda at: at.load,
+            access=ADMIN,
+            summary="Load a LoRA adapter, or put it in the place of one of the same name",
+            tag="Models",
+            body=AdapterBody,
+            answer=AdapterCard,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/adapters",
+            lambda at: at.list,
+            access=ADMIN,
+            summary="Adapters of all models",
+            tag="Models",
+            answer=AdapterList,
+        ),
+        RouteRow(
+            "DELETE",
+            "/v1/adapters/{id:path}",
+            lambda at: at.unload,
+            access=ADMIN,
+            summary="Unload one",
+            tag="Models",
+            answer=AdapterDeleted,
+        ),
+    ),
+)

@@ -8,13 +8,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import INFERENCE
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.api.schemas.batch_jobs import BatchBody
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.http.body import small_body
 from openai_cpu_server.http.context import context_of
-from openai_cpu_server.http.replies import json_response, page_of
+from openai_cpu_server.http.replies import PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import BatchRecord, LineError
 from openai_cpu_server.models.registry import ModelRegistry
@@ -167,3 +170,51 @@ def _usage(batch: BatchRecord) -> BatchUsage:
         output_tokens=batch.output_tokens,
         total_tokens=batch.input_tokens + batch.output_tokens,
     )
+
+
+ROOM = RouteRoom[Parts, BatchJobRoutes](
+    lambda parts: BatchJobRoutes(parts.jobs, parts.models, parts.options) if parts.jobs is not None else None,
+    (
+        RouteRow(
+            "POST",
+            "/v1/batches",
+            lambda at: at.create,
+            access=INFERENCE,
+            summary="Run a file's requests when nobody else needs the machine",
+            tag="Batches",
+            body=BatchBody,
+            answer=BatchObject,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/batches",
+            lambda at: at.list,
+            access=INFERENCE,
+            summary="Batches",
+            tag="Batches",
+            query=PAGE_QUERY,
+            answer=BatchList,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/batches/{id}",
+            lambda at: at.one,
+            access=INFERENCE,
+            summary="One batch",
+            tag="Batches",
+            answer=BatchObject,
+        ),
+        RouteRow(
+            "POST",
+            "/v1/batches/{id}/cancel",
+            lambda at: at.cancel,
+            access=INFERENCE,
+            summary="End it",
+            tag="Batches",
+            answer=BatchObject,
+            errors=(409,),
+        ),
+    ),
+)

@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import ADMIN
 from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.api.parts import Parts
+from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import EngineUnavailable, InvalidRequest
 from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -110,19 +114,23 @@ class CacheRoutes:
         if only not in (None, *ONLY):
             message = "Invalid value for 'only': expected 'prompts' or 'answers'."
             raise InvalidRequest(message, param="only", code="invalid_value")
+        engines = self._with_prompts() if only != "answers" else []
         if self._recall is not None and only != "prompts":
             await self._recall.clear()
-        if only != "answers":
-            self._clear_prompts()
+        for engine in engines:
+            with suppress(EngineUnavailable):  # it has ended meanwhile, and its cache with it
+                engine.clear_cache()
         return Response(status_code=204)
 
-    def _clear_prompts(self) -> None:
-        """With their next steps the engines drop all but pinned prompts. Models that are not in memory have
-        no cache; the only one must be."""
+    def _with_prompts(self) -> list[Engine]:
+        """Those which, with their next steps, can drop all but pinned prompts: all or none. Models that are
+        not in memory have no cache; the only one must be. Raises EngineUnavailable."""
         models = self._models.current
-        for model in models:
-            if len(models) == 1 or model.engine.state not in _OUT_OF_MEMORY:
-                model.engine.clear_cache()
+        asked = [m.engine for m in models if len(models) == 1 or m.engine.state not in _OUT_OF_MEMORY]
+        for engine in asked:
+            if engine.state is not EngineState.READY:
+                raise unavailable(engine.status())
+        return asked
 
 
 class Held(NamedTuple):
@@ -202,3 +210,31 @@ def _amount(
     tokens = [count * tokens_of(each.kv) for count, each in zip(blocks, held, strict=True)]
     sizes = [count * each.info.kv_bytes_per_token for count, each in zip(tokens, held, strict=True)]
     return Amount(sum(blocks), sum(tokens), sum(sizes))
+
+
+ROOM = RouteRoom[Parts, CacheRoutes](
+    lambda parts: CacheRoutes(parts.models, parts.recall),
+    (
+        RouteRow(
+            "DELETE",
+            "/v1/cache",
+            lambda at: at.clear,
+            access=ADMIN,
+            summary="Empty the caches of prompts and of answers",
+            tag="Cache",
+            query={"only": {"enum": list(ONLY), "description": "this one alone"}},
+            status=204,
+            errors=(400,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/cache/stats",
+            lambda at: at.stats,
+            access=ADMIN,
+            summary="Both tiers of KV memory, and the cache of answers",
+            tag="Cache",
+            answer=CacheStats,
+            errors=(503,),
+        ),
+    ),
+)

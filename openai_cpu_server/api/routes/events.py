@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from openai_cpu_server.api.access.access import INFERENCE
 from openai_cpu_server.api.access.clients import Client
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity
@@ -20,10 +21,12 @@ from openai_cpu_server.api.access.keys import Scope as AccessScope
 from openai_cpu_server.api.errors import error_object
 from openai_cpu_server.api.events.hub import Hub, Watcher
 from openai_cpu_server.api.events.listener import INTERVAL_S, PERIODS_S, Listener
-from openai_cpu_server.api.events.objects import Event, name_of
+from openai_cpu_server.api.events.objects import EVENTS, Event, name_of
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.errors import InvalidRequest, ServerError
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.recent import Recent
 
@@ -129,3 +132,28 @@ def _watcher(identity: Identity) -> Watcher:
 
 def _encoded(event: Event) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name_of(event).encode(), msgspec.json.encode(event))
+
+
+ROOM = RouteRoom[Parts, EventRoutes](
+    lambda parts: EventRoutes(
+        parts.models, parts.watch.recent, parts.keys, parts.options, has_usage=parts.jobs is not None
+    ),
+    (
+        RouteRow(
+            "GET",
+            "/v1/events",
+            lambda at: at.stream,
+            access=INFERENCE,
+            summary="What the scheduler does, live, as server-sent events",
+            tag="Operation",
+            query={
+                "types": {
+                    "type": "string",
+                    "description": "only these, with commas between them: " + ", ".join(PERIODS_S),
+                }
+            },
+            media="text/event-stream",
+            events=EVENTS,
+        ),
+    ),
+)

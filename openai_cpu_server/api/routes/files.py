@@ -11,11 +11,14 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from openai_cpu_server.api.access.access import INFERENCE, UPLOADS
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.api.schemas.batch_jobs import ExpiresAfter
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.http.context import context_of
-from openai_cpu_server.http.replies import json_response, page_of
+from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FileRecord, Purpose, Stored
 from openai_cpu_server.models.registry import ModelRegistry
@@ -190,3 +193,71 @@ def _lifetime_s(form: FormData) -> int | None:
 def _missing(name: str) -> InvalidRequest:
     message = f"Missing required parameter: '{name}'."
     return InvalidRequest(message, param=name, code="missing_required_parameter")
+
+
+_UPLOAD: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"const": "batch"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    },
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+ROOM = RouteRoom[Parts, FileRoutes](
+    lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None,
+    (
+        RouteRow(
+            "POST",
+            "/v1/files",
+            lambda at: at.create,
+            access=UPLOADS,
+            summary="Upload the input of a batch",
+            tag="Batches",
+            form=_UPLOAD,
+            answer=FileObject,
+            errors=(400,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/files",
+            lambda at: at.list,
+            access=INFERENCE,
+            summary="Files",
+            tag="Batches",
+            query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
+            answer=FileList,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/files/{id}",
+            lambda at: at.one,
+            access=INFERENCE,
+            summary="One file",
+            tag="Batches",
+            answer=FileObject,
+        ),
+        RouteRow(
+            "DELETE",
+            "/v1/files/{id}",
+            lambda at: at.delete,
+            access=INFERENCE,
+            summary="Delete it",
+            tag="Batches",
+            answer=FileDeleted,
+            errors=(409,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/files/{id}/content",
+            lambda at: at.content,
+            access=INFERENCE,
+            summary="Its bytes",
+            tag="Batches",
+            media="application/octet-stream",
+        ),
+    ),
+)

@@ -13,11 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
+from openai_cpu_server.api.access.access import GATEWAYS, PROBES
 from openai_cpu_server.api.errors import ErrorBody, error_object
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -124,3 +127,38 @@ def _last_restart(status: EngineStatus) -> LastRestart | None:
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
     """The sizes by the labels of priorities."""
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
+
+
+ROOM = RouteRoom[Parts, HealthRoutes](
+    lambda parts: HealthRoutes(parts.models),
+    (
+        RouteRow(
+            "GET",
+            "/health",
+            lambda at: at.health,
+            access=PROBES,
+            summary="The process lives",
+            tag="Operation",
+            answer=HealthReport,
+        ),
+        RouteRow(
+            "GET",
+            "/ready",
+            lambda at: at.ready,
+            access=PROBES,
+            summary="It can generate",
+            tag="Operation",
+            answer=HealthReport,
+            errors=(503,),
+        ),
+        RouteRow(
+            "GET",
+            "/version",
+            lambda at: at.version,
+            access=GATEWAYS,
+            summary="The version of this server",
+            tag="Operation",
+            answer=Version,
+        ),
+    ),
+)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import GATEWAY_METRICS
 from openai_cpu_server.api.access.keys import Scope
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.gateway_gauges import GatewayGauges
@@ -35,3 +38,28 @@ class MetricsRoutes:
 
 def _response(text: bytes) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+ROOM = RouteRoom[Parts, MetricsRoutes](
+    lambda parts: MetricsRoutes(parts.models, parts.watch.metrics),
+    (
+        RouteRow(
+            "GET",
+            "/metrics",
+            lambda at: at.page,
+            access=GATEWAY_METRICS,
+            summary="For Prometheus",
+            tag="Operation",
+            media="text/plain",
+        ),
+        RouteRow(
+            "GET",
+            GATEWAY_METRICS_PATH,
+            lambda at: at.for_gateways,
+            access=GATEWAY_METRICS,
+            summary="What gateways in front of several servers choose by",
+            tag="Operation",
+            media="text/plain",
+        ),
+    ),
+)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.routes.models import model_card
+from openai_cpu_server.api.access.access import ADMIN
+from openai_cpu_server.api.parts import ModelKeeping, Parts
+from openai_cpu_server.api.routes.models import ModelCard, model_card
 from openai_cpu_server.errors import InvalidRequest, ServerError
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 
@@ -23,19 +25,6 @@ _ACCEPTED = 202
 _AT_ONCE_S = 0.05
 """A caller who does not wait is told of failures that come so soon."""
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
-
-
-class ModelKeeping(Protocol):
-    """Loads and unloads. Both do nothing where that is so already."""
-
-    async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        """Returns when it is loaded. A file that has changed, or `replace`, is loaded beside it and takes its
-        place. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
-        ...
-
-    async def unload(self, model: ServedModel) -> None:
-        """Returns when its process has ended. Raises ModelInUse."""
-        ...
 
 
 class AlwaysLoaded:
@@ -110,3 +99,43 @@ def _flag(name: str, text: str | None) -> bool | None:
         message = f"Invalid value for '{name}': expected true or false."
         raise InvalidRequest(message, param=name, code="invalid_value")
     return _WORDS[text]
+
+
+ROOM = RouteRoom[Parts, ModelKeepingRoutes](
+    lambda parts: ModelKeepingRoutes(parts.models, parts.keeping),
+    (
+        RouteRow(
+            "POST",
+            "/v1/models/{id:path}/load",
+            lambda at: at.load,
+            access=ADMIN,
+            summary="Load it into memory, or anew if its file has changed; the answer comes when that is"
+            " done",
+            tag="Models",
+            query={
+                "wait": {
+                    "type": "boolean",
+                    "default": True,
+                    "description": "false: the answer is 202, at once",
+                },
+                "reload": {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "true: also an unchanged file",
+                },
+            },
+            answer=ModelCard,
+            errors=(503,),
+        ),
+        RouteRow(
+            "POST",
+            "/v1/models/{id:path}/unload",
+            lambda at: at.unload,
+            access=ADMIN,
+            summary="Free its memory, if it has no requests; the next one loads it again",
+            tag="Models",
+            answer=ModelCard,
+            errors=(409,),
+        ),
+    ),
+)

@@ -6,9 +6,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import INFERENCE
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.replies import json_response as json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 from openai_cpu_server.models.routing.router import Router
 
@@ -110,3 +113,28 @@ def _meta(info: ModelInfo, quantisation: str | None) -> ModelMeta:
         description=info.description,
         quantisation=quantisation,
     )
+
+
+ROOM = RouteRoom[Parts, ModelRoutes](
+    lambda parts: ModelRoutes(parts.models),
+    (
+        RouteRow(
+            "GET",
+            "/v1/models",
+            lambda at: at.list,
+            access=INFERENCE,
+            summary="The names that are served",
+            tag="Models",
+            answer=ModelList,
+        ),
+        RouteRow(
+            "GET",
+            "/v1/models/{id:path}",
+            lambda at: at.one,
+            access=INFERENCE,
+            summary="One of them",
+            tag="Models",
+            answer=ModelCard,
+        ),
+    ),
+)

@@ -9,6 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import OPEN
+from openai_cpu_server.api.parts import Parts
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.page.bundle import Bundle, PageFile, read_bundle
 
 _POLICY = "; ".join(
@@ -95,3 +98,30 @@ def _takes_gzip(accepted: str) -> bool:
         if name.strip() == "gzip":
             return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
+
+
+ROOM = RouteRoom[Parts, PageRoutes | NoPage](
+    lambda parts: PageRoutes() if parts.options.page else NoPage(),
+    (
+        RouteRow(
+            "GET",
+            "/",
+            lambda at: at.index,
+            access=OPEN,
+            summary="The page for browsers: chat, control room",
+            tag="Page",
+            media="text/html",
+        ),
+        RouteRow(
+            "GET",
+            "/page/{version}/{name}",
+            lambda at: at.file,
+            access=OPEN,
+            summary="Its scripts and styles",
+            tag="Page",
+            media="text/javascript",
+        ),
+    ),
+    is_hidden=lambda parts: not parts.options.page,
+)
+"""Without the page its paths stay open: whoever asks is told that nothing is there."""

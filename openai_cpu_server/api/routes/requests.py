@@ -8,12 +8,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import INFERENCE
 from openai_cpu_server.api.access.clients import Client
 from openai_cpu_server.api.access.keys import Identity
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import RequestNotFound
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 
 
@@ -89,3 +92,28 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
         inputs_done=None if live.num_inputs is None else live.num_embedded,
         first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
     )
+
+
+ROOM = RouteRoom[Parts, RequestRoutes](
+    lambda parts: RequestRoutes(parts.models),
+    (
+        RouteRow(
+            "GET",
+            "/v1/requests",
+            lambda at: at.list,
+            access=INFERENCE,
+            summary="Requests that run or wait",
+            tag="Requests",
+            answer=RequestList,
+        ),
+        RouteRow(
+            "DELETE",
+            "/v1/requests/{id:path}",
+            lambda at: at.cancel,
+            access=INFERENCE,
+            summary="End one",
+            tag="Requests",
+            answer=Cancelled,
+        ),
+    ),
+)

@@ -6,9 +6,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import METRICS
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.api.routes.cache import cache_stats, held_by
 from openai_cpu_server.api.routes.health import QueueSizes, queue_sizes
 from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.recent import Recent, Span
@@ -178,3 +181,19 @@ def _speculation(total: Span, window: Span) -> Speculation:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
+
+
+ROOM = RouteRoom[Parts, StatsRoutes](
+    lambda parts: StatsRoutes(parts.models, parts.watch.recent),
+    (
+        RouteRow(
+            "GET",
+            "/v1/stats",
+            lambda at: at.stats,
+            access=METRICS,
+            summary="The same at a glance",
+            tag="Operation",
+            answer=Stats,
+        ),
+    ),
+)

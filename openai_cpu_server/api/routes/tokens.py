@@ -9,8 +9,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import WORK
 from openai_cpu_server.api.asking.ask import LONG_BODY
 from openai_cpu_server.api.offload import in_thread, off_loop
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.api.resolve.messages import checked_messages
 from openai_cpu_server.api.resolve.prompts import whole_prompt
 from openai_cpu_server.api.resolve.sampling import check_tokens
@@ -21,6 +23,7 @@ from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.body import unkept_body
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import Conversation, require_room
@@ -120,3 +123,32 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
     check_tokens(tuple(body.tokens), vocab_size=model.tokenizer.vocab_size, param="tokens")
     text = model.tokenizer.decode(body.tokens, special=True)
     return msgspec.json.encode(Detokenized(text, text))
+
+
+ROOM = RouteRoom[Parts, TokenRoutes](
+    lambda parts: TokenRoutes(parts.models, lenient=parts.options.lenient),
+    (
+        RouteRow(
+            "POST",
+            "/tokenize",
+            lambda at: at.tokenize,
+            access=WORK,
+            summary="Text or messages as tokens",
+            tag="Tokens",
+            body=TokenizeBody,
+            answer=Tokenized,
+            errors=(404,),
+        ),
+        RouteRow(
+            "POST",
+            "/detokenize",
+            lambda at: at.detokenize,
+            access=WORK,
+            summary="Tokens as text",
+            tag="Tokens",
+            body=DetokenizeBody,
+            answer=Detokenized,
+            errors=(404,),
+        ),
+    ),
+)

@@ -11,11 +11,14 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.access.access import INFERENCE
 from openai_cpu_server.api.access.keys import Identity, Scope
 from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.parts import Parts
 from openai_cpu_server.errors import Forbidden, InvalidRequest
 from openai_cpu_server.http.context import context_of
-from openai_cpu_server.http.replies import json_response, page_of
+from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.responses import storable
 from openai_cpu_server.jobs.store.usage import GROUPS, UsageQuery, UsageSum
@@ -179,3 +182,36 @@ def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
 def _invalid(param: str, expected: str) -> InvalidRequest:
     message = f"Invalid value for '{param}': expected {expected}."
     return InvalidRequest(message, param=param, code="invalid_value")
+
+
+ROOM = RouteRoom[Parts, UsageRoutes](
+    lambda parts: UsageRoutes(parts.jobs, parts.options) if parts.jobs is not None else None,
+    (
+        RouteRow(
+            "GET",
+            "/v1/usage",
+            lambda at: at.list,
+            access=INFERENCE,
+            summary="What keys have used, by day, key and model",
+            tag="Operation",
+            query={
+                "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
+                "end": {"type": "string", "format": "date", "description": "the last day"},
+                "model": {"type": "string", "description": "only this one; may be given several times"},
+                "key": {
+                    "type": "string",
+                    "description": "only the key of this name; may be given several times",
+                },
+                "group_by": {
+                    "type": "string",
+                    "default": ",".join(GROUPS),
+                    "description": "the rest is added up",
+                },
+                **PAGE_QUERY,
+                "order": {"enum": list(ORDERS), "default": "desc"},
+            },
+            answer=UsageList,
+            errors=(503,),
+        ),
+    ),
+)

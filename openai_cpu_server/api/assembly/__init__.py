@@ -1,1 +1,0 @@
-"""Which routes there are, and what each is made of: a module for each family."""

@@ -1,0 +1,68 @@
+"""The routes of chat completions."""
+
+from __future__ import annotations
+
+from openai_cpu_server.api.access.access import CALLS, INFERENCE, WORK
+from openai_cpu_server.api.chat.as_ask import chat_ask
+from openai_cpu_server.api.parts import Parts
+from openai_cpu_server.api.render.chat import ChatCompletion, ChatRenderer
+from openai_cpu_server.api.routes.counting import CountRoute, InputTokens
+from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
+from openai_cpu_server.api.routes.websocket import SocketRoute
+from openai_cpu_server.api.schemas.chat import ChatBody
+from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
+
+CHAT = Family(BodyReader(ChatBody, chat_ask), ChatRenderer())
+
+
+class ChatRoutes:
+    def __init__(self, parts: Parts) -> None:
+        self.route = GenerationRoute(CHAT, parts.generation, parts.options)
+        self.counting = CountRoute(CHAT.reader, parts.models, lenient=parts.options.lenient)
+        self.socket = SocketRoute(
+            self.route,
+            keys=parts.keys,
+            limits=parts.limits,
+            bodies=parts.bodies,
+            endings=parts.endings,
+            options=parts.options,
+        )
+
+
+ROOM = RouteRoom[Parts, ChatRoutes](
+    ChatRoutes,
+    (
+        RouteRow(
+            "POST",
+            "/v1/chat/completions",
+            lambda at: at.route.create,
+            access=CALLS,
+            summary="Answer a conversation, whole or as server-sent events",
+            tag="Generation",
+            body=ChatBody,
+            answer=ChatCompletion,
+            streams=True,
+            errors=GENERATION_ERRORS,
+            batched=lambda at: at.route.answer,
+        ),
+        RouteRow(
+            WEBSOCKET,
+            "/v1/chat/completions",
+            lambda at: at.socket.serve,
+            access=INFERENCE,
+            summary="The same over a WebSocket: one JSON object a message, many requests at once",
+            tag="Generation",
+        ),
+        RouteRow(
+            "POST",
+            "/v1/chat/completions/input_tokens",
+            lambda at: at.counting.count,
+            access=WORK,
+            summary="The tokens of a chat's conversation",
+            tag="Tokens",
+            body=ChatBody,
+            answer=InputTokens,
+            errors=(404,),
+        ),
+    ),
+)

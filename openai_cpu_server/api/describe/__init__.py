@@ -1,1 +1,0 @@
-"""`GET /openapi.json`: what clients are told of the routes."""

@@ -1,0 +1,65 @@
+"""The routes of Messages."""
+
+from __future__ import annotations
+
+import msgspec
+
+from openai_cpu_server.api.access.access import CALLS, WORK
+from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES, MessagesError
+from openai_cpu_server.api.messages.as_ask import messages_ask, prompt_ask
+from openai_cpu_server.api.parts import Parts
+from openai_cpu_server.api.render.anthropic import AnswerMessage, MessagesRenderer
+from openai_cpu_server.api.routes.counting import CountRoute
+from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
+from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
+from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+
+MESSAGES_API = Family(BodyReader(MessagesBody, messages_ask), MessagesRenderer())
+COUNTED = BodyReader(CountBody, prompt_ask)
+_EVENTS = (
+    "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
+    " and so on; the last one is `message_stop`."
+)
+
+
+class TokensCounted(msgspec.Struct, frozen=True):
+    input_tokens: int
+
+
+class MessagesRoutes:
+    def __init__(self, parts: Parts) -> None:
+        self.route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
+        self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, told=TokensCounted)
+
+
+ROOM = RouteRoom[Parts, MessagesRoutes](
+    MessagesRoutes,
+    (
+        RouteRow(
+            "POST",
+            MESSAGES,
+            lambda at: at.route.create,
+            access=CALLS,
+            summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
+            tag="Generation",
+            body=MessagesBody,
+            answer=AnswerMessage,
+            streams=True,
+            stream_form=_EVENTS,
+            error=MessagesError,
+            errors=GENERATION_ERRORS,
+        ),
+        RouteRow(
+            "POST",
+            COUNT_TOKENS,
+            lambda at: at.counting.count,
+            access=WORK,
+            summary="The tokens of such a conversation",
+            tag="Tokens",
+            body=CountBody,
+            answer=TokensCounted,
+            error=MessagesError,
+            errors=(404,),
+        ),
+    ),
+)

@@ -1,0 +1,60 @@
+"""What the routes of one server are made of: models, keys, limits, and what belongs to the whole server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from openai_cpu_server.adapter_options import AdapterSource
+from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.calls.recall import Recall
+from openai_cpu_server.api.gates.ticket import Endings
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.http.body import BodyBudget
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.watch import Watch
+
+FindAdapter = Callable[[AdapterSource], Adapter]
+"""Finds the file that a client names, and reads it. Raises AdapterNotAllowed, AdapterFailed. Any thread."""
+
+
+class ModelKeeping(Protocol):
+    """Loads and unloads. Both do nothing where that is so already."""
+
+    async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
+        """Returns when it is loaded. A file that has changed, or `replace`, is loaded beside it and takes its
+        place. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
+        ...
+
+    async def unload(self, model: ServedModel) -> None:
+        """Returns when its process has ended. Raises ModelInUse."""
+        ...
+
+
+class Parts(NamedTuple):
+    """Rooms of routes take from it what they need."""
+
+    models: ModelRegistry
+    options: ApiOptions
+    keys: KeyRing
+    limits: RateLimits
+    bodies: BodyBudget
+    endings: Endings
+    watch: Watch
+    jobs: Jobs | None
+    """None: there is no batch API, and no response is stored."""
+    recall: Recall | None
+    """None: there is no cache of answers."""
+    find_adapter: FindAdapter
+    """Finds what `POST /v1/adapters` names."""
+    keeping: ModelKeeping
+    """What loads and unloads models."""
+    generation: GenerationService
+    """The way of all calls that generate."""
+    at_end: list[Callable[[], Awaitable[None]]]
+    """What is awaited when the engines have ended; rooms add to it when they are made."""

@@ -1,0 +1,83 @@
+"""The routes of a server as one ASGI application, behind the gates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Lifespan
+
+from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
+from openai_cpu_server.api.error_shapes import shaped_response
+from openai_cpu_server.api.gates.browsers import canonical_origin
+from openai_cpu_server.api.gates.entrance import Entrance, HostGate
+from openai_cpu_server.api.gates.ticket import Endings, ticket_of
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.http import openapi
+from openai_cpu_server.http.openapi import OpenApiRoute
+from openai_cpu_server.http.routes import Guard, ServedRoute, guarded_nowhere
+
+_HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
+"""What responses say in headers of our own, beside what families do."""
+
+
+def application(
+    served: Sequence[ServedRoute],
+    guard: Guard,
+    *,
+    endings: Endings,
+    options: ApiOptions,
+    headers: Sequence[str],
+    lifespan: Lifespan[Starlette] | None,
+) -> Starlette:
+    """`headers`: those that families add to their responses, which pages may read too."""
+    described = [*(route.row for route in served if not route.is_hidden), openapi.ROW]
+    document = ServedRoute(openapi.ROW, OpenApiRoute(described, lenient=options.lenient))
+    app = Starlette(
+        routes=[route.guarded(guard) for route in [*served, document]],
+        middleware=_gates(options, endings, headers),
+        exception_handlers={HTTPException: _no_such_route},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.router.default = guarded_nowhere(app.router.not_found, guard)
+    return app
+
+
+def _gates(options: ApiOptions, endings: Endings, headers: Sequence[str]) -> list[Middleware]:
+    """The layers around the router."""
+    return [
+        Middleware(HostGate, endings=endings, hosts=options.hosts),
+        *_cors(options.cors_origins, headers),
+        Middleware(Entrance, endings=endings),
+    ]
+
+
+def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:
+    """The layer around all but one: a preflight has no key, and pages may read errors too."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=tuple(map(canonical_origin, origins)),
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=(*_HEADERS, *headers, "retry-after", "retry-after-ms", *LIMIT_HEADERS),
+        )
+    ]
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    """Answers 404 and 405 of the router, and says what was asked for."""
+    assert isinstance(error, HTTPException)
+    detail = f"{error.detail}: {request.method} {request.url.path}"
+    named = HTTPException(error.status_code, detail, error.headers)
+    ticket = ticket_of(request.scope)
+    ticket.failed(named)
+    return shaped_response(named, request_id=ticket.id, path=ticket.path)

@@ -1,0 +1,191 @@
+"""`GET /openapi.json`: this server's routes as OpenAPI 3.1, made of their table and of the models that check
+and answer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server import __version__
+from openai_cpu_server.api.access.access import OPEN, Callers
+from openai_cpu_server.api.errors import HTTP_CODES, TABLE, ErrorObject
+from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.http.routes import WEBSOCKET, JsonSchema, RouteRow
+
+_BODY_NAME = "request.{model}"
+_ANSWER_NAME = "response.{name}"
+_SCHEMAS = "#/components/schemas/"
+_SECURITY: list[JsonSchema] = [{"bearer": []}, {"x-api-key": []}]
+_TITLE = "openai-cpu-server"
+_DESCRIPTION = "GGUF models on CPUs behind the OpenAI API."
+
+
+class OpenApiRoute:
+    """The document is made at the first request for it."""
+
+    def __init__(self, rows: Sequence[RouteRow[Any]], *, lenient: bool) -> None:
+        """`rows`: what it is to describe."""
+        self._rows = rows
+        self._lenient = lenient
+
+    @functools.cached_property
+    def _text(self) -> bytes:
+        return json.dumps(document(self._rows, lenient=self._lenient)).encode()
+
+    async def document(self, request: Request) -> Response:
+        return Response(self._text, media_type="application/json")
+
+
+ROW: RouteRow[OpenApiRoute] = RouteRow(
+    "GET", "/openapi.json", lambda at: at.document, access=OPEN, summary="This document", tag="Operation"
+)
+
+
+def document(rows: Sequence[RouteRow[Any]], *, lenient: bool) -> JsonSchema:
+    """The document of these routes. `lenient`: unknown fields are ignored, not refused."""
+    paths: dict[str, JsonSchema] = {}
+    for row in rows:
+        item = paths.setdefault(row.shown_path, {})
+        if row.method == WEBSOCKET:
+            item["x-websocket"] = {"summary": row.summary}
+        else:
+            item[row.method.lower()] = _operation(row)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": _TITLE, "version": __version__, "description": _DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": {**_body_schemas(rows, lenient=lenient), **_answer_schemas(rows)},
+            "responses": _error_responses(rows),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _operation(row: RouteRow[Any]) -> JsonSchema:
+    scope = row.access.scope
+    found: JsonSchema = {
+        "summary": row.summary,
+        "operationId": re.sub(r"\W+", "_", row.name.lower()).strip("_"),
+        "tags": [row.tag],
+        "security": _SECURITY if scope else [],
+        "responses": {
+            str(row.status): _answer(row),
+            **{
+                str(status): {"$ref": f"#/components/responses/{_error_name(status, row)}"}
+                for status in _errors_of(row)
+            },
+        },
+    }
+    if scope:
+        found["x-required-scope"] = scope.value
+    if parameters := [*_path_parameters(row.shown_path), *_query_parameters(row)]:
+        found["parameters"] = parameters
+    if content := _content_of_body(row):
+        found["requestBody"] = {"required": True, "content": content}
+    return found
+
+
+def _answer(row: RouteRow[Any]) -> JsonSchema:
+    if row.status == 204:
+        return {"description": "Done."}
+    schema: JsonSchema = {"type": "object"} if row.media == "application/json" else {"type": "string"}
+    if row.answer is not None:
+        schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.answer.__name__)}
+    if row.events:
+        names = [_ANSWER_NAME.format(name=event.__name__) for event in row.events]
+        schema["x-events"] = [{"$ref": _SCHEMAS + name} for name in names]
+    content: JsonSchema = {row.media: {"schema": schema}}
+    if row.streams:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": row.stream_form}}
+    return {"description": row.summary, "content": content}
+
+
+def _content_of_body(row: RouteRow[Any]) -> JsonSchema:
+    if row.form is not None:
+        return {"multipart/form-data": {"schema": row.form}}
+    if row.body is None:
+        return {}
+    schema = {"$ref": _SCHEMAS + _BODY_NAME.format(model=row.body.__name__)}
+    return {"application/json": {"schema": schema}}
+
+
+def _path_parameters(path: str) -> list[JsonSchema]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _query_parameters(row: RouteRow[Any]) -> list[JsonSchema]:
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in row.query.items()]
+
+
+def _errors_of(row: RouteRow[Any]) -> list[int]:
+    found = set(row.errors)
+    if row.access.scope:
+        found |= {401, 403}
+    if row.access.callers is not Callers.PROBES:
+        found.add(503)
+    if row.body or row.form:
+        found |= {400, 408, 413}
+    if row.query:
+        found.add(400)
+    if "{" in row.path:
+        found |= {400, 404}
+    return sorted(found)
+
+
+def _error_responses(rows: Sequence[RouteRow[Any]]) -> dict[str, JsonSchema]:
+    """One for each status in each shape that errors have."""
+    shapes = {row.error: row for row in rows}
+    statuses = sorted({status for row in rows for status in _errors_of(row)})
+    pairs = [(status, row) for row in shapes.values() for status in statuses]
+    return {_error_name(status, row): _error(status, row) for status, row in pairs}
+
+
+def _error_name(status: int, row: RouteRow[Any]) -> str:
+    return f"error{status}" if row.error is ErrorObject else f"{row.error.__name__}{status}"
+
+
+def _error(status: int, row: RouteRow[Any]) -> JsonSchema:
+    """A response that lists the codes which the table of errors has for its status."""
+    said = [
+        f"`{failure.code or failure.type}`: {inspect.getdoc(cls)}"
+        for cls, failure in TABLE.items()
+        if failure.status == status
+    ]
+    if status in HTTP_CODES:
+        said.append(f"`{HTTP_CODES[status]}`: There is no such route.")
+    schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.error.__name__)}
+    return {"description": "\n".join(said), "content": {"application/json": {"schema": schema}}}
+
+
+def _body_schemas(rows: Sequence[RouteRow[Any]], *, lenient: bool) -> Mapping[str, object]:
+    bodies: list[type[Body]] = [row.body for row in rows if row.body is not None]
+    template = _SCHEMAS + _BODY_NAME
+    _, schema = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
+    models: dict[str, JsonSchema] = schema.get("$defs", {})
+    for model in models.values():
+        if lenient and "properties" in model:
+            model["additionalProperties"] = True
+    return {_BODY_NAME.format(model=name): model for name, model in models.items()}
+
+
+def _answer_schemas(rows: Sequence[RouteRow[Any]]) -> Mapping[str, object]:
+    told = [answer for row in rows for answer in (row.error, row.answer, *row.events) if answer is not None]
+    answers = tuple(dict.fromkeys(told))
+    _, schemas = msgspec.json.schema_components(answers, ref_template=_SCHEMAS + _ANSWER_NAME)
+    return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}
