@@ -6,20 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from openai_cpu_server.contract.figures import NO_WORK
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 
-_NO_WORK = dict.fromkeys(
-    (
-        "forced_tokens",
-        "preemptions",
-        "interruptions",
-        "padded_tokens",
-        "drafted_tokens",
-        "accepted_tokens",
-    ),
-    0,
-)
 _Events = list[tuple[int, TokenEvent]]
 
 
@@ -66,5 +56,6 @@ def _check_whole(told: _Events, num_requests: int) -> None:
 def _of(request: GenerationRequest, event: TokenEvent) -> TokenEvent:
     if event.finish is None:
         return msgspec.structs.replace(event, id=request.id)
-    finish = msgspec.structs.replace(event.finish, cached_tokens=len(request.tokens), **_NO_WORK)
+    work = NO_WORK | {"cached_tokens": len(request.tokens)}
+    finish = msgspec.structs.replace(event.finish, **work)
     return msgspec.structs.replace(event, id=request.id, finish=finish)

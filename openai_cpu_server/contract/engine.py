@@ -11,6 +11,7 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import KVStats, ModelLoading, Place, StepFigures, TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -140,35 +141,6 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The name of its adapter; None: it wants the model as it is."""
 
 
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a generation's time went, in milliseconds; the parts add up to the latency.
-
-    Counts are sums over all its sequences that have ended.
-    """
-
-    queue_ms: float
-    """Time until its first token was in a step."""
-    prefill_ms: float
-    """Time from then to its first output token."""
-    generation_ms: float
-    latency_ms: float
-    tokens_generated: int
-    tokens_per_second: float
-    """Rate over the time after the queue."""
-    preemptions: int
-    """Times that one gave up its KV cells for somebody else."""
-    interruptions: int
-    """How many of their steps were thrown away for somebody else."""
-    forced_tokens: int
-    """Output that a grammar left no choice about, computed without sampling."""
-    padded_tokens: int
-    """Throw-away tokens in the steps that they took part in."""
-    draft_n: int
-    """Tokens computed ahead in the hope that they are what comes."""
-    draft_n_accepted: int
-    """How many of these came."""
-
-
 class Generation(Protocol):
     """The sequences of one API call, being generated. Leaving its context cancels what has not ended."""
 
@@ -178,7 +150,9 @@ class Generation(Protocol):
         ...
 
     @property
-    def timings(self) -> Timings: ...
+    def figures(self) -> Figures:
+        """Up to now, or to its end. What of its prompt was computed is for the API to say."""
+        ...
 
     async def __aenter__(self) -> Generation: ...
 
@@ -203,23 +177,13 @@ class Generation(Protocol):
         ...
 
 
-class EmbedTimings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an embedding's time went, in milliseconds; the parts add up to the latency."""
-
-    queue_ms: float
-    """Time until its first input was in a step."""
-    compute_ms: float
-    """Time from then on."""
-    latency_ms: float
-    tokens_per_second: float
-    """Its tokens over the time after the queue."""
-
-
 class Embedding(Protocol):
     """The vectors of one API call, being computed. Leaving its context cancels what has not ended."""
 
     @property
-    def timings(self) -> EmbedTimings: ...
+    def figures(self) -> Figures:
+        """Times up to now, or to its end."""
+        ...
 
     async def __aenter__(self) -> Embedding: ...
 

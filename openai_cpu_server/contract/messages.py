@@ -9,6 +9,7 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
+from openai_cpu_server.contract.figures import SequenceFigures
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -186,30 +187,12 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
-class Finish(msgspec.Struct, frozen=True, kw_only=True):
+class Finish(SequenceFigures, frozen=True, kw_only=True):
     """How a request ended, and what it came to."""
 
     reason: FinishReason
     stop_string: str | None = None
     """Which of the request's stop strings has ended it; None: none has."""
-    output_tokens: int
-    """Tokens sampled or forced, those of an end token or a stop string included."""
-    thought_tokens: int = 0
-    """How many of these are thoughts, marks included."""
-    forced_tokens: int = 0
-    """How many of these the constraint forced: they were not sampled. After a crash: those since then."""
-    cached_tokens: int = 0
-    """Prompt tokens that were not computed, for another request had computed them."""
-    preemptions: int = 0
-    """Times that it gave up its cells for somebody else."""
-    interruptions: int = 0
-    """How many of its steps were thrown away for somebody else."""
-    padded_tokens: int = 0
-    """Throw-away tokens in the steps that it took part in."""
-    drafted_tokens: int = 0
-    """Tokens computed ahead in the hope that they are what comes. After a crash: those since then."""
-    accepted_tokens: int = 0
-    """How many of these came: they are in the output."""
     error: str | None = None
     is_own_fault: bool = False
     """The error is its grammar's: it comes again wherever the request is sent."""

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, RefusedAdapter
-from openai_cpu_server.contract.containment import RequestFailed, contained
+from openai_cpu_server.contract.containment import RequestFailed
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
 from openai_cpu_server.contract.messages import (
-    ALONE,
     AdapterNews,
     AdapterRefused,
     Cancel,
@@ -19,30 +18,26 @@ from openai_cpu_server.contract.messages import (
     HideSteps,
     Place,
     QueueState,
-    Recall,
     Sharing,
     ShowSteps,
     StepDone,
     StepFigures,
-    StepStarted,
     Submit,
-    TokenEvent,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.shown import Shown, ShownPart
-from openai_cpu_server.engine.core import (
-    NEVER,
-    QUEUE_NEWS_S,
+from openai_cpu_server.engine.base import (
     Checked,
+    Core,
+    Members,
     Prepared,
     Refused,
+    StepTimer,
     Work,
-    bound_ms,
     failure,
-    is_urgent,
+    shared_ms,
     submit_of,
 )
-from openai_cpu_server.engine.shares import shared_ms
 from openai_cpu_server.errors import EmbeddingFailed
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue, Part, Room
@@ -65,11 +60,9 @@ class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """As `EngineOptions` has it."""
 
 
-class EmbedCore:
-    """Marries the queue and the backend. Every submitted request gets exactly one event that ends it."""
-
-    is_guessing = False
-    """Costs are learned while it serves: a guess is right after some dozens of steps."""
+class EmbedCore(Core[list[Part]]):
+    """Marries the queue and the backend. Costs are learned while it serves: a guess is right after some
+    dozens of steps."""
 
     def __init__(
         self,
@@ -82,35 +75,25 @@ class EmbedCore:
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         """`cpu_clock`: CPU seconds of all threads."""
+        preempt_threshold_s = options.preempt_threshold_ms / 1000
+        super().__init__(StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s), clock)
         self._queue = queue
         self._backend = backend
         self._cost = cost
         self._options = options
-        self._clock = clock
-        self._cpu_clock = cpu_clock
-        self._events: list[TokenEvent] = []
-        """Refusals of requests that are none of this model's."""
         self._embedded: list[Embedded] = []
-        """Events of the step that is being built."""
-        self._announced = StepStarted(ids=())
-        self._interruptible_until = NEVER
-        """Read by the reader thread while a step runs."""
-        self._was_interrupted = False
-        self._queue_told_at = NEVER
+        """Events of the step that is being built; refusals of requests that are none of this model's are
+        those of generations."""
         self._is_shown = False
         """Somebody watches the steps."""
 
     @property
     def has_work(self) -> bool:
-        return bool(len(self._queue) or self._events or self._embedded)
+        return len(self._queue) > 0 or self._has_events
 
     @property
     def work(self) -> Priority | None:
-        """The best priority of those who wait; None: there is nothing to compute."""
         return self._queue.best_priority
-
-    def calibrate(self, is_wanted: Callable[[], bool]) -> None:
-        raise AssertionError("there is nothing to measure")
 
     def prepare(self, submit: Submit) -> Prepared | Refused:
         """Nothing has to be prepared for an embedding: this is for requests of another kind of model."""
@@ -123,45 +106,31 @@ class EmbedCore:
         """There are none for these models."""
         yield AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
 
-    def handle(self, command: Work) -> None:
-        """Carry out a command. What goes wrong fails the request that it is about, and nothing else."""
-        try:
-            with contained():
-                self._handle(command)
-        except RequestFailed as error:
-            self._abandon(command, str(error))
-
-    def is_worth_interrupting(self, command: Work | Recall) -> bool:
-        """Whether the running step should be thrown away for this command. Any thread."""
-        return is_urgent(command) and self._clock() < self._interruptible_until
-
-    def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]:
-        """While another engine computes: what needs no computing."""
-        if self._events or self._embedded:
-            yield self._done(None)
-        yield from self._queue_news(sharing)
-
-    def step(self, sharing: Sharing = ALONE) -> Iterator[StepStarted | StepDone | QueueState]:
-        """Compute one step; what happens is yielded when it happens."""
-        try:
-            parts = self._queue.compose(self._room(sharing))
-        except BaseException:  # nobody knows with whom the queue could not cope: it may be any of them
-            yield StepStarted(ids=self._queue.ids)
-            raise
-        yield from self._announce(parts)
-        figures = self._compute(parts) if parts else None
-        yield self._done(figures, parts)
-        yield from self._queue_news(sharing)
-
     def save_cache(self, path: str) -> None:
         """There is none."""
 
     # -- a step ------------------------------------------------------------------------------------------
 
+    @property
+    def _has_events(self) -> bool:
+        return bool(self._events or self._embedded)
+
+    @property
+    def _everybody(self) -> tuple[str, ...]:
+        return self._queue.ids
+
+    def _plan(self, sharing: Sharing) -> list[Part]:
+        return self._queue.compose(self._room(sharing))
+
+    def _members(self, planned: list[Part]) -> Members:
+        inputs = _inputs(planned)
+        expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
+        return Members(tuple(part.pending.request.id for part in planned), expected_ms)
+
     def _room(self, sharing: Sharing) -> Room:
         info, options = self._backend.info, self._options
         # After a step that was thrown away a short one: it is not thrown away too.
-        is_short = sharing.beside_interactive or self._was_interrupted
+        is_short = sharing.beside_interactive or self._timer.was_interrupted
         interactive = is_short or self._queue.best_priority is Priority.INTERACTIVE
         budget_ms = options.short_step_ms if interactive else options.batch_stall_ms
         budget_tokens = self._tokens_within(budget_ms)
@@ -175,35 +144,25 @@ class EmbedCore:
             low, high = (middle, high) if self._cost.predict_ms(middle) <= budget_ms else (low, middle - 1)
         return low
 
-    def _compute(self, parts: list[Part]) -> StepFigures:
-        inputs = _inputs(parts)
-        tokens, pairs = sum(map(len, inputs)), sum(len(one) ** 2 for one in inputs)
-        started, predicted_ms = self._clock(), self._cost.predict_ms(tokens, pairs)
-        cpu_started = self._cpu_clock()
-        self._interruptible_until = self._until(parts, started + predicted_ms / 1000)
-        self._was_interrupted = not self._embed(parts)
-        self._interruptible_until = NEVER
-        elapsed_ms = 1000 * (self._clock() - started)
-        if not self._was_interrupted:
-            self._cost.refine(tokens, pairs, elapsed_ms)
-        cpu_ms = 0.0 if self._was_interrupted else 1000 * (self._cpu_clock() - cpu_started)
-        clients = ((part.pending.request.client, sum(map(len, part.inputs))) for part in parts)
+    def _compute(self, planned: list[Part]) -> StepFigures | None:
+        if not planned:
+            return None
+        inputs = _inputs(planned)
+        timer, (tokens, pairs) = self._timer, _work_of(inputs)
+        predicted_ms = self._cost.predict_ms(tokens, pairs)
+        timer.begin(predicted_ms, may_interrupt=_is_batch(planned))
+        timer.end(is_interrupted=not self._embed(planned))
+        if not timer.was_interrupted:
+            self._cost.refine(tokens, pairs, timer.elapsed_ms)
+        clients = ((part.pending.request.client, sum(map(len, part.inputs))) for part in planned)
         return StepFigures(
             sequences=len(inputs),
             tokens=tokens,
             predicted_ms=predicted_ms,
-            elapsed_ms=elapsed_ms,
-            is_interrupted=self._was_interrupted,
-            spent_ms=shared_ms(clients, cpu_ms),
+            elapsed_ms=timer.elapsed_ms,
+            is_interrupted=timer.was_interrupted,
+            spent_ms=shared_ms(clients, timer.cpu_ms()),
         )
-
-    def _until(self, parts: list[Part], expected_end: float) -> float:
-        """The time up to which the step may be interrupted: one of batch work alone, and never two in a
-        row, so at most half of the work is wasted."""
-        is_batch = all(part.pending.request.priority is Priority.BATCH for part in parts)
-        if self._was_interrupted or not is_batch:
-            return NEVER
-        return expected_end - self._options.preempt_threshold_ms / 1000
 
     def _embed(self, parts: list[Part]) -> bool:
         """Compute the parts; False if that was interrupted. If they fail together each is computed alone, and
@@ -234,25 +193,14 @@ class EmbedCore:
             start = end
         assert start == len(vectors), "there are as many rows as inputs"
 
-    def _announce(self, parts: list[Part]) -> Iterator[StepStarted]:
-        inputs = _inputs(parts)
-        expected_ms = self._cost.predict_ms(sum(map(len, inputs)), sum(len(one) ** 2 for one in inputs))
-        ids = tuple(part.pending.request.id for part in parts)
-        news = StepStarted(ids=ids, expected_ms=bound_ms(expected_ms) if parts else 0.0)
-        if news != self._announced:
-            self._announced = news
-            yield news
-
-    def _done(self, figures: StepFigures | None, parts: Iterable[Part] = ()) -> StepDone:
-        events, self._events = tuple(self._events), []
+    def _done(self, planned: list[Part] | None, figures: StepFigures | None) -> StepDone:
+        events = self._take_events()
         embedded, self._embedded = tuple(self._embedded), []
-        shown = Shown(parts=tuple(map(_shown, parts))) if self._is_shown and figures else None
+        shown = Shown(parts=tuple(map(_shown, planned))) if self._is_shown and planned else None
         return StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
 
-    def _queue_news(self, sharing: Sharing) -> Iterator[QueueState]:
-        if self._queue.num_waiting and self._clock() - self._queue_told_at >= QUEUE_NEWS_S:
-            self._queue_told_at = self._clock()
-            yield QueueState(places=tuple(self._places(sharing.slowdown)))
+    def _queue_state(self, slowdown: float) -> QueueState | None:
+        return QueueState(places=tuple(self._places(slowdown))) if self._queue.num_waiting else None
 
     def _places(self, slowdown: float) -> Iterator[Place]:
         """Before each one's first input those of the others before it are computed, about."""
@@ -287,15 +235,12 @@ class EmbedCore:
     def _accept(self, request: EmbedRequest, num_embedded: int) -> None:
         info = self._backend.info
         for tokens in request.inputs:
-            if not 1 <= len(tokens) <= info.max_input_tokens:
-                raise RequestFailed(f"An input has {len(tokens)} tokens of {info.max_input_tokens}.")
-            if not 0 <= min(tokens) <= max(tokens) < info.vocab_size:
-                raise RequestFailed(f"An input has a token that is none of the {info.vocab_size}.")
+            assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
+            assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "they come from the model's tokenizer"
         self._queue.add(request, num_embedded, self._clock())
 
-    def _abandon(self, command: Work, why: str) -> None:
-        """Nothing stays of the request, however far the command had come."""
-        submit = submit_of(command)
+    def _abandon(self, command: Work, error: RequestFailed) -> None:
+        submit, why = submit_of(command), str(error)
         if submit is not None:
             self._queue.remove(submit.request.id)
             self._refuse(submit, why)
@@ -318,6 +263,17 @@ _WRONG_MODEL = "does not go with a model that embeds"
 
 def _inputs(parts: Iterable[Part]) -> list[tuple[int, ...]]:
     return [tokens for part in parts for tokens in part.inputs]
+
+
+def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
+    """Tokens, and pairs of tokens that attend to one another."""
+    lengths = [len(one) for one in inputs]
+    return sum(lengths), sum(length**2 for length in lengths)
+
+
+def _is_batch(parts: Iterable[Part]) -> bool:
+    """Nobody waits for the step but batch work."""
+    return all(part.pending.request.priority is Priority.BATCH for part in parts)
 
 
 def _shown(part: Part) -> ShownPart:

@@ -11,28 +11,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
-from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import (
-    AdapterNews,
     Command,
     EngineOptions,
     Loading,
     LoadingPhase,
-    QueueState,
     Ready,
     Recall,
-    Sharing,
     Start,
     StartFailed,
-    StepDone,
-    StepStarted,
-    Submit,
     Turn,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine.base import AnyCore, Checked, Work
 from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
 from openai_cpu_server.engine.preparation import Preparation, Request
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores, SharedTurn
 from openai_cpu_server.errors import StartupError
@@ -62,50 +55,9 @@ class Native(Protocol):
     def close(self) -> None: ...
 
 
-class Core(Protocol):
-    """Takes commands and computes steps: `EngineCore` or `EmbedCore`."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    @property
-    def work(self) -> Priority | None:
-        """The best priority of what is to be computed; None: there is nothing."""
-        ...
-
-    @property
-    def is_guessing(self) -> bool:
-        """It guesses what steps cost, and could measure it."""
-        ...
-
-    def calibrate(self, is_wanted: Callable[[], bool]) -> None: ...
-
-    def prepare(self, submit: Submit) -> Prepared | Refused:
-        """Any thread."""
-        ...
-
-    def check_adapter(self, adapter: Adapter) -> Checked:
-        """Any thread."""
-        ...
-
-    def load_adapter(self, checked: Checked) -> Iterator[AdapterNews]: ...
-
-    def handle(self, command: Work) -> None: ...
-
-    def is_worth_interrupting(self, command: Work | Recall) -> bool:
-        """Any thread."""
-        ...
-
-    def tell(self, sharing: Sharing) -> Iterator[StepDone | QueueState]: ...
-
-    def step(self, sharing: Sharing) -> Iterator[StepStarted | StepDone | QueueState]: ...
-
-    def save_cache(self, path: str) -> None: ...
-
-
 Loaded = TypeVar("Loaded", bound=Native)
 Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
-BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], Core]
+BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
 """The third argument is told how far it has come, 0 to 1; the last says whether it may compute."""
 
 
@@ -174,7 +126,7 @@ def _warm_up(backend: Native, turn: EngineTurn) -> None:
 def _serve(
     channel: EngineChannel,
     backend: Native,
-    core: Core,
+    core: AnyCore,
     inbox: Inbox,
     turn: EngineTurn,
     reader: Reader,
@@ -192,7 +144,7 @@ def _serve(
         _work(channel, inbox, core, turn)
 
 
-def _work(channel: EngineChannel, inbox: Inbox, core: Core, turn: EngineTurn) -> None:
+def _work(channel: EngineChannel, inbox: Inbox, core: AnyCore, turn: EngineTurn) -> None:
     _step(channel, core, turn)  # the first tells the client how the memory stands, work or not
     quiet_s = _QUIET_S
     while inbox.is_open:
@@ -209,7 +161,7 @@ def _work(channel: EngineChannel, inbox: Inbox, core: Core, turn: EngineTurn) ->
             turn.give_back()
 
 
-def _handle(channel: EngineChannel, core: Core, turn: EngineTurn, command: Work) -> None:
+def _handle(channel: EngineChannel, core: AnyCore, turn: EngineTurn, command: Work) -> None:
     """An adapter is tried with a token, so it is loaded as pieces of a model are: when it is our turn."""
     if not isinstance(command, Checked):
         core.handle(command)
@@ -221,7 +173,7 @@ def _handle(channel: EngineChannel, core: Core, turn: EngineTurn, command: Work)
     turn.settle(core.work)
 
 
-def _patience_s(core: Core, turn: EngineTurn, quiet_s: float) -> float | None:
+def _patience_s(core: AnyCore, turn: EngineTurn, quiet_s: float) -> float | None:
     """How long to wait for commands; None: for ever, or until the turn comes."""
     if core.has_work:
         return 0.0 if turn.is_held or core.work is None else None
@@ -235,7 +187,7 @@ def _may_measure(turn: EngineTurn, *, is_quiet: bool) -> bool:
     return turn.is_held
 
 
-def _go_on(channel: EngineChannel, core: Core, turn: EngineTurn) -> None:
+def _go_on(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
     """Compute a step, if it is this engine's turn or if nothing has to be computed; else tell the news."""
     turn.settle(core.work)
     if turn.is_held or core.work is None:
@@ -245,7 +197,7 @@ def _go_on(channel: EngineChannel, core: Core, turn: EngineTurn) -> None:
         channel.send(event)
 
 
-def _step(channel: EngineChannel, core: Core, turn: EngineTurn) -> None:
+def _step(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
     for event in core.step(turn.sharing):
         channel.send(event)
     turn.computed()
@@ -310,7 +262,7 @@ class Reader:
             self._backend.interrupt()
 
 
-def _save_cache(core: Core, path: str | None) -> None:
+def _save_cache(core: AnyCore, path: str | None) -> None:
     if path is None:
         return
     try:

@@ -1,17 +1,22 @@
-"""One live request's output in the engine: tokens become events, and it is decided when it ends."""
+"""Live requests' outputs in the engine: tokens become events, and it is decided when an output ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
+from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
-from openai_cpu_server.contract.step import Sample, TokenLogprob
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
+from openai_cpu_server.engine.base import failure
 from openai_cpu_server.engine.parts import OutputParts, StopShield
 from openai_cpu_server.engine.text import Release, TextStream
+from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.spans import Advance
 
@@ -170,6 +175,98 @@ class Output:
             drafted_tokens=sequence.num_drafted,
             accepted_tokens=sequence.num_accepted,
         )
+
+
+class LiveOutputs:
+    """The outputs of all sequences that live: each is told until it ends, and then leaves the scheduler."""
+
+    def __init__(
+        self, scheduler: Scheduler, backend: Backend, *, tell: Callable[[Iterable[TokenEvent]], None]
+    ) -> None:
+        self._scheduler = scheduler
+        self._backend = backend
+        self._tell = tell
+        self._outputs: dict[str, Output] = {}
+        self.num_forced = 0
+        """Output tokens that no figures have told of yet."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(self._outputs)
+
+    def beginning(self, request: GenerationRequest, output: tuple[int, ...]) -> tuple[int, ...]:
+        """What the constraint forces before anything is sampled, to be computed with the prompt. Any thread.
+
+        Nothing where tokens are scored one by one. Raises `ConstraintFailed`.
+        """
+        if request.constraint is None:
+            return ()
+        forced = self._backend.forced(request.constraint, output)
+        if request.top_logprobs is not None or request.prompt_logprobs:
+            return ()
+        return forced[: max(0, request.max_tokens - len(output))]
+
+    def accept(
+        self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...], *, now_s: float
+    ) -> None:
+        sequence = self._scheduler.submit(request, output, beginning, now_s=now_s)
+        self._outputs[request.id] = Output(
+            sequence,
+            piece=partial(self._backend.piece, special=request.show_control_tokens),
+            name=partial(self._backend.piece, special=True),
+            end_tokens=self._backend.info.end_tokens,
+            num_told=len(output),
+        )
+        if output and len(output) >= request.max_tokens:
+            self.end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash
+            return
+        events = self._outputs[request.id].begin(beginning)
+        self.num_forced += len(beginning)
+        self._take(sequence, events)
+
+    def advance(self, advance: Advance) -> None:
+        """What goes wrong with one sequence's output is the end of that sequence."""
+        sequence = advance.sequence
+        self.num_forced += sum(len(sample.forced) for sample in advance.samples)
+        try:
+            with contained():
+                events = self._outputs[sequence.request.id].advance(advance)
+        except RequestFailed as error:
+            self.drop(sequence.request.id)
+            self._tell((failure(sequence.request.id, str(error), sequence.num_output),))
+            return
+        self._take(sequence, events)
+
+    def end(self, request_id: str, reason: FinishReason) -> None:
+        """End a request that has not ended by itself already."""
+        sequence = self._scheduler.get(request_id)
+        if sequence is not None:
+            self._take(sequence, self._outputs[request_id].end(reason))
+
+    def drop(self, request_id: str) -> Sequence | None:
+        """Nothing stays of the request, and nothing is told; returns what there was, if anything."""
+        self._outputs.pop(request_id, None)
+        sequence = self._scheduler.get(request_id)
+        if sequence is not None:
+            self._scheduler.finish(sequence)
+        return sequence
+
+    def take_forced(self) -> int:
+        forced, self.num_forced = self.num_forced, 0
+        return forced
+
+    def _take(self, sequence: Sequence, events: Events) -> None:
+        """Tell what a sequence has gained; it leaves with its last event."""
+        if events and (finish := events[-1].finish) is not None:
+            del self._outputs[sequence.request.id]
+            self._leave(sequence, finish)
+        self._tell(events)
+
+    def _leave(self, sequence: Sequence, finish: Finish) -> None:
+        if finish.is_good:
+            self._scheduler.complete(sequence)
+        else:
+            self._scheduler.finish(sequence)
 
 
 def _has_failed(advance: Advance) -> bool:

@@ -24,7 +24,7 @@ from openai_cpu_server.contract.messages import (
     UnloadAdapter,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
+from openai_cpu_server.engine.base import Checked, Prepared, Refused, Work
 
 Request = Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter | ShowSteps | HideSteps
 """Commands that are taken once the engine is ready."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
@@ -30,13 +30,13 @@ class TextStream:
     Held back are tokens that end within a character, or within what may become a stop string.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Iterable[str]) -> None:
         self._stop = [s.encode() for s in stop]
         self._held = b""
         self._ends: list[int] = []
         """Where each held token ends in `_held`."""
 
-    def watch(self, stop: Sequence[str]) -> None:
+    def watch(self, stop: Iterable[str]) -> None:
         """Look for these stop strings instead, in what comes from now on and in what is held."""
         self._stop = [s.encode() for s in stop]
 

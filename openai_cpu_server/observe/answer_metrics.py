@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from openai_cpu_server.observe.ended import AnswerUse, CallFigures
+from openai_cpu_server.observe.ended import AnswerUse, EndedCall
 
 
 class AnswerMetrics:
@@ -29,10 +29,10 @@ class AnswerMetrics:
         )
         self._bytes = Gauge("ocs_answer_cache_bytes", "Their bytes.", registry=registry)
 
-    def ended(self, use: AnswerUse, call: CallFigures | None) -> None:
+    def ended(self, use: AnswerUse, call: EndedCall | None) -> None:
         self._requests.labels(use.value).inc()
         if use.is_hit and call is not None:
-            self._tokens.inc(call.output_tokens)
+            self._tokens.inc(call.figures.output_tokens)
 
     def kept(self) -> None:
         self._kept.inc()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from openai_cpu_server.observe.distribution import BOUNDS_S
-from openai_cpu_server.observe.ended import CallFigures, Ended
+from openai_cpu_server.observe.ended import Ended, EndedCall
 from openai_cpu_server.observe.histograms import DistributionHistogram
 
 _LABELS = ("route", "priority")
@@ -48,21 +48,21 @@ class CallMetrics:
         )
         registry.register(self._gaps)
 
-    def ended(self, request: Ended, call: CallFigures) -> None:
+    def ended(self, request: Ended, call: EndedCall) -> None:
         priority, labels = request.priority, (request.route, request.priority)
         for reason in call.finish_reasons:
             self._sequences.labels(priority, reason).inc()
         if call.inputs is None:
-            self._prompt.labels(priority).inc(call.prompt_tokens)
-            self._cached.labels(priority).inc(call.cached_tokens)
-            self._output.labels(priority).inc(call.output_tokens)
+            self._prompt.labels(priority).inc(call.figures.prompt_tokens)
+            self._cached.labels(priority).inc(call.figures.cached_tokens)
+            self._output.labels(priority).inc(call.figures.output_tokens)
         elif call.inputs:
             self._inputs.labels(priority).inc(call.inputs)
-            self._input_tokens.labels(priority).inc(call.prompt_tokens)
+            self._input_tokens.labels(priority).inc(call.figures.prompt_tokens)
         if call.adapter is not None:
-            self._adapters.labels(call.adapter, "prompt").inc(call.prompt_tokens)
-            self._adapters.labels(call.adapter, "output").inc(call.output_tokens)
-        self._queue.labels(*labels).observe(call.queue_s)
+            self._adapters.labels(call.adapter, "prompt").inc(call.figures.prompt_tokens)
+            self._adapters.labels(call.adapter, "output").inc(call.figures.output_tokens)
+        self._queue.labels(*labels).observe(call.figures.queue_ms / 1000)
         self._total.labels(*labels).observe(request.seconds)
         if call.ttft_s is not None:
             self._ttft.labels(*labels).observe(call.ttft_s)

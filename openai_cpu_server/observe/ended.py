@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.usage import Amounts
 from openai_cpu_server.observe.distribution import Distribution
 
@@ -32,23 +33,17 @@ class TraceParent(msgspec.Struct, frozen=True):
         return self.parent[3:35]
 
 
-class CallFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one call that generated, embedded or scored; it may have ended early. `_s` are
-    seconds."""
+class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call that generated, embedded or scored; it may have ended early."""
 
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
+    figures: Figures
     model: str
     """The name of the one that has answered."""
-    finish_reasons: tuple[str, ...]
+    finish_reasons: tuple[str, ...] = ()
     """The reasons of all its sequences."""
     submitted_s: float
     """The start on the monotonic clock. The three phases follow one another from there."""
-    queue_s: float
-    prefill_s: float
-    decode_s: float
-    ttft_s: float | None
+    ttft_s: float | None = None
     """The time from the request's arrival to its first token; None: there was none."""
     gaps: Distribution
     """The times between tokens of a sequence."""
@@ -104,8 +99,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the API key; "" for one without a name, and where none is needed."""
     is_quiet: bool = False
     """Whether machines ask this all the time."""
-    call: CallFigures | None = None
-    """The figures of the call; None: nothing was generated."""
+    call: EndedCall | None = None
+    """None: nothing was generated."""
     trace: TraceParent | None = None
     routed: RouteTaken | None = None
     """None: it named its model itself, or came to no model."""
@@ -117,7 +112,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return self.ended_s - self.started_s
 
 
-def amounts_of(request: Ended, call: CallFigures) -> Amounts:
+def amounts_of(request: Ended, call: EndedCall) -> Amounts:
     """What a call came to for its key. Tokens count from the first token on that it has brought."""
     has_brought = bool(call.inputs) if call.inputs is not None else call.ttft_s is not None
     if not has_brought:
@@ -125,12 +120,12 @@ def amounts_of(request: Ended, call: CallFigures) -> Amounts:
     if request.answer is not None and request.answer.is_hit:
         return Amounts(
             recalled_requests=1,
-            recalled_input_tokens=call.prompt_tokens,
-            recalled_output_tokens=call.output_tokens,
+            recalled_input_tokens=call.figures.prompt_tokens,
+            recalled_output_tokens=call.figures.output_tokens,
         )
     return Amounts(
         requests=1,
-        input_tokens=call.prompt_tokens,
-        cached_tokens=call.cached_tokens,
-        output_tokens=call.output_tokens,
+        input_tokens=call.figures.prompt_tokens,
+        cached_tokens=call.figures.cached_tokens,
+        output_tokens=call.figures.output_tokens,
     )

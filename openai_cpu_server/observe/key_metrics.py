@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from openai_cpu_server.contract.usage import Amounts
 
-_LABELS = ("key", "model")
+_KEY_LABELS = ("key", "model")
 
 
 class KeyMetrics:
@@ -15,20 +15,20 @@ class KeyMetrics:
             "ocs_key_requests",
             "Ended calls and rows of batches by the name of their API key; answer: computed, or recalled "
             "from the cache of answers.",
-            (*_LABELS, "answer"),
+            (*_KEY_LABELS, "answer"),
             registry=registry,
         )
         self._tokens = Counter(
             "ocs_key_tokens",
             "Their tokens; kind: input (cached ones included), cached, output, recalled_input or "
             "recalled_output.",
-            (*_LABELS, "kind"),
+            (*_KEY_LABELS, "kind"),
             registry=registry,
         )
         self._cpu = Counter(
             "ocs_key_cpu_seconds",
             "CPU seconds of steps, shared among the keys of each step by their tokens.",
-            _LABELS,
+            _KEY_LABELS,
             registry=registry,
         )
 

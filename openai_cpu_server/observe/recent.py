@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended
+from openai_cpu_server.observe.ended import AnswerUse, Ended, EndedCall
 
 SLICE_S = 10.0
 _NUM_SLICES = 30
@@ -33,11 +33,11 @@ class Sums:
     ttft: Distribution = field(default_factory=Distribution)
     gaps: Distribution = field(default_factory=Distribution)
 
-    def call_ended(self, request: Ended, call: CallFigures) -> None:
+    def call_ended(self, request: Ended, call: EndedCall) -> None:
         self.calls += 1
         self.failed += request.code is not None or request.status not in _SUCCESS
         self.latency.add(request.seconds)
-        self.queue.add(call.queue_s)
+        self.queue.add(call.figures.queue_ms / 1000)
         if call.ttft_s is not None:
             self.ttft.add(call.ttft_s)
         self.gaps.merge(call.gaps)

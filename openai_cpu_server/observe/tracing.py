@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from openai_cpu_server import __version__
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.observe.ended import CallFigures, Ended, TraceParent
+from openai_cpu_server.observe.ended import Ended, EndedCall, TraceParent
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -109,16 +109,19 @@ class Phase(NamedTuple):
     attributes: dict[str, AttributeValue]
 
 
-def _phases(call: CallFigures) -> Iterator[Phase]:
+def _phases(call: EndedCall) -> Iterator[Phase]:
     """The phases that the call reached."""
-    start_s = call.submitted_s
-    yield Phase("queue", start_s, call.queue_s, {})
-    if call.prefill_s or call.decode_s:
-        tokens = {"ocs.prompt_tokens": call.prompt_tokens, "ocs.cached_tokens": call.cached_tokens}
-        yield Phase("prefill", start_s + call.queue_s, call.prefill_s, {**tokens})
+    figures, start_s = call.figures, call.submitted_s
+    queue_s, prefill_s, decode_s = (
+        ms / 1000 for ms in (figures.queue_ms, figures.prefill_ms, figures.generation_ms)
+    )
+    yield Phase("queue", start_s, queue_s, {})
+    if prefill_s or decode_s:
+        tokens = {"ocs.prompt_tokens": figures.prompt_tokens, "ocs.cached_tokens": figures.cached_tokens}
+        yield Phase("prefill", start_s + queue_s, prefill_s, {**tokens})
     if call.ttft_s is not None:
-        start_s += call.queue_s + call.prefill_s
-        yield Phase("decode", start_s, call.decode_s, {"ocs.output_tokens": call.output_tokens})
+        start_s += queue_s + prefill_s
+        yield Phase("decode", start_s, decode_s, {"ocs.output_tokens": figures.output_tokens})
 
 
 def _of_request(request: Ended) -> Iterator[tuple[str, AttributeValue]]:
@@ -134,8 +137,8 @@ def _of_request(request: Ended) -> Iterator[tuple[str, AttributeValue]]:
         yield "ocs.answer_cache", request.answer.value
     if request.call is not None:
         yield "ocs.priority", request.priority
-        yield "gen_ai.usage.input_tokens", request.call.prompt_tokens
-        yield "gen_ai.usage.output_tokens", request.call.output_tokens
+        yield "gen_ai.usage.input_tokens", request.call.figures.prompt_tokens
+        yield "gen_ai.usage.output_tokens", request.call.figures.output_tokens
         yield "gen_ai.response.finish_reasons", request.call.finish_reasons
 
 

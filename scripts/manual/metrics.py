@@ -7,9 +7,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from manual.table import table
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended, Origin
+from openai_cpu_server.observe.ended import AnswerUse, Ended, EndedCall, Origin
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.gateway_gauges import GatewayGauges
 from openai_cpu_server.observe.watch import Watch
@@ -87,19 +88,22 @@ def _failed_request() -> Ended:
     )
 
 
-def _call() -> CallFigures:
+def _call() -> EndedCall:
     gaps = Distribution()
     gaps.add(0.1)
-    return CallFigures(
+    return EndedCall(
         model="m",
-        prompt_tokens=1,
-        cached_tokens=0,
-        output_tokens=2,
+        figures=Figures(
+            prompt_tokens=1,
+            output_tokens=2,
+            queue_ms=100.0,
+            prefill_ms=100.0,
+            generation_ms=100.0,
+            latency_ms=300.0,
+            tokens_per_second=10.0,
+        ),
         finish_reasons=("stop",),
         submitted_s=0.0,
-        queue_s=0.1,
-        prefill_s=0.1,
-        decode_s=0.1,
         ttft_s=0.2,
         gaps=gaps,
     )

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from openai_cpu_server.api.calls.call import Call, CallThinking, Prompt, ToolCallStyle
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.api.calls.running import Tally
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.engine.parts import OutputParts
 from tests.api.fake_tokenizer import FakeTokenizer
 
-TIMINGS = Timings(
+FIGURES = Figures(
     queue_ms=1.23456,
     prefill_ms=2.0,
     generation_ms=3.0,
     latency_ms=6.23456,
-    tokens_generated=4,
+    output_tokens=2,
     tokens_per_second=800.0,
     preemptions=1,
     interruptions=2,
     forced_tokens=3,
     padded_tokens=30,
-    draft_n=8,
-    draft_n_accepted=6,
+    drafted_tokens=8,
+    accepted_tokens=6,
 )
 TIMINGS_JSON = (
     '{"queue_ms":1.235,"prefill_ms":2.0,"generation_ms":3.0,"latency_ms":6.235,'
-    '"tokens_generated":4,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"forced_tokens":3,'
+    '"tokens_generated":2,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"forced_tokens":3,'
     '"padded_tokens":30,"draft_n":8,"draft_n_accepted":6}'
 )
 
@@ -85,6 +88,15 @@ def told(of: Call, events: Iterable[TokenEvent]) -> list[list[TokenEvent]]:
     name = FakeTokenizer().piece
     parts = {one.id: OutputParts(one.marks, name) for one in of.requests if one.marks is not None}
     return [[*parts[event.id].cut(event)] if event.id in parts else [event] for event in events]
+
+
+def figures(of: Call, finishes: Mapping[str, Finish]) -> Figures:
+    """What the call came to, if its requests have ended like this."""
+    tally = Tally(of)
+    for request_id, finish in finishes.items():
+        tally.note(TokenEvent(id=request_id, finish=finish), 0.0)
+    thought_tokens = sum(finish.thought_tokens for finish in finishes.values())
+    return tally.figures(msgspec.structs.replace(FIGURES, thought_tokens=thought_tokens))
 
 
 def text(index: int, words: str, *logprobs: TokenLogprob) -> TokenEvent:

@@ -14,7 +14,6 @@ from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.errors import error_object
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.anthropic import MessagesRenderer, MessageStream, new_tool_use_id
-from openai_cpu_server.api.render.common import usage
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, InvalidRequest, ServerError
 from openai_cpu_server.models.pieces import Pieces
@@ -26,7 +25,7 @@ from openai_cpu_server.prompt.tool_formats import (
     Part,
     Reasoning,
 )
-from tests.api.calls import TIMINGS, call, end, text
+from tests.api.calls import call, end, figures, text
 from tests.api.fake_tokenizer import FakeTokenizer
 
 PIECES = Pieces(FakeTokenizer())
@@ -102,8 +101,8 @@ def ending(of: Call, *steps: TokenEvent) -> dict[str, object]:
         one.event(step)
     finish = steps[-1].finish
     assert finish is not None
-    numbers = usage(of, {of.requests[0].id: finish})
-    last = json.loads(one.end(numbers, TIMINGS)[0].json)
+    numbers = figures(of, {of.requests[0].id: finish})
+    last = json.loads(one.end(numbers)[0].json)
     message = whole(of, *steps)
     ended = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
     assert last == {"type": "message_delta", "delta": ended, "usage": message["usage"]}
@@ -116,8 +115,8 @@ def whole(of: Call, *steps: TokenEvent) -> dict[str, object]:
         answer.add(step)
     assert answer.finish is not None
     request = of.requests[0].id
-    numbers = usage(of, {request: answer.finish})
-    body = json.loads(renderer().whole(of, PIECES, {request: answer}, numbers, TIMINGS))
+    numbers = figures(of, {request: answer.finish})
+    body = json.loads(renderer().whole(of, PIECES, {request: answer}, numbers))
     assert isinstance(body, dict)
     return body
 
@@ -150,7 +149,7 @@ def test_the_end_counts_cached_tokens_apart() -> None:
     last = end(0, output_tokens=5, cached_tokens=2)
     one.event(last)
     assert last.finish is not None
-    assert events(one.end(usage(call(), {"c-0": last.finish}), TIMINGS)).decode() == (
+    assert events(one.end(figures(call(), {"c-0": last.finish}))).decode() == (
         event(
             "message_delta",
             f'"delta":{{"stop_reason":"end_turn","stop_sequence":null}},{USAGE % (1, 2, 5)}',

@@ -11,12 +11,11 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.chat import ChatRenderer
-from openai_cpu_server.api.render.common import usage
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.models.pieces import Pieces
-from tests.api.calls import MINUS_INFINITY, TIMINGS, TIMINGS_JSON, call, end, scored, text, tokens_of
+from tests.api.calls import MINUS_INFINITY, TIMINGS_JSON, call, end, figures, scored, text, tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 
 PIECES = Pieces(FakeTokenizer())
@@ -38,7 +37,7 @@ def whole(of: Call, *steps: TokenEvent) -> bytes:
     for event in steps:
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
-    return RENDERER.whole(of, PIECES, answers, usage(of, finishes), TIMINGS)
+    return RENDERER.whole(of, PIECES, answers, figures(of, finishes))
 
 
 def test_a_stream_is_role_deltas_and_reason() -> None:
@@ -87,7 +86,7 @@ def test_usage_is_null_until_its_own_chunk() -> None:
     )
     finish = end(0).finish
     assert finish is not None
-    assert events(stream.end(usage(asked, {"c-0": finish}), TIMINGS)).decode() == chunk("", numbers)
+    assert events(stream.end(figures(asked, {"c-0": finish}))).decode() == chunk("", numbers)
 
 
 def test_the_tier_is_in_every_chunk() -> None:

@@ -7,11 +7,10 @@ import json
 from openai_cpu_server.api.calls.call import Call, Prompt
 from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.common import usage
 from openai_cpu_server.api.render.completion import CompletionRenderer
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.models.pieces import Pieces
-from tests.api.calls import MINUS_INFINITY, TIMINGS, TIMINGS_JSON, call, end, scored, text, tokens_of
+from tests.api.calls import MINUS_INFINITY, TIMINGS_JSON, call, end, figures, scored, text, tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 
 PIECES = Pieces(FakeTokenizer())
@@ -34,7 +33,7 @@ def whole(of: Call, *steps: TokenEvent) -> bytes:
     for event in steps:
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
-    return RENDERER.whole(of, PIECES, answers, usage(of, finishes), TIMINGS)
+    return RENDERER.whole(of, PIECES, answers, figures(of, finishes))
 
 
 def choices(data: bytes) -> list[dict[str, object]]:

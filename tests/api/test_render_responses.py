@@ -11,7 +11,6 @@ import msgspec
 
 from openai_cpu_server.api.calls.call import Call, ToolCallStyle
 from openai_cpu_server.api.errors import ErrorBody, ErrorObject
-from openai_cpu_server.api.render.common import usage
 from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.items import PREFIXES
 from openai_cpu_server.api.render.responses.stream import ResponseStream
@@ -22,7 +21,7 @@ from openai_cpu_server.contract.messages import FinishReason, Place, TokenEvent
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallArguments, CallBegin, Content, Reasoning
-from tests.api.calls import TIMINGS, call, end, scored, text
+from tests.api.calls import call, end, figures, scored, text
 from tests.api.fake_tokenizer import FakeTokenizer
 
 CALLS = ToolCallStyle(TOOL_FORMATS["demo"], "tool_calls")
@@ -50,7 +49,7 @@ def told(one: ResponseStream, events: Sequence[TokenEvent]) -> list[Chunk]:
         chunks += one.event(event)
     finish = events[-1].finish
     assert finish is not None
-    return [*chunks, *one.end(usage(call(), {"c-0": finish}), TIMINGS)]
+    return [*chunks, *one.end(figures(call(), {"c-0": finish}))]
 
 
 def objects(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:

@@ -8,13 +8,13 @@ import pytest
 
 from openai_cpu_server.api.calls.call import CallThinking, ToolCallStyle
 from openai_cpu_server.api.calls.held import Heard
-from openai_cpu_server.api.calls.running import Tally
 from openai_cpu_server.api.calls.trial import judged
+from openai_cpu_server.api.render.renderer import Usage
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
 from openai_cpu_server.prompt.reasoning.stage import Stage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from tests.api.calls import call, end, scored, text, told
+from tests.api.calls import call, end, figures, scored, text, told
 from tests.api.test_render_tool_calls import choice, delta, streamed
 
 THINK = REASONING_FORMATS["think"]
@@ -118,11 +118,11 @@ def test_log_probabilities_of_an_answers_mark_are_nobodys(stage: Stage, said: st
 @pytest.mark.parametrize(("said", "expected"), [("Hm.</think>Yes.", 11), ("Hm", 2), ("</think>", 8)])
 def test_tokens_of_thoughts_are_counted(said: str, expected: int) -> None:
     thinking = call(thinking=WITHIN)
-    tally = Tally(thinking)
     pieces = (said[:1], said[1:5], said[5:])
-    for event in chain.from_iterable(told(thinking, [*(text(0, piece) for piece in pieces), end(0)])):
-        tally.note(event, 0.0)
-    assert tally.usage().completion_tokens_details.reasoning_tokens == expected
+    last = told(thinking, [*(text(0, piece) for piece in pieces), end(0)])[-1][-1]
+    assert last.finish is not None
+    usage = Usage.of(figures(thinking, {last.id: last.finish}))
+    assert usage.completion_tokens_details.reasoning_tokens == expected
 
 
 def test_routers_judge_the_answer() -> None:

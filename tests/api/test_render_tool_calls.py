@@ -13,12 +13,12 @@ from openai_cpu_server.api.calls.call import Call, ToolCallStyle
 from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.chat import ChatRenderer
-from openai_cpu_server.api.render.common import new_tool_call_id, usage
+from openai_cpu_server.api.render.common import new_tool_call_id
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from tests.api.calls import TIMINGS, call, end, scored, text, told
+from tests.api.calls import call, end, figures, scored, text, told
 from tests.api.fake_tokenizer import FakeTokenizer
 
 PIECES = Pieces(FakeTokenizer())
@@ -54,7 +54,7 @@ def whole(of: Call, *steps: TokenEvent) -> dict[str, object]:
     for event in chain.from_iterable(told(of, steps)):
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
-    body = json.loads(renderer().whole(of, PIECES, answers, usage(of, finishes), TIMINGS))
+    body = json.loads(renderer().whole(of, PIECES, answers, figures(of, finishes)))
     assert isinstance(body, dict)
     return body
 

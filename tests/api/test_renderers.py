@@ -10,8 +10,8 @@ from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.calls.running import Running
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.gates.ticket import Ticket
-from openai_cpu_server.api.render.renderer import Chunk, Renderer, Usage
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.api.render.renderer import Chunk, Renderer
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, Place, TokenEvent
 from tests.api.calls import call
 from tests.api.fake_engine import FakeEngine
@@ -37,8 +37,8 @@ class Named:
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         return (Chunk(b'{"n":%d}' % len(event.tokens), "delta"),) if event.tokens else ()
 
-    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
-        return (Chunk(b'{"total":%d}' % usage.completion_tokens, "completed"), Chunk(b"{}"))
+    def end(self, figures: Figures) -> Sequence[Chunk]:
+        return (Chunk(b'{"total":%d}' % figures.output_tokens, "completed"), Chunk(b"{}"))
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         return (Chunk(b"{}", "failed"),)
@@ -64,7 +64,7 @@ async def test_what_was_told_is_counted_for_the_log() -> None:
         async for _ in running.tell(Named()):
             pass
     assert ticket.call is not None
-    assert ticket.notes["output_tokens"] == ticket.call.output_tokens > 0
+    assert ticket.notes["output_tokens"] == ticket.call.figures.output_tokens > 0
 
 
 async def test_who_leaves_ends_the_call() -> None:

@@ -24,6 +24,6 @@ async def test_gaps_are_those_between_arrivals() -> None:
         event = await anext(events)
         assert isinstance(event, TokenEvent)
         tally.note(event, generation.arrived_s)
-    figures = tally.figures(generation.timings, began_s=0.5, model="m")
-    assert (figures.gaps.num, figures.gaps.sum_s) == (3, 8.0)
-    assert figures.ttft_s == 0.5
+    ended = tally.ended(tally.figures(generation.figures), began_s=0.5, model="m")
+    assert (ended.gaps.num, ended.gaps.sum_s) == (3, 8.0)
+    assert (ended.ttft_s, ended.figures.output_tokens) == (0.5, 4)

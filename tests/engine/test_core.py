@@ -26,9 +26,9 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 from openai_cpu_server.contract.step import Step, StepResult
+from openai_cpu_server.engine.base import Prepared, shared_ms
 from openai_cpu_server.engine.build import build_core
-from openai_cpu_server.engine.core import EngineCore, Prepared
-from openai_cpu_server.engine.shares import shared_ms
+from openai_cpu_server.engine.core import EngineCore
 from tests.fakes import FAKE_INFO, FakeBackend, Panic
 from tests.scheduler.driver import alone, request
 

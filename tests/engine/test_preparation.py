@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from openai_cpu_server.contract.messages import Cancel, ClearCache, Handling, Submit
 from openai_cpu_server.contract.request import Constraint, Priority
-from openai_cpu_server.engine.core import Checked, Prepared, Refused, Work
+from openai_cpu_server.engine.base import Checked, Prepared, Refused, Work
 from openai_cpu_server.engine.preparation import Preparation
 from tests.scheduler.driver import request
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import CallFigures, Ended, Origin
+from openai_cpu_server.observe.ended import Ended, EndedCall, Origin
 from openai_cpu_server.observe.recent import Recent
 
 
@@ -18,16 +19,19 @@ class Clock:
 
 
 def ended(seconds: float, status: int = 200, code: str | None = None) -> Ended:
-    call = CallFigures(
+    call = EndedCall(
         model="m",
-        prompt_tokens=5,
-        cached_tokens=0,
-        output_tokens=3,
+        figures=Figures(
+            prompt_tokens=5,
+            output_tokens=3,
+            queue_ms=100.0,
+            prefill_ms=100.0,
+            generation_ms=100.0,
+            latency_ms=300.0,
+            tokens_per_second=10.0,
+        ),
         finish_reasons=("stop",),
         submitted_s=0.0,
-        queue_s=0.1,
-        prefill_s=0.1,
-        decode_s=0.1,
         ttft_s=0.2,
         gaps=Distribution(),
     )

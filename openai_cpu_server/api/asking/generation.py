@@ -183,5 +183,5 @@ class _Begun:
         self._ticket.sent_to(taken(sure))
         shown = msgspec.structs.replace(first.call, headers={**first.call.headers, **routed_headers(sure)})
         lease = self._context.lease if recalled.held is None else None
-        held = Held(heard, first.timings)
+        held = Held(heard, first.figures)
         return Running(shown, held, goal.chosen.model, ticket=self._ticket, lease=lease)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import ServerError
 
@@ -23,14 +23,14 @@ class Heard(NamedTuple):
 class Held:
     """A `Generation` that has ended, told once more."""
 
-    def __init__(self, heard: Sequence[Heard], timings: Timings) -> None:
+    def __init__(self, heard: Sequence[Heard], figures: Figures) -> None:
         self._heard = heard
-        self._timings = timings
+        self._figures = figures
         self.arrived_s = 0.0
 
     @property
-    def timings(self) -> Timings:
-        return self._timings
+    def figures(self) -> Figures:
+        return self._figures
 
     async def __aenter__(self) -> Held:
         return self

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.engine import Embedding, EmbedTimings, Engine, Generation
+from openai_cpu_server.contract.engine import Embedding, Engine, Generation
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
@@ -19,7 +20,7 @@ from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerErr
 
 Rows = npt.NDArray[np.float32]
 """(inputs, numbers)."""
-Writer = Callable[[Rows, EmbedTimings], bytes]
+Writer = Callable[[Rows, Figures], bytes]
 """Makes the body of a response. It runs in any thread."""
 
 
@@ -88,14 +89,14 @@ class YesOrNoScores:
         return np.array([scores[request.id] for request in self._asked.requests], np.float32).tobytes()
 
     @property
-    def timings(self) -> EmbedTimings:
-        timings = self._generation.timings
-        compute_ms = timings.latency_ms - timings.queue_ms
+    def figures(self) -> Figures:
+        told = self._generation.figures
+        compute_ms = told.latency_ms - told.queue_ms
         num_tokens = sum(len(request.tokens) for request in self._asked.requests)
-        return EmbedTimings(
-            queue_ms=timings.queue_ms,
-            compute_ms=compute_ms,
-            latency_ms=timings.latency_ms,
+        return Figures(
+            queue_ms=told.queue_ms,
+            prefill_ms=compute_ms,
+            latency_ms=told.latency_ms,
             tokens_per_second=1000 * num_tokens / compute_ms if compute_ms > 0 else 0.0,
         )
 

@@ -23,7 +23,7 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.calls.held import Heard, Held
 from openai_cpu_server.api.calls.recording import Recorder
 from openai_cpu_server.api.gates.ticket import Ticket
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.models.digests import Digests
@@ -182,18 +182,11 @@ def _held(found: Found, began_s: float) -> Held:
     """All of it comes now; the time that it took counts as that to the first token."""
     now_s = time.monotonic()
     finishes = [event.finish for event in found.events if event.finish is not None]
-    timings = Timings(
+    figures = Figures(
+        **added_up(finishes),
         queue_ms=0.0,
         prefill_ms=1000 * (now_s - began_s),
-        generation_ms=0.0,
         latency_ms=1000 * (now_s - began_s),
-        tokens_generated=sum(finish.output_tokens for finish in finishes),
         tokens_per_second=0.0,
-        preemptions=0,
-        interruptions=0,
-        forced_tokens=0,
-        padded_tokens=0,
-        draft_n=0,
-        draft_n_accepted=0,
     )
-    return Held([Heard(event, now_s) for event in found.events], timings)
+    return Held([Heard(event, now_s) for event in found.events], figures)

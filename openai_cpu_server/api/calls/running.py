@@ -16,13 +16,14 @@ from openai_cpu_server.api.calls.held import Heard
 from openai_cpu_server.api.calls.recording import Recorder
 from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.common import cached_tokens, usage
-from openai_cpu_server.api.render.renderer import Chunk, Renderer, Usage
-from openai_cpu_server.contract.engine import Generation, Timings
+from openai_cpu_server.api.render.common import cached_tokens
+from openai_cpu_server.api.render.renderer import Chunk, Renderer
+from openai_cpu_server.contract.engine import Generation
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, ModelLoading, Place, TokenEvent
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import CallFigures
+from openai_cpu_server.observe.ended import EndedCall
 
 NEWS_INTERVAL_S = 1.0
 """A stream hears of its place in the queue once in so long at most."""
@@ -67,8 +68,9 @@ class Running:
         trace: TracebackType | None,
     ) -> None:
         await self._generation.__aexit__(kind, error, trace)
-        figures = self._tally.figures(self.timings, began_s=self._ticket.started_s, model=self.model.name)
-        self._ticket.generated(figures)
+        figures = self.figures
+        began_s, model = self._ticket.started_s, self.model.name
+        self._ticket.generated(self._tally.ended(figures, began_s=began_s, model=model))
         if self._lease is not None:
             self._lease.output_tokens = figures.output_tokens
 
@@ -77,12 +79,9 @@ class Running:
         self.model.engine.cancel(self.call.id)
 
     @property
-    def timings(self) -> Timings:
-        return self._generation.timings
-
-    def usage(self) -> Usage:
-        """Known once every request of the call has finished."""
-        return self._tally.usage()
+    def figures(self) -> Figures:
+        """What it came to. They are complete once every request of the call has finished."""
+        return self._tally.figures(self._generation.figures)
 
     async def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]:
         """All that a client hears, as it comes. Raises what the call failed with."""
@@ -102,7 +101,7 @@ class Running:
             if chunks := renderer.event(item):
                 news.end()
                 yield chunks
-        if chunks := renderer.end(self.usage(), self.timings):
+        if chunks := renderer.end(self.figures):
             yield chunks
 
     async def hold(self) -> list[Heard]:
@@ -196,25 +195,23 @@ class Tally:
         if event.finish is not None:
             self._finishes[event.id] = event.finish
 
-    def usage(self) -> Usage:
-        """Known once every request of the call has finished."""
-        return usage(self._call, self._finishes)
-
-    def figures(self, timings: Timings, *, began_s: float, model: str) -> CallFigures:
-        """What it came to; also of a call that was left before its end. `began_s`: when it came in. `model`:
-        the name of the one that answers."""
-        first_s, latency_s = self._first_event_s, timings.latency_ms / 1000
-        adapter = self._call.requests[0].adapter
-        return CallFigures(
+    def figures(self, told: Figures) -> Figures:
+        """What it came to; also for a call that was left before its end. `told`: by whoever generates."""
+        return msgspec.structs.replace(
+            told,
             prompt_tokens=self._call.prompt_tokens,
             cached_tokens=cached_tokens(self._call, self._finishes),
             output_tokens=sum(self._output_tokens(request.id) for request in self._call.requests),
+        )
+
+    def ended(self, figures: Figures, *, began_s: float, model: str) -> EndedCall:
+        """Its end, for observers. `began_s`: when it came in. `model`: the name of the one that answers."""
+        first_s, adapter = self._first_event_s, self._call.requests[0].adapter
+        return EndedCall(
+            figures=figures,
             model=model,
             finish_reasons=tuple(self._finish_reason(request.id) for request in self._call.requests),
-            submitted_s=min(self._submitted_s, time.monotonic() - latency_s),
-            queue_s=timings.queue_ms / 1000,
-            prefill_s=timings.prefill_ms / 1000,
-            decode_s=timings.generation_ms / 1000,
+            submitted_s=min(self._submitted_s, time.monotonic() - figures.latency_ms / 1000),
             ttft_s=None if first_s is None else first_s - began_s,
             gaps=self._gaps,
             adapter=f"{model}:{adapter}" if adapter is not None else None,

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from openai_cpu_server.api.errors import CLIENT_GONE, code_of, is_ours
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.observe.ended import AnswerUse, CallFigures, Ended, Origin, RouteTaken, TraceParent
+from openai_cpu_server.observe.ended import AnswerUse, Ended, EndedCall, Origin, RouteTaken, TraceParent
 from openai_cpu_server.observe.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Ticket:
     is what header, key and server say."""
     code: str | None = None
     """The code of its error."""
-    call: CallFigures | None = None
+    call: EndedCall | None = None
     """What was generated or embedded; set when that has ended."""
     routed: RouteTaken | None = None
     """The way that a router has sent it."""
@@ -61,19 +61,19 @@ class Ticket:
     """It gets no line in the log and no trace."""
     notes: dict[str, str | int | float] = field(default_factory=dict)
 
-    def generated(self, figures: CallFigures) -> None:
+    def generated(self, call: EndedCall) -> None:
         """Notes what a call came to; also of one that was left before its end."""
-        self.call = figures
+        self.call, figures = call, call.figures
         self.notes["prompt_tokens"] = figures.prompt_tokens
-        if figures.inputs is None:
+        if call.inputs is None:
             self.notes["cached_tokens"] = figures.cached_tokens
             self.notes["output_tokens"] = figures.output_tokens
-            self.notes["finish_reason"] = ",".join(sorted(set(figures.finish_reasons)))
+            self.notes["finish_reason"] = ",".join(sorted(set(call.finish_reasons)))
         else:
-            self.notes["inputs"] = figures.inputs
-        self.notes["queue_ms"] = round(1000 * figures.queue_s, 1)
-        if figures.ttft_s is not None:
-            self.notes["ttft_ms"] = round(1000 * figures.ttft_s, 1)
+            self.notes["inputs"] = call.inputs
+        self.notes["queue_ms"] = round(figures.queue_ms, 1)
+        if call.ttft_s is not None:
+            self.notes["ttft_ms"] = round(1000 * call.ttft_s, 1)
 
     def sent_to(self, routed: RouteTaken) -> None:
         """Notes what a router has decided, or decided anew."""

@@ -14,8 +14,8 @@ from openai_cpu_server.api.error_shapes import streamed_error
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import NewId, finish_reason, json_text, random_letters
-from openai_cpu_server.api.render.renderer import Chunk, Usage
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.api.render.renderer import Chunk
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import (
@@ -69,13 +69,12 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Unset at a stream's beginning, where there is no output."""
 
     @classmethod
-    def of(cls, usage: Usage) -> MessagesUsage:
-        cached = usage.prompt_tokens_details.cached_tokens
+    def of(cls, figures: Figures) -> MessagesUsage:
         return cls(
-            input_tokens=usage.prompt_tokens - cached,
-            cache_read_input_tokens=cached,
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputDetails(usage.completion_tokens_details.reasoning_tokens),
+            input_tokens=figures.prompt_tokens - figures.cached_tokens,
+            cache_read_input_tokens=figures.cached_tokens,
+            output_tokens=figures.output_tokens,
+            output_tokens_details=OutputDetails(figures.thought_tokens),
         )
 
 
@@ -100,9 +99,7 @@ class MessagesRenderer:
     def __init__(self, new_id: NewId = new_tool_use_id) -> None:
         self._new_id = new_id
 
-    def whole(
-        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
-    ) -> bytes:
+    def whole(self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], figures: Figures) -> bytes:
         (answer,) = answers.values()
         assert answer.finish is not None, "an answer is rendered after its end"
         reader = call.reader()
@@ -114,7 +111,7 @@ class MessagesRenderer:
             content=list(_blocks(parts, self._new_id)),
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
-            usage=MessagesUsage.of(usage),
+            usage=MessagesUsage.of(figures),
         )
         return msgspec.json.encode(message)
 
@@ -230,9 +227,9 @@ class MessageStream:
             chunks += self._close()
         return chunks
 
-    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[Chunk]:
         assert self._ending is not None, "the last event has said how it ended"
-        ending, numbers = msgspec.json.encode(self._ending), msgspec.json.encode(MessagesUsage.of(usage))
+        ending, numbers = msgspec.json.encode(self._ending), msgspec.json.encode(MessagesUsage.of(figures))
         delta = _chunk("message_delta", b'"delta":%b,"usage":%b' % (ending, numbers))
         return (delta, Chunk(b'{"type":"message_stop"}', "message_stop"))
 

@@ -23,8 +23,8 @@ from openai_cpu_server.api.render.common import (
     metadata,
     new_tool_call_id,
     reasoning_of,
-    rounded,
     service_tier,
+    timings,
 )
 from openai_cpu_server.api.render.renderer import Usage
 from openai_cpu_server.api.render.tool_calls import (
@@ -34,7 +34,7 @@ from openai_cpu_server.api.render.tool_calls import (
     called_functions,
     reason_with_tool_calls,
 )
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.pieces import Pieces
@@ -81,17 +81,15 @@ class ChatRenderer:
     def __init__(self, new_id: NewId = new_tool_call_id) -> None:
         self._new_id = new_id
 
-    def whole(
-        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
-    ) -> bytes:
+    def whole(self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], figures: Figures) -> bytes:
         ranked = enumerate(shown(call, answers))
         completion = ChatCompletion(
             id=call.id,
             created=call.created,
             model=call.model,
             choices=[self._choice(call, pieces, index, answer) for index, (_, answer) in ranked],
-            usage=usage,
-            timings=rounded(timings),
+            usage=Usage.of(figures),
+            timings=timings(figures),
             service_tier=service_tier(call),
             system_fingerprint=call.fingerprint,
             metadata=metadata(call),

@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
-from openai_cpu_server.api.render.renderer import Chunk, CompletionDetails, PromptDetails, Usage
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.api.render.renderer import Chunk, Usage
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
@@ -61,9 +61,22 @@ def metadata(call: Call) -> Metadata:
     return UNSET if call.metadata is None else call.metadata
 
 
-def rounded(timings: Timings) -> dict[str, float]:
-    """Rounds milliseconds and rates to three decimals."""
-    return {name: round(value, 3) for name, value in msgspec.structs.asdict(timings).items()}
+def timings(figures: Figures) -> dict[str, float]:
+    """Where the time of a call went. Milliseconds and rates have three decimals."""
+    return {
+        "queue_ms": round(figures.queue_ms, 3),
+        "prefill_ms": round(figures.prefill_ms, 3),
+        "generation_ms": round(figures.generation_ms, 3),
+        "latency_ms": round(figures.latency_ms, 3),
+        "tokens_generated": figures.output_tokens,
+        "tokens_per_second": round(figures.tokens_per_second, 3),
+        "preemptions": figures.preemptions,
+        "interruptions": figures.interruptions,
+        "forced_tokens": figures.forced_tokens,
+        "padded_tokens": figures.padded_tokens,
+        "draft_n": figures.drafted_tokens,
+        "draft_n_accepted": figures.accepted_tokens,
+    }
 
 
 def finish_reason(finish: Finish) -> str:
@@ -72,15 +85,6 @@ def finish_reason(finish: Finish) -> str:
     if reason is None:
         raise GenerationFailed(finish.error or "The server ended the request before its end.")
     return reason
-
-
-def usage(call: Call, finishes: Mapping[str, Finish]) -> Usage:
-    """A prompt counts once, however many choices."""
-    prompt_tokens = call.prompt_tokens
-    output_tokens = sum(finish.output_tokens for finish in finishes.values())
-    details = PromptDetails(cached_tokens(call, finishes))
-    thought = CompletionDetails(sum(finish.thought_tokens for finish in finishes.values()))
-    return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, details, thought)
 
 
 def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
@@ -161,10 +165,10 @@ class ChunkStream(QuietStream):
         choices = self._choices[event.id].choices(event)
         return [Chunk(self._open + choice + self._close) for choice in choices]
 
-    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[Chunk]:
         """The one chunk without choices, where somebody wants it."""
         if not self._has_usage:
             return ()
-        numbers = b'],"usage":' + msgspec.json.encode(usage)
-        timed = b',"timings":' + msgspec.json.encode(rounded(timings))
+        numbers = b'],"usage":' + msgspec.json.encode(Usage.of(figures))
+        timed = b',"timings":' + msgspec.json.encode(timings(figures))
         return (Chunk(self._open + numbers + timed + b"}"),)

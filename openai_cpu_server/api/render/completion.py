@@ -16,12 +16,12 @@ from openai_cpu_server.api.render.common import (
     finish_reason,
     json_text,
     metadata,
-    rounded,
     service_tier,
+    timings,
 )
 from openai_cpu_server.api.render.legacy_logprobs import LegacyLogprobs, LegacyWriter, prompt_logprobs
 from openai_cpu_server.api.render.renderer import Usage
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.pieces import Pieces
@@ -50,17 +50,15 @@ class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionRenderer:
     """Makes the answers of text completion calls."""
 
-    def whole(
-        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
-    ) -> bytes:
+    def whole(self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], figures: Figures) -> bytes:
         ranked = enumerate(shown(call, answers))
         completion = TextCompletion(
             id=call.id,
             created=call.created,
             model=call.model,
             choices=[_choice(call, pieces, position, *found) for position, found in ranked],
-            usage=usage,
-            timings=rounded(timings),
+            usage=Usage.of(figures),
+            timings=timings(figures),
             service_tier=service_tier(call),
             system_fingerprint=call.fingerprint,
             metadata=metadata(call),

@@ -18,8 +18,8 @@ from openai_cpu_server.api.render.common import (
     json_text,
     reasoning_of,
 )
-from openai_cpu_server.api.render.renderer import Chunk, Usage
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.api.render.renderer import Chunk
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
@@ -37,6 +37,19 @@ class GenerateMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float
     queue_ms: float
     latency_ms: float
+
+    @classmethod
+    def of(cls, figures: Figures) -> GenerateMetrics:
+        return cls(
+            prompt_tokens=figures.prompt_tokens,
+            completion_tokens=figures.output_tokens,
+            total_tokens=figures.total_tokens,
+            cached_tokens=figures.cached_tokens,
+            ttft_ms=round(figures.queue_ms + figures.prefill_ms, 3),
+            tokens_per_second=round(figures.tokens_per_second, 3),
+            queue_ms=round(figures.queue_ms, 3),
+            latency_ms=round(figures.latency_ms, 3),
+        )
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +87,7 @@ class GeneratedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateRenderer:
-    def whole(
-        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
-    ) -> bytes:
+    def whole(self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], figures: Figures) -> bytes:
         answer = answers[call.requests[0].id]
         assert answer.finish is not None, "an answer is rendered after its end"
         parts = answer.parts(call.reader())
@@ -88,7 +99,7 @@ class GenerateRenderer:
             structured_data=_as_json(text) if call.is_json else NO_JSON,
             reasoning=reasoning_of(parts) or UNSET,
             finish_reason=finish_reason(answer.finish),
-            metrics=_metrics(usage, timings),
+            metrics=GenerateMetrics.of(figures),
         )
         return msgspec.json.encode(generated)
 
@@ -113,7 +124,7 @@ class GenerateStream(QuietStream):
             finish_reason(event.finish)
         return [chunk for part in parts for chunk in self._shown(part)]
 
-    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[Chunk]:
         assert self._finish is not None, "all sequences have ended"
         last = Generated(
             id=self._call.id,
@@ -121,7 +132,7 @@ class GenerateStream(QuietStream):
             text="",
             structured_data=_as_json("".join(self._texts)) if self._call.is_json else NO_JSON,
             finish_reason=finish_reason(self._finish),
-            metrics=_metrics(usage, timings),
+            metrics=GenerateMetrics.of(figures),
         )
         return (Chunk(msgspec.json.encode(last)),)
 
@@ -156,16 +167,3 @@ def _as_json(text: str) -> msgspec.Raw:
         return msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError):
         return NO_JSON
-
-
-def _metrics(usage: Usage, timings: Timings) -> GenerateMetrics:
-    return GenerateMetrics(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        cached_tokens=usage.prompt_tokens_details.cached_tokens,
-        ttft_ms=round(timings.queue_ms + timings.prefill_ms, 3),
-        tokens_per_second=round(timings.tokens_per_second, 3),
-        queue_ms=round(timings.queue_ms, 3),
-        latency_ms=round(timings.latency_ms, 3),
-    )

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.calls.pooling import Rows
 from openai_cpu_server.api.render.vectors import as_base64, as_numbers, checked, normalised
-from openai_cpu_server.contract.engine import EmbedTimings
+from openai_cpu_server.contract.figures import Figures
 
 _ITEM = b'%b{"object":"embedding","index":%d,"embedding":%b}'
 
@@ -49,19 +49,19 @@ class EmbeddingWriter(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None
     """So many of a vector's numbers are kept; None: all."""
 
-    def __call__(self, rows: Rows, timings: EmbedTimings) -> bytes:
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
         """Raises GenerationFailed for vectors that are none."""
         vectors = normalised(checked(rows)[:, : self.dimensions])
         texts = as_base64(vectors) if self.is_base64 else as_numbers(vectors)
-        return b"".join(self._parts(texts, timings))
+        return b"".join(self._parts(texts, figures))
 
-    def _parts(self, texts: Iterable[bytes], timings: EmbedTimings) -> Iterator[bytes]:
+    def _parts(self, texts: Iterable[bytes], figures: Figures) -> Iterator[bytes]:
         """They are put together once: the whole may have ten megabytes."""
         yield b'{"object":"list","data":['
         for index, text in enumerate(texts):
             yield _ITEM % (b"," if index else b"", index, text)
         usage = msgspec.json.encode(InputUsage.of(self.prompt_tokens))
-        tail = (msgspec.json.encode(self.model), usage, msgspec.json.encode(_shown(timings)))
+        tail = (msgspec.json.encode(self.model), usage, msgspec.json.encode(_shown(figures)))
         yield b'],"model":%b,"usage":%b,"timings":%b}' % tail
 
 
@@ -94,7 +94,7 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     documents: tuple[str, ...] | None
     """None: they are not returned."""
 
-    def write(self, scores: Sequence[float], timings: EmbedTimings) -> bytes:
+    def write(self, scores: Sequence[float], figures: Figures) -> bytes:
         """Documents of equal scores keep their order."""
         best_first = sorted(range(len(scores)), key=lambda index: -scores[index])
         answer = Reranked(
@@ -102,7 +102,7 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
             model=self.model,
             results=[self._result(index, scores[index]) for index in best_first[: self.top_n]],
             usage=InputUsage.of(self.prompt_tokens),
-            timings=_shown(timings),
+            timings=_shown(figures),
         )
         return msgspec.json.encode(answer)
 
@@ -114,9 +114,9 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
 class CosineWriter(RankingWriter, frozen=True, kw_only=True):
     """Ranks by the cosines between the first row and the others."""
 
-    def __call__(self, rows: Rows, timings: EmbedTimings) -> bytes:
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
         vectors = normalised(checked(rows)).astype(np.float64)
-        return self.write((vectors[1:] @ vectors[0]).tolist(), timings)
+        return self.write((vectors[1:] @ vectors[0]).tolist(), figures)
 
 
 class ScoreWriter(RankingWriter, frozen=True, kw_only=True):
@@ -125,10 +125,16 @@ class ScoreWriter(RankingWriter, frozen=True, kw_only=True):
     squeezes: bool
     """The numbers become probabilities by the logistic function."""
 
-    def __call__(self, rows: Rows, timings: EmbedTimings) -> bytes:
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
         scores = checked(rows)[:, 0].astype(np.float64)
-        return self.write((1 / (1 + np.exp(-scores)) if self.squeezes else scores).tolist(), timings)
+        return self.write((1 / (1 + np.exp(-scores)) if self.squeezes else scores).tolist(), figures)
 
 
-def _shown(timings: EmbedTimings) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in msgspec.structs.asdict(timings).items()}
+def _shown(figures: Figures) -> dict[str, float]:
+    """Rounds to three decimals."""
+    return {
+        "queue_ms": round(figures.queue_ms, 3),
+        "compute_ms": round(figures.prefill_ms, 3),
+        "latency_ms": round(figures.latency_ms, 3),
+        "tokens_per_second": round(figures.tokens_per_second, 3),
+    }

@@ -10,7 +10,7 @@ import msgspec
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, Place, TokenEvent
 from openai_cpu_server.models.pieces import Pieces
 
@@ -29,6 +29,16 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails = CompletionDetails()
+
+    @classmethod
+    def of(cls, figures: Figures) -> Usage:
+        return cls(
+            prompt_tokens=figures.prompt_tokens,
+            completion_tokens=figures.output_tokens,
+            total_tokens=figures.total_tokens,
+            prompt_tokens_details=PromptDetails(figures.cached_tokens),
+            completion_tokens_details=CompletionDetails(figures.thought_tokens),
+        )
 
 
 class Chunk(NamedTuple):
@@ -64,7 +74,7 @@ class Renderer(Protocol):
         """Raises GenerationFailed for an end that is nobody's result."""
         ...
 
-    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[Chunk]:
         """All sequences have ended well."""
         ...
 
@@ -76,9 +86,7 @@ class Renderer(Protocol):
 class AnswerRenderer(Protocol):
     """Makes the answers of one family, from `Call`s that it has resolved."""
 
-    def whole(
-        self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], usage: Usage, timings: Timings
-    ) -> bytes:
+    def whole(self, call: Call, pieces: Pieces, answers: Mapping[str, Answer], figures: Figures) -> bytes:
         """The body of a response that is not streamed. It runs in any thread."""
         ...
 

@@ -21,9 +21,10 @@ from openai_cpu_server.api.calls.trial import UNWATCHED, Trial
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer, Usage
+from openai_cpu_server.api.render.renderer import AnswerRenderer, Renderer
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.parse import Ignored, parse
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.http.body import unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
@@ -90,11 +91,9 @@ class GenerationRoute:
         """The answer of a call that is not streamed. `do` does the work as long as somebody wants it."""
         async with running:
             answers = await do(running.gather)
-        usage, timings = running.usage(), running.timings
-        render = partial(
-            self._family.renderer.whole, running.call, running.model.pieces, answers, usage, timings
-        )
-        return await off_loop(_shown_bytes(running.call, usage), render)
+        figures = running.figures
+        render = partial(self._family.renderer.whole, running.call, running.model.pieces, answers, figures)
+        return await off_loop(_shown_bytes(running.call, figures), render)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """The whole answer to a body that came by no request of its own, such as a row of a batch job.
@@ -124,7 +123,7 @@ class GenerationRoute:
         return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
 
-def _shown_bytes(call: Call, usage: Usage) -> int:
+def _shown_bytes(call: Call, figures: Figures) -> int:
     """About the size of the response: with log-probabilities it can be megabytes."""
     per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
-    return per_token * usage.total_tokens
+    return per_token * figures.total_tokens

@@ -24,14 +24,15 @@ from openai_cpu_server.api.resolve.embedding import resolve_embeddings
 from openai_cpu_server.api.resolve.ranking import resolve_ranking
 from openai_cpu_server.api.schemas.parse import parse
 from openai_cpu_server.api.schemas.pooling import EmbeddingBody, PoolingBody, RerankBody
-from openai_cpu_server.contract.engine import Embedding, EmbedTimings
+from openai_cpu_server.contract.engine import Embedding
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
 from openai_cpu_server.http.body import unkept_body
 from openai_cpu_server.http.context import RequestContext, Sender, context_of
 from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import CallFigures
+from openai_cpu_server.observe.ended import EndedCall
 
 B = TypeVar("B", bound=PoolingBody)
 _CHEAPER = 16
@@ -68,7 +69,7 @@ class PoolingRoute(Generic[B]):
         limit_time(working, ticket, call.timeout_s, context.timeout_s)
         running = _Running(call, working, chosen.model.name, ticket)
         rows = await while_connected(request.receive, running.rows)
-        body = await _written(call, rows, working.timings)
+        body = await _written(call, rows, working.figures)
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
@@ -84,7 +85,7 @@ class PoolingRoute(Generic[B]):
         except GenerationFailed:
             chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
-        return await _written(call, rows, working.timings)
+        return await _written(call, rows, working.figures)
 
     async def _resolved(self, data: bytes, sender: Sender) -> tuple[PoolingCall, Chosen]:
         reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
@@ -129,26 +130,19 @@ class _Running:
                 vectors = await self._working.vectors()
             num_done = self._call.num_inputs
         finally:
-            self._ticket.generated(_figures(self._call, self._model, self._working.timings, num_done))
+            self._ticket.generated(_ended(self._call, self._model, self._working.figures, num_done))
         return np.frombuffer(vectors, np.dtype("<f4")).reshape(self._call.num_inputs, -1)
 
 
-async def _written(call: PoolingCall, rows: Rows, timings: EmbedTimings) -> bytes:
-    return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, timings))
+async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
+    return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 
-def _figures(call: PoolingCall, model: str, timings: EmbedTimings, num_done: int) -> CallFigures:
-    return CallFigures(
-        prompt_tokens=call.prompt_tokens,
-        cached_tokens=0,
-        output_tokens=0,
+def _ended(call: PoolingCall, model: str, told: Figures, num_done: int) -> EndedCall:
+    return EndedCall(
+        figures=msgspec.structs.replace(told, prompt_tokens=call.prompt_tokens),
         model=model,
-        finish_reasons=(),
-        submitted_s=time.monotonic() - timings.latency_ms / 1000,
-        queue_s=timings.queue_ms / 1000,
-        prefill_s=timings.compute_ms / 1000,
-        decode_s=0.0,
-        ttft_s=None,
+        submitted_s=time.monotonic() - told.latency_ms / 1000,
         gaps=Distribution(),
         inputs=num_done,
     )

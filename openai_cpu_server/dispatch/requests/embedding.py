@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
-from openai_cpu_server.contract.engine import EmbedTimings
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.dispatch.requests.answer import Answer
 from openai_cpu_server.dispatch.requests.awaiting import TakesVectors
 from openai_cpu_server.errors import GenerationFailed
@@ -35,14 +35,14 @@ class Embedding(Answer[Embedded], TakesVectors):
         return b"".join(rows)
 
     @property
-    def timings(self) -> EmbedTimings:
+    def figures(self) -> Figures:
         """Times up to the end, or up to now while it has not ended."""
         times = self._clocking
         busy_s = times.ended - times.started
         tokens = sum(map(len, self._request.inputs[: self._num_embedded]))
-        return EmbedTimings(
+        return Figures(
             queue_ms=1000 * (times.started - times.submitted),
-            compute_ms=1000 * busy_s,
+            prefill_ms=1000 * busy_s,
             latency_ms=1000 * (times.ended - times.submitted),
             tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
         )

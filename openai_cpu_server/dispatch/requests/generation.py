@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.dispatch.requests.answer import Answer
@@ -52,24 +52,18 @@ class Generation(Answer[TokenEvent], TakesTokens):
             yield item
 
     @property
-    def timings(self) -> Timings:
-        """Times up to the end, or up to now while it has not ended."""
-        times, finishes = self._clocking, self._finishes
+    def figures(self) -> Figures:
+        """Up to the end, or up to now while it has not ended; counts are of the sequences that have ended."""
+        times, counts = self._clocking, added_up(self._finishes)
         end, started, first = times.ended, times.started, times.first
-        tokens, busy_s = sum(finish.output_tokens for finish in finishes), end - started
-        return Timings(
+        tokens, busy_s = counts["output_tokens"], end - started
+        return Figures(
+            **counts,
             queue_ms=1000 * (started - times.submitted),
             prefill_ms=1000 * (first - started),
             generation_ms=1000 * (end - first),
             latency_ms=1000 * (end - times.submitted),
-            tokens_generated=tokens,
             tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
-            preemptions=sum(finish.preemptions for finish in finishes),
-            interruptions=sum(finish.interruptions for finish in finishes),
-            forced_tokens=sum(finish.forced_tokens for finish in finishes),
-            padded_tokens=sum(finish.padded_tokens for finish in finishes),
-            draft_n=sum(finish.drafted_tokens for finish in finishes),
-            draft_n_accepted=sum(finish.accepted_tokens for finish in finishes),
         )
 
     # -- called by `Replay` ----------------------------------------------------------------------------

@@ -54,8 +54,8 @@ async def test_vectors_come_in_the_order_of_the_inputs() -> None:
     async with running(client("embeds=1")) as engine:
         async with engine.embed(request) as embedding:
             assert await embedding.vectors() == expected(request)
-        assert embedding.timings.latency_ms > 0
-        assert embedding.timings.tokens_per_second > 0
+        assert embedding.figures.latency_ms > 0
+        assert embedding.figures.tokens_per_second > 0
         assert engine.totals.prompt_tokens == request.num_tokens
         assert engine.kv_stats() is None
         assert engine.requests() == []

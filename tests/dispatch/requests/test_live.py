@@ -125,10 +125,10 @@ def test_counts_of_a_generation_are_sums_over_its_sequences() -> None:
     )
     drafts = finish(preemptions=4, padded_tokens=5, forced_tokens=2, drafted_tokens=9, accepted_tokens=6)
     generation.push(TokenEvent(id="a/1", finish=drafts))
-    timings = generation.timings
-    assert (timings.tokens_generated, timings.preemptions, timings.interruptions) == (4, 5, 2)
-    assert (timings.padded_tokens, timings.forced_tokens) == (35, 3)
-    assert (timings.draft_n, timings.draft_n_accepted) == (9, 6)
+    figures = generation.figures
+    assert (figures.output_tokens, figures.preemptions, figures.interruptions) == (4, 5, 2)
+    assert (figures.padded_tokens, figures.forced_tokens) == (35, 3)
+    assert (figures.drafted_tokens, figures.accepted_tokens) == (9, 6)
 
 
 async def test_places_come_between_events_for_those_who_ask() -> None:

@@ -8,8 +8,8 @@ from typing import Union
 import msgspec
 
 from openai_cpu_server.api.errors import ErrorObject
-from openai_cpu_server.api.render.renderer import Usage
 from openai_cpu_server.api.render.responses.items import OutputItem
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.jobs.records import ResponseStatus
 
 
@@ -29,6 +29,16 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+
+    @classmethod
+    def of(cls, figures: Figures) -> ResponseUsage:
+        return cls(
+            input_tokens=figures.prompt_tokens,
+            input_tokens_details=InputDetails(figures.cached_tokens),
+            output_tokens=figures.output_tokens,
+            output_tokens_details=OutputDetails(figures.thought_tokens),
+            total_tokens=figures.total_tokens,
+        )
 
 
 class ResponseError(msgspec.Struct, frozen=True):
@@ -109,7 +119,7 @@ def begun(response: ResponseObject, status: ResponseStatus) -> ResponseObject:
 def ended(
     response: ResponseObject,
     output: Sequence[OutputItem],
-    usage: Usage,
+    figures: Figures,
     *,
     is_whole: bool,
     now_s: int,
@@ -122,7 +132,7 @@ def ended(
         completed_at=now_s if is_whole else None,
         incomplete_details=None if is_whole else IncompleteDetails(MAX_OUTPUT_TOKENS),
         output=tuple(output),
-        usage=_usage(usage),
+        usage=ResponseUsage.of(figures),
     )
 
 
@@ -143,13 +153,3 @@ def cancelled(response: ResponseObject, output: Sequence[OutputItem]) -> Respons
 def error_code(error: ErrorObject) -> str:
     """One of the few codes that OpenAI's clients know in a response."""
     return "rate_limit_exceeded" if error.error.code == "rate_limit_exceeded" else SERVER_ERROR
-
-
-def _usage(usage: Usage) -> ResponseUsage:
-    return ResponseUsage(
-        input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputDetails(usage.prompt_tokens_details.cached_tokens),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputDetails(usage.completion_tokens_details.reasoning_tokens),
-        total_tokens=usage.total_tokens,
-    )

@@ -12,7 +12,7 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.chat_logprobs import ContentScores, TokenEntry, chat_logprobs
 from openai_cpu_server.api.render.common import NewId, finish_reason, new_tool_call_id
-from openai_cpu_server.api.render.renderer import Chunk, Usage
+from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.items import new_item_id
 from openai_cpu_server.api.render.responses.objects import (
     ResponseObject,
@@ -22,7 +22,7 @@ from openai_cpu_server.api.render.responses.objects import (
     failed,
 )
 from openai_cpu_server.api.render.responses.writing import EventNumbers, ItemWriting, NewItemId
-from openai_cpu_server.contract.engine import Timings
+from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.jobs.records import ResponseStatus
@@ -126,16 +126,16 @@ class ResponseStream:
             chunks += self._part(part)
         return chunks
 
-    def end(self, usage: Usage, timings: Timings) -> Sequence[Chunk]:
+    def end(self, figures: Figures) -> Sequence[Chunk]:
         chunks = self._writing.end(is_whole=self._is_whole)
         items, now_s = self._writing.items(is_whole=self._is_whole), int(self._now())
-        self.response = ended(self.response, items, usage, is_whole=self._is_whole, now_s=now_s)
+        self.response = ended(self.response, items, figures, is_whole=self._is_whole, now_s=now_s)
         return [*chunks, self._about(f"response.{self.response.status}")]
 
-    def warmed(self, usage: Usage) -> Sequence[Chunk]:
+    def warmed(self, figures: Figures) -> Sequence[Chunk]:
         """All that is told of a response whose prompt was read, and nothing more."""
         chunks = [*self.begin(), *self._started()]
-        self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
+        self.response = ended(self.response, (), figures, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
     def failed(self, error: ErrorObject) -> ResponseObject:

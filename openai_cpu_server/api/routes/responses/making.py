@@ -79,7 +79,7 @@ class Making:
         """What a client hears of a response whose prompt is only to be read."""
         async with self.running:
             await self.running.gather()
-        chunks = self.stream.warmed(self.running.usage())
+        chunks = self.stream.warmed(self.running.figures)
         await self._keep()
         return chunks
 
@@ -88,7 +88,7 @@ class Making:
         async with self.running:
             async for _ in self._told():
                 pass
-        return await off_loop(_SHOWN * self.running.usage().total_tokens, partial(encoded, self.response))
+        return await off_loop(_SHOWN * self.running.figures.total_tokens, partial(encoded, self.response))
 
     def recent(self) -> Recent:
         """Its conversation, to be gone on from."""

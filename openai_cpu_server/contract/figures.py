@@ -1,0 +1,69 @@
+"""The figures of a request, from the engine's end of it to usage, log and metrics.
+
+The engine counts what one sequence came to. The engine's client adds up those of a call, and puts their times
+beside them; the API adds what the prompt was. Observers and the families of routes only show that, each in
+words of their own. A new figure is a field here, is counted where the engine ends an output, and is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class SequenceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sequence came to. Numbers of several can be added."""
+
+    output_tokens: int = 0
+    """Tokens sampled or forced, those of an end token or a stop string included."""
+    thought_tokens: int = 0
+    """How many of these are thoughts, marks included."""
+    forced_tokens: int = 0
+    """How many of these the constraint forced: they were not sampled. After a crash: those since then."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed, for another request had computed them."""
+    preemptions: int = 0
+    """Times that it gave up its cells for somebody else."""
+    interruptions: int = 0
+    """How many of its steps were thrown away for somebody else."""
+    padded_tokens: int = 0
+    """Throw-away tokens in the steps that it took part in."""
+    drafted_tokens: int = 0
+    """Tokens computed ahead in the hope that they are what comes. After a crash: those since then."""
+    accepted_tokens: int = 0
+    """How many of these came: they are in the output."""
+
+
+_OUTCOME = frozenset({"output_tokens", "thought_tokens"})
+NO_WORK = {name: 0 for name in SequenceFigures.__struct_fields__ if name not in _OUTCOME}
+"""The figures, beside those of the output itself, of one that is told once more and was not computed."""
+
+
+class Figures(SequenceFigures, frozen=True, kw_only=True):
+    """What an API call came to, all its sequences together. Times are in milliseconds; the parts add up to
+    the latency.
+
+    A call that embeds or scores has no tokens of output, and its prefill is all of its computing.
+    """
+
+    prompt_tokens: int = 0
+    """Of its prompts or inputs; a prompt counts once, however many choices."""
+    queue_ms: float
+    """Time until its first token, or input, was in a step."""
+    prefill_ms: float
+    """Time from then to its first output token."""
+    generation_ms: float = 0.0
+    latency_ms: float
+    tokens_per_second: float
+    """Rate over the time after the queue."""
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+def added_up(sequences: Iterable[SequenceFigures]) -> dict[str, int]:
+    """By the names of the figures."""
+    parts = list(sequences)
+    return {name: sum(getattr(part, name) for part in parts) for name in SequenceFigures.__struct_fields__}
