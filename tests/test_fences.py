@@ -370,6 +370,25 @@ def test_rooms_of_a_layer_import_only_those_below(layer: str) -> None:
                 assert name.split(".")[2] in below, f"{module} imports {name}"
 
 
+FAMILIES = {"chat", "completions", "messages", "responses", "generate", "pooling"}
+
+
+def test_an_api_family_knows_no_other_and_what_they_share_knows_none() -> None:
+    for module, nodes in parsed().items():
+        room = module.split(".")[1] if module.startswith("api.") else ""
+        if room in FAMILIES | {"asking"}:
+            for name in imports(nodes):
+                inner = name.removeprefix(f"{NAME}.").split(".")
+                known = inner[1] if inner[0] == "api" and len(inner) > 2 else ""
+                assert known not in FAMILIES - {room}, f"{module} imports {name}"
+
+
+def test_what_a_client_asks_for_is_no_http() -> None:
+    """Neither the ask, nor what is made of it until a call runs, imports the web's toolkit or reads bytes."""
+    for module in ("api.asking.ask", "api.asking.generation"):
+        assert "starlette" not in {name.split(".")[0] for name in imports(parsed()[module])}
+
+
 def test_libraries_stay_in_their_rooms() -> None:
     for module, nodes in parsed().items():
         layer = module.split(".", maxsplit=1)[0]

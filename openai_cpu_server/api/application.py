@@ -13,6 +13,7 @@ from openai_cpu_server.api.access.clients import key_of
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.meter import Meter
 from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.calls.recall import X_CACHE, Recall
 from openai_cpu_server.api.gates.ticket import Endings
 from openai_cpu_server.api.options import ApiOptions
@@ -82,6 +83,7 @@ def create_api(
         recall=recall,
         find_adapter=find_adapter,
         keeping=keeping or AlwaysLoaded(),
+        generation=GenerationService(models, options, recall),
         at_end=[],
     )
     served = list(served_routes(ROOMS, parts))

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from openai_cpu_server.adapter_options import AdapterSource
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.calls.recall import Recall
 from openai_cpu_server.api.gates.ticket import Endings
 from openai_cpu_server.api.options import ApiOptions
@@ -54,6 +55,8 @@ class Parts(NamedTuple):
     """Finds what `POST /v1/adapters` names."""
     keeping: ModelKeeping
     """What loads and unloads models."""
+    generation: GenerationService
+    """The way of all calls that generate."""
     at_end: list[Callable[[], Awaitable[None]]]
     """What is awaited when the engines have ended; rooms add to it when they are made."""
 

@@ -9,8 +9,6 @@ import msgspec
 from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.access.keys import Identity, Key
 from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.calls.call import Sender
-from openai_cpu_server.api.calls.trial import Terms
 from openai_cpu_server.api.errors import error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Endings, Ticket, new_request_id
 from openai_cpu_server.contract.request import Priority
@@ -23,6 +21,7 @@ from openai_cpu_server.errors import (
     TokensLimited,
     Unauthorized,
 )
+from openai_cpu_server.http.context import RequestContext, Sender
 from openai_cpu_server.http.routes import BatchHandler
 from openai_cpu_server.jobs.records import NO_LIMITS, Stored
 from openai_cpu_server.jobs.run.rows import RowAnswer
@@ -79,8 +78,8 @@ class RowRunner:
                 limits = key.allowance.storage if key else NO_LIMITS
                 await self._storage.check(owner, limits, Stored(num_bytes=1))
             async with self._limits.row_lease(key) as lease:
-                terms = Terms(ticket, lease)
-                answer = await self._routes[ticket.path](body, _sender(key), terms)
+                context = RequestContext(ticket, _sender(key), lease)
+                answer = await self._routes[ticket.path](body, context)
         except Exception as error:
             return _failed(error, ticket)
         ticket.status = 200

@@ -22,10 +22,11 @@ from openai_cpu_server.api.access.access import INFERENCE, Access, unmetered
 from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject, ErrorShape
 from openai_cpu_server.api.gates.ticket import ticket_of
 from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.http.context import RequestContext
 
 JsonSchema = dict[str, object]
 Handler = Union[Callable[[Request], Awaitable[ASGIApp]], Callable[[WebSocket], Awaitable[None]]]
-BatchHandler = Callable[..., Awaitable[bytes]]
+BatchHandler = Callable[[bytes, RequestContext], Awaitable[bytes]]
 """Answers a row of a batch job, whole."""
 P = TypeVar("P")
 R = TypeVar("R")

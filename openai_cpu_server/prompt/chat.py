@@ -88,7 +88,7 @@ def _prefill(messages: Sequence[Message]) -> _Begun | None:
         return None
     if messages[-1].get("tool_calls"):
         message = "The last message calls tools: the tools' answers must follow."
-        raise InvalidRequest(message, param="messages", code="invalid_value")
+        raise InvalidRequest(message, code="invalid_value")
     content = content_text(messages[-1].get("content"), f"messages[{len(messages) - 1}].content")
     reasoning = messages[-1].get("reasoning_content")
     return _Begun(reasoning if isinstance(reasoning, str) else "", content)

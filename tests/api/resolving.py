@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.calls.call import Asking, Call, Sender
+from openai_cpu_server.api.calls.call import Asking, Call
+from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.api.completions.routes import COMPLETIONS
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.routes.chat import ChatFamily
-from openai_cpu_server.api.routes.completions import CompletionFamily
+from openai_cpu_server.api.resolve.call import resolve
 from openai_cpu_server.api.routes.generation import Family
-from openai_cpu_server.api.schemas.generation import GenerationBody
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.context import Sender
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.models.thinking import ModelThinking
@@ -26,7 +27,6 @@ from tests.api.serving import served
 from tests.fakes import FAKE_INFO
 from tests.reading import model_read_here
 
-B = TypeVar("B", bound=GenerationBody)
 CONTEXT = FAKE_INFO.context_limit
 OPTIONS = ApiOptions(max_choices=8)
 
@@ -53,18 +53,18 @@ def chat(
         thinking=thinks,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return resolved(ChatFamily(), model, body, sender)
+    return resolved(CHAT, model, body, sender)
 
 
 def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Call:
     models = served(FakeEngine(), tokenizer=tokenizer)
-    return resolved(CompletionFamily(), models.default, {"prompt": "hi", **fields}, Sender())
+    return resolved(COMPLETIONS, models.default, {"prompt": "hi", **fields}, Sender())
 
 
-def resolved(family: Family[B], model: ServedModel, fields: Mapping[str, object], sender: Sender) -> Call:
-    body, ignored = family.read(json.dumps(fields).encode(), lenient=False)
-    chosen = ModelRegistry([model]).choose(body.model, None)
-    return family.resolve(body, Asking(chosen, FAKE_INFO, sender, OPTIONS, ignored))
+def resolved(family: Family[Any], model: ServedModel, fields: Mapping[str, object], sender: Sender) -> Call:
+    ask = family.reader.read(json.dumps(fields).encode(), lenient=False)
+    chosen = ModelRegistry([model]).choose(ask.model, None)
+    return resolve(ask, Asking(chosen, FAKE_INFO, sender, OPTIONS))
 
 
 def param_of(error: pytest.ExceptionInfo[InvalidRequest]) -> str | None:

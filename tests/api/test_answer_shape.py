@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from openai_cpu_server.api.resolve.answer_shape import is_slow
+from openai_cpu_server.api.asking.ask import Ask
+from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
@@ -200,24 +201,29 @@ def test_a_long_list_of_names_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    "fields",
     [
-        "response_format",
-        "tools",
-        "functions",
-        "grammar",
-        "regex",
-        "choice",
-        "json_schema",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
+        {"response_format": json_schema()},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"functions": [{"name": "f"}]},
+        {"grammar": 'root ::= "a"'},
+        {"choice": ["a"]},
+        {"structured_outputs": {"regex": "a"}},
+        {"messages": [{"role": "user", "content": "long" * 20_000}]},
     ],
 )
-def test_bodies_that_may_need_compiling_are_known_by_sight(name: str) -> None:
-    assert is_slow(json.dumps({name: 1}).encode())
-    hidden = "".join(f"\\u{ord(letter):04x}" for letter in name)
-    assert is_slow(f'{{"{hidden}":1}}'.encode())
-    assert not is_slow(b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":5}')
+def test_long_bodies_and_what_has_something_to_compile_are_slow(fields: dict[str, object]) -> None:
+    assert asked(**fields).is_slow
+
+
+@pytest.mark.parametrize(
+    "words", ["json", "choice", "tools", "regex", "grammar", "response_format", "caf\u00e9", "\x00"]
+)
+def test_words_of_a_prompt_make_nothing_slow(words: str) -> None:
+    assert not asked(messages=[{"role": "user", "content": f"My {words}, please"}]).is_slow
+    assert not asked(response_format={"type": "text"}).is_slow
+
+
+def asked(**fields: object) -> Ask:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    return CHAT.reader.read(json.dumps(body).encode(), lenient=False)

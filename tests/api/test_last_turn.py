@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from openai_cpu_server.api.resolve.last_turn import last_turn
+from openai_cpu_server.api.asking.ask import AskedMessage
+from openai_cpu_server.api.resolve.chat import last_turn
 
 
-def rendered(messages: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
-    return tuple("|".join(f"{m['role']}:{m['content']}" for m in messages).encode())
+def rendered(messages: Sequence[AskedMessage]) -> tuple[int, ...]:
+    return tuple("|".join(f"{m.role}:{m.text}" for m in messages).encode())
 
 
 def around(*messages: Mapping[str, object]) -> str:
-    turn = last_turn(messages, rendered)
+    turn = last_turn([AskedMessage(fields) for fields in messages], rendered)
     assert turn is not None
     return bytes(turn.around).decode()
 
@@ -31,10 +32,10 @@ def test_it_is_blanked_and_nothing_else_is() -> None:
 
 def test_its_text_is_that_of_all_its_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    turn = last_turn([user(parts)], rendered)
+    turn = last_turn([AskedMessage(user(parts))], rendered)
     assert turn is not None
     assert turn.text == "a\nb"
 
 
 def test_without_a_user_there_is_none() -> None:
-    assert last_turn([SYSTEM], rendered) is None
+    assert last_turn([AskedMessage(SYSTEM)], rendered) is None

@@ -146,7 +146,7 @@ def test_a_bias_is_named_with_its_token(family: type[Body], bias: str) -> None:
 @pytest.mark.parametrize("family", GENERATING)
 def test_any_seed_is_folded_into_63_bits(family: type[GenerationBody], seed: str) -> None:
     parsed, _ = parse(family, body(family, "seed", seed), lenient=False)
-    assert 0 <= sampling_of(parsed, vocab_size=9).seed < 2**63
+    assert 0 <= sampling_of(parsed).seed < 2**63
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_any_seed_is_folded_into_63_bits(family: type[GenerationBody], seed: str
 def test_what_float32_cannot_hold_becomes_what_it_means(
     given: dict[str, float], taken: dict[str, float]
 ) -> None:
-    sampling = sampling_of(CompletionBody(prompt="hi", seed=1, **given), vocab_size=9)
+    sampling = sampling_of(CompletionBody(prompt="hi", seed=1, **given))
     assert sampling == Sampling(**{"seed": 1, **taken})
 
 

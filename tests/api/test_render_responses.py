@@ -15,7 +15,6 @@ from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.items import PREFIXES
 from openai_cpu_server.api.render.responses.stream import ResponseStream
 from openai_cpu_server.api.render.responses.writing import EventNumbers, ItemWriting
-from openai_cpu_server.api.resolve.responses.chat import Turn
 from openai_cpu_server.api.resolve.responses.response import new_response
 from openai_cpu_server.api.schemas.responses import ResponsesBody
 from openai_cpu_server.contract.messages import FinishReason, Place, TokenEvent
@@ -32,11 +31,11 @@ def stream(
     one: Call, status: ResponseStatus = ResponseStatus.IN_PROGRESS, body: dict[str, object] | None = None
 ) -> ResponseStream:
     numbers = itertools.count(1)
-    turn = Turn(ResponsesBody.model_validate(body or {}), ())
+    asked = ResponsesBody.model_validate(body or {})
     return ResponseStream(
         one,
         Pieces(FakeTokenizer()),
-        new_response(turn, one, status, is_stored=True),
+        new_response(asked, one, status, is_stored=True),
         now=lambda: 9.5,
         new_call_id=lambda: "call_1",
         new_item_id=lambda kind: f"{PREFIXES[kind]}{next(numbers)}",

@@ -13,7 +13,7 @@ from openai_cpu_server.api.calls.call import Call, ToolCallStyle
 from openai_cpu_server.api.calls.event_stream import events
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.chat import ChatRenderer
-from openai_cpu_server.api.render.tool_calls import new_tool_call_id
+from openai_cpu_server.api.render.common import new_tool_call_id
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.pieces import Pieces

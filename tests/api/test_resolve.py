@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.api.calls.call import Sender
 from openai_cpu_server.api.resolve.call import fingerprint
 from openai_cpu_server.contract.request import Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from openai_cpu_server.http.context import Sender
 from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, param_of
 from tests.fakes import FAKE_INFO, VOCAB_SIZE
 

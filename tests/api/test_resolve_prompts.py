@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.errors import InvalidRequest, TemplateFailed
+from openai_cpu_server.errors import InvalidRequest
 from tests.api.calls import tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import chat, complete, param_of
@@ -38,14 +38,15 @@ def test_text_parts_and_the_developer_are_understood() -> None:
 
 def test_a_template_that_raises_is_quoted() -> None:
     messages = [{"role": "user", "content": "4"}, {"role": "system", "content": "5"}]
-    with pytest.raises(TemplateFailed, match="too late"):
+    with pytest.raises(InvalidRequest, match="too late") as error:
         chat(messages=messages)
+    assert (param_of(error), error.value.code) == ("messages", "chat_template_failed")
 
 
 @pytest.mark.parametrize("template", [None, ""])
 def test_no_template_is_no_chat(template: str | None) -> None:
     if template is None:
-        with pytest.raises(TemplateFailed, match="--chat-template"):
+        with pytest.raises(InvalidRequest, match="--chat-template"):
             chat(template=template)
     else:
         assert chat(template=template).prompts[0].tokens == (0,)

@@ -8,7 +8,7 @@ from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.thinking import Thinking
-from openai_cpu_server.errors import InvalidRequest, TemplateFailed
+from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
@@ -224,8 +224,9 @@ def test_a_variable_that_the_template_cannot_use_is_blamed_and_not_the_messages(
     with pytest.raises(InvalidRequest) as raised:
         asked(template, chat_template_kwargs={"divisor": 0})
     assert (raised.value.param, raised.value.code) == ("chat_template_kwargs", "chat_template_failed")
-    with pytest.raises(TemplateFailed):
+    with pytest.raises(InvalidRequest) as raised:
         asked(_TURNS + "{{ 1 / 0 }}", chat_template_kwargs={"divisor": 0})
+    assert (raised.value.param, raised.value.code) == ("messages", "chat_template_failed")
 
 
 def test_variables_reach_the_template() -> None:

@@ -1,20 +1,21 @@
-"""What an API call asks for: from whom and to which model it came, and what was made of its body."""
+"""What was made of an `Ask` for one model: a `Call`."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import PurePath
 
 import msgspec
 
+from openai_cpu_server import __version__
 from openai_cpu_server.answers.question import Turn
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.thinking import OutputMarks, OutputPart
-from openai_cpu_server.http.context import PRIORITY_HEADER as PRIORITY_HEADER
-from openai_cpu_server.http.context import Sender as Sender
+from openai_cpu_server.http.context import Sender
 from openai_cpu_server.models.registry import Chosen
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
 from openai_cpu_server.prompt.reasoning.stage import Stage
@@ -29,13 +30,12 @@ from openai_cpu_server.prompt.tool_formats import (
 
 
 class Asking(msgspec.Struct, frozen=True):
-    """What beside the body decides what a call means."""
+    """What beside the ask decides what a call means."""
 
     chosen: Chosen
     info: ModelInfo
     sender: Sender
     options: ApiOptions
-    ignored: Ignored = Ignored()
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -187,3 +187,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of the request at this index."""
         return self.prompts[index // self.best_of]
+
+
+def fingerprint(info: ModelInfo, adapter_key: str | None = None) -> str:
+    """Equal as long as this version serves this file, with this version of an adapter."""
+    facts = f"{PurePath(info.path).name}|{info.file_bytes}|{info.description}"
+    if adapter_key is not None:
+        facts += f"|{adapter_key}"
+    return f"fp_{__version__}_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"

@@ -21,9 +21,8 @@ from openai_cpu_server.answers.stored import is_good
 from openai_cpu_server.api.access.keys import Identity
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.calls.held import Heard, Held
-from openai_cpu_server.api.calls.recording import Recording
+from openai_cpu_server.api.calls.recording import Recorder
 from openai_cpu_server.api.gates.ticket import Ticket
-from openai_cpu_server.contract.engine import Generation
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import ServerError
@@ -56,10 +55,10 @@ class Recalled(NamedTuple):
     keep: Keeping | None = None
     """Where a new answer goes; None: nowhere."""
 
-    def recorded(self, generation: Generation) -> Generation:
-        if self.keep is None:
-            return generation
-        return Recording(generation, len(self.call.requests), self.keep)
+    @property
+    def recorder(self) -> Recorder | None:
+        """None: nobody keeps it."""
+        return None if self.keep is None else Recorder(len(self.call.requests), self.keep)
 
 
 Keeping = Callable[[Sequence[TokenEvent]], None]

@@ -2,68 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from types import TracebackType
 
-from openai_cpu_server.contract.engine import Generation
-from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import ModelLoading, Place, TokenEvent
-from openai_cpu_server.errors import ServerError
+from openai_cpu_server.contract.messages import TokenEvent
 
 _MOST_FACTS = 131_072
 """A longer answer is not kept: some 20 MB would be held for as long as the call goes on. Each event is a
 fact, and so is each log-probability that it tells."""
 
 
-class Recording:
-    """A `Generation` as it is. `keep` is called with all events if all of its `num_requests` requests end."""
+class Recorder:
+    """`keep` is called with all events if all requests of the call end."""
 
-    def __init__(
-        self, generation: Generation, num_requests: int, keep: Callable[[Sequence[TokenEvent]], None]
-    ) -> None:
-        self._generation = generation
+    def __init__(self, num_requests: int, keep: Callable[[Sequence[TokenEvent]], None]) -> None:
         self._to_end = num_requests
         self._keep = keep
         self._events: list[TokenEvent] | None = []
         """None: it is too long."""
         self._num_facts = 0
 
-    @property
-    def arrived_s(self) -> float:
-        return self._generation.arrived_s
-
-    @property
-    def figures(self) -> Figures:
-        return self._generation.figures
-
-    async def __aenter__(self) -> Recording:
-        await self._generation.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._generation.__aexit__(kind, error, trace)
-
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        async for event in self._generation:
-            self._note(event)
-            yield event
-
-    async def progress(self) -> AsyncIterator[TokenEvent | Place | ModelLoading]:
-        async for item in self._generation.progress():
-            if isinstance(item, TokenEvent):
-                self._note(item)
-            yield item
-
-    def fail_in(self, seconds: float, error: ServerError) -> None:
-        self._generation.fail_in(seconds, error)
-
-    def _note(self, event: TokenEvent) -> None:
+    def note(self, event: TokenEvent) -> None:
         if self._events is None:
             return
         self._events.append(event)

@@ -13,6 +13,7 @@ import msgspec
 from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.calls.held import Heard
+from openai_cpu_server.api.calls.recording import Recorder
 from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.render.answers import Answer
 from openai_cpu_server.api.render.common import cached_tokens
@@ -44,13 +45,16 @@ class Running:
         *,
         ticket: Ticket,
         lease: Lease | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`lease`: None for a call that counts against no limits."""
+        """`lease`: None for a call that counts against no limits. `recorder`: who keeps the answer, if
+        anybody does."""
         self.call = call
         self.model = model
         self._generation = generation
         self._ticket = ticket
         self._lease = lease
+        self._recorder = recorder
         self._tally = Tally(call)
 
     async def __aenter__(self) -> Running:
@@ -93,7 +97,7 @@ class Running:
                 if not news.is_over:
                     yield item
                 continue
-            self._tally.note(item, self._generation.arrived_s)
+            self._note(item)
             if chunks := renderer.event(item):
                 news.end()
                 yield chunks
@@ -104,7 +108,7 @@ class Running:
         """All events, to be told later. Raises what the call failed with."""
         heard = []
         async for event in self._generation:
-            self._tally.note(event, self._generation.arrived_s)
+            self._note(event)
             heard.append(Heard(event, self._generation.arrived_s))
         return heard
 
@@ -112,9 +116,14 @@ class Running:
         """The whole answers, by their requests' ids. Raises what the call failed with."""
         answers = {request.id: Answer() for request in self.call.requests}
         async for event in self._generation:
-            self._tally.note(event, self._generation.arrived_s)
+            self._note(event)
             answers[event.id].add(event)
         return answers
+
+    def _note(self, event: TokenEvent) -> None:
+        self._tally.note(event, self._generation.arrived_s)
+        if self._recorder is not None:
+            self._recorder.note(event)
 
 
 class LastNews(msgspec.Struct, frozen=True):

@@ -7,34 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.access.rate_limits import Lease
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.calls.held import Heard
 from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.contract.messages import Finish
 from openai_cpu_server.models.routing.verdict import Judged
 
 Holding = Callable[[], Awaitable[list[Heard]]]
-
-
-class Terms(NamedTuple):
-    """What a call is served under."""
-
-    ticket: Ticket
-    lease: Lease | None = None
-    """None: it counts against no limits."""
-    timeout_s: float | None = None
-    """The server's limit."""
-
-    async def reserve(self, call: Call) -> None:
-        """Raises TokensLimited."""
-        if self.lease is not None:
-            await self.lease.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
-
-    async def refund(self) -> None:
-        if self.lease is not None:
-            await self.lease.refund()
 
 
 async def _await(holding: Holding) -> list[Heard]:

@@ -5,22 +5,24 @@ from __future__ import annotations
 from functools import partial
 
 from openai_cpu_server.api.access.access import CALLS, INFERENCE, WORK
+from openai_cpu_server.api.chat.as_ask import chat_ask
 from openai_cpu_server.api.chat.socket import ChatExchange
 from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.chat import ChatCompletion
-from openai_cpu_server.api.routes.chat import ChatFamily
-from openai_cpu_server.api.routes.counting import ChatCounting, CountRoute, InputTokens
-from openai_cpu_server.api.routes.generation import GenerationRoute
+from openai_cpu_server.api.render.chat import ChatCompletion, ChatRenderer
+from openai_cpu_server.api.routes.counting import CountRoute, InputTokens
+from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.http.identity import SUBPROTOCOL
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
 from openai_cpu_server.http.sockets import SocketServer
 
+CHAT = Family(BodyReader(ChatBody, chat_ask), ChatRenderer())
+
 
 class ChatRoutes:
     def __init__(self, parts: Parts) -> None:
-        self.route = GenerationRoute(ChatFamily(), parts.models, parts.options, parts.recall)
-        self.counting = CountRoute(ChatCounting(), parts.models, lenient=parts.options.lenient)
+        self.route = GenerationRoute(CHAT, parts.generation, parts.options)
+        self.counting = CountRoute(CHAT.reader, parts.models, lenient=parts.options.lenient)
         exchange = partial(ChatExchange, self.route)
         self.socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
 

@@ -21,7 +21,6 @@ from openai_cpu_server.api.calls.trial import Trial
 from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.routes.generation import GenerationRoute
-from openai_cpu_server.api.schemas.chat import ChatBody
 from openai_cpu_server.contract.messages import ModelLoading, Place
 from openai_cpu_server.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestNotFound, Unauthorized
 from openai_cpu_server.http.body import HeldBody
@@ -68,7 +67,7 @@ class _Request:
 class ChatExchange:
     """The requests of one open socket. An `Exchange`."""
 
-    def __init__(self, route: GenerationRoute[ChatBody], socket: OpenSocket) -> None:
+    def __init__(self, route: GenerationRoute, socket: OpenSocket) -> None:
         self._route = route
         self._socket = socket
         self._running: dict[str, _Request] = {}
@@ -151,10 +150,7 @@ class ChatExchange:
     async def _answer(self, request: _Request, context: RequestContext) -> Mapping[str, str]:
         """Returns the headers that the response of a POST would have."""
         name, trial = request.name, Trial(submitted=request.submitted)
-        assert context.lease is not None
-        running = await self._route.begin(
-            request.take_body(), context.sender, context.ticket, context.lease, trial
-        )
+        running = await self._route.begin(request.take_body(), context, trial)
         request.release()
         request.submitted(running)
         if running.call.stream:

@@ -1,5 +1,5 @@
-"""Text completions: a family of the API.
+"""`/v1/completions`: texts or token ids to go on with, and answers in the older shape.
 
-`api/rooms.py` names its routes, and requests reach them behind the gate. The family says what a body asks
-for, and how an answer is told; what it shares with the others is in `api/asking`.
+The routes in `asking/` call it, once for each body, and once for each answer; it knows no engine and no HTTP.
+An echoed prompt comes with its own log-probabilities, and `best_of` is ranked when all have ended.
 """

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from openai_cpu_server.api.access.access import CALLS
+from openai_cpu_server.api.completions.as_ask import completion_ask
 from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.completion import TextCompletion
-from openai_cpu_server.api.routes.completions import CompletionFamily
-from openai_cpu_server.api.routes.generation import GenerationRoute
+from openai_cpu_server.api.render.completion import CompletionRenderer, TextCompletion
+from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 
-ROOM = RouteRoom[Parts, GenerationRoute[CompletionBody]](
-    lambda parts: GenerationRoute(CompletionFamily(), parts.models, parts.options, parts.recall),
+COMPLETIONS = Family(BodyReader(CompletionBody, completion_ask), CompletionRenderer())
+ROOM = RouteRoom[Parts, GenerationRoute](
+    lambda parts: GenerationRoute(COMPLETIONS, parts.generation, parts.options),
     (
         RouteRow(
             "POST",

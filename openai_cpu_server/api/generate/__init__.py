@@ -1,5 +1,5 @@
-"""`/generate` and its kin, which an older server had: a family of the API.
+"""`/generate` and its kin: an older server's names for one prompt, or many in one body.
 
-`api/rooms.py` names its routes, and requests reach them behind the gate. The family says what a body asks
-for, and how an answer is told; what it shares with the others is in `api/asking`.
+The routes in `asking/` call it for one prompt. A batch goes the same way, prompt by prompt: each has limits,
+a log line and an end of its own, and one that fails takes no other with it.
 """

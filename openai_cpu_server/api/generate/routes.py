@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from openai_cpu_server.api.access.access import CALLS, INFERENCE
 from openai_cpu_server.api.errors import CLIENT_GONE
+from openai_cpu_server.api.generate.as_ask import generate_ask
+from openai_cpu_server.api.generate.batch import GenerateBatchRoute, ModelInfoRoute
 from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.generate import Generated, GeneratedBatch
-from openai_cpu_server.api.routes.generate import GenerateBatchRoute, GenerateFamily, ModelInfoRoute
-from openai_cpu_server.api.routes.generation import GenerationRoute
+from openai_cpu_server.api.render.generate import Generated, GeneratedBatch, GenerateRenderer
+from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.routes.models import ModelCard
 from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+
+GENERATE = Family(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
 
 
 class GenerateRoutes:
     def __init__(self, parts: Parts) -> None:
         options = parts.options
-        self.route: GenerationRoute[GenerateBody] = GenerationRoute(
-            GenerateFamily(), parts.models, options, parts.recall
-        )
+        self.route = GenerationRoute(GENERATE, parts.generation, options)
         self.batch = GenerateBatchRoute(
-            self.route, limits=parts.limits, endings=parts.endings, options=options
+            self.route,
+            GENERATE.reader,
+            parts.generation,
+            limits=parts.limits,
+            endings=parts.endings,
+            options=options,
         )
         self.model = ModelInfoRoute(parts.models)
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from openai_cpu_server.api.access.access import CALLS, WORK
 from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES, SHAPE, MessagesError
+from openai_cpu_server.api.messages.as_ask import messages_ask, prompt_ask
 from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.anthropic import AnswerMessage
-from openai_cpu_server.api.routes.anthropic import MessagesCounting, MessagesFamily, TokensCounted
+from openai_cpu_server.api.render.anthropic import AnswerMessage, MessagesRenderer
 from openai_cpu_server.api.routes.counting import CountRoute
-from openai_cpu_server.api.routes.generation import GenerationRoute
+from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 
+MESSAGES_API = Family(BodyReader(MessagesBody, messages_ask), MessagesRenderer())
+COUNTED = BodyReader(CountBody, prompt_ask)
 _EVENTS = (
     "With `stream`: `event: `, its name, `data: ` and an object whose `type` is that name, an empty line,"
     " and so on; the last one is `message_stop`."
 )
 
 
+class TokensCounted(msgspec.Struct, frozen=True):
+    input_tokens: int
+
+
 class MessagesRoutes:
     def __init__(self, parts: Parts) -> None:
-        self.route = GenerationRoute(MessagesFamily(), parts.models, parts.options, parts.recall)
-        self.counting = CountRoute(MessagesCounting(), parts.models, lenient=parts.options.lenient)
+        self.route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
+        self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, told=TokensCounted)
 
 
 ROOM = RouteRoom[Parts, MessagesRoutes](

@@ -1,5 +1,5 @@
-"""Embeddings and reranking: a family of the API.
+"""`/v1/embeddings` and `/v1/rerank`: texts become vectors or scores, in one step of an engine.
 
-`api/rooms.py` names its routes, and requests reach them behind the gate. The family says what a body asks
-for, and how an answer is told; what it shares with the others is in `api/asking`.
+Routes and the rows of batches call it. Nothing is streamed; an input that is too long is refused, or cut
+where the client asks for that.
 """

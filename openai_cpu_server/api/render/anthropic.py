@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Union
 
 import msgspec
@@ -15,7 +13,7 @@ from openai_cpu_server.api.calls.call import Call, PartsReader
 from openai_cpu_server.api.error_shapes import streamed_error
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.common import finish_reason, json_text
+from openai_cpu_server.api.render.common import NewId, finish_reason, json_text, random_letters
 from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
@@ -28,15 +26,13 @@ from openai_cpu_server.prompt.tool_formats import (
     Reasoning,
 )
 
-_ALPHABET = string.ascii_letters + string.digits
 _UNSIGNED = "unsigned"
 """Anthropic signs what its models think, and clients send that back. Ours is believed as it is."""
 _PING = (Chunk(b'{"type":"ping"}', "ping"),)
-NewId = Callable[[], str]
 
 
 def new_tool_use_id() -> str:
-    return "toolu_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
+    return "toolu_" + random_letters()
 
 
 class MessageText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):

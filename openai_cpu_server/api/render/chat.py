@@ -15,24 +15,24 @@ from openai_cpu_server.api.render.common import (
     ChoiceStream,
     ChunkStream,
     Metadata,
+    NewId,
     Tier,
+    content_of,
     finish_reason,
     json_text,
     metadata,
+    new_tool_call_id,
+    reasoning_of,
     service_tier,
     timings,
 )
 from openai_cpu_server.api.render.renderer import Usage
 from openai_cpu_server.api.render.tool_calls import (
     CalledFunction,
-    NewId,
     ToolCall,
     ToolCallDeltas,
     called_functions,
-    content_of,
-    new_tool_call_id,
     reason_with_tool_calls,
-    reasoning_of,
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, TokenEvent

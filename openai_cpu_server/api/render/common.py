@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Union
 
 import msgspec
@@ -14,9 +16,12 @@ from openai_cpu_server.api.render.renderer import Chunk, Usage
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.errors import GenerationFailed
+from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
+_ALPHABET = string.ascii_letters + string.digits
+NewId = Callable[[], str]
 Tier = Union[str, UnsetType]
 Metadata = Union[dict[str, str], UnsetType]
 
@@ -30,6 +35,22 @@ class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     service_tier: Tier = UNSET
     system_fingerprint: str
+
+
+def new_tool_call_id() -> str:
+    return "call_" + random_letters()
+
+
+def random_letters() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(24))
+
+
+def content_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Content))
+
+
+def reasoning_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Reasoning))
 
 
 def service_tier(call: Call) -> Tier:
@@ -81,9 +102,13 @@ def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
 
 
 def json_text(text: str) -> bytes:
-    """A JSON string. It escapes line ends of Unicode, for many clients split streams at them."""
-    encoded = msgspec.json.encode(text)
-    if text.isascii():
+    """A JSON string on one line."""
+    return one_line(msgspec.json.encode(text))
+
+
+def one_line(encoded: bytes) -> bytes:
+    """Escapes line ends of Unicode in the strings of this JSON, for many clients split streams at them."""
+    if encoded.isascii():
         return encoded
     return (
         encoded.replace(b"\xc2\x85", b"\\u0085")
@@ -98,7 +123,25 @@ class ChoiceStream(Protocol):
         ...
 
 
-class ChunkStream:
+class QuietStream:
+    """What a `Renderer` does whose stream says nothing but the answer and what it failed with."""
+
+    last_words: bytes | None = None
+
+    def begin(self) -> Sequence[Chunk]:
+        return ()
+
+    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
+        return ()
+
+    def silence(self) -> Sequence[Chunk]:
+        return ()
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        return (Chunk(msgspec.json.encode(error), "error"),)
+
+
+class ChunkStream(QuietStream):
     """A `Renderer` for the families whose chunks have `choices`; all that is alike is encoded once."""
 
     last_words = b"[DONE]"
@@ -118,15 +161,6 @@ class ChunkStream:
         self._has_usage = call.include_usage
         self._choices = choices
 
-    def begin(self) -> Sequence[Chunk]:
-        return ()
-
-    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
-        return ()
-
-    def silence(self) -> Sequence[Chunk]:
-        return ()
-
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         choices = self._choices[event.id].choices(event)
         return [Chunk(self._open + choice + self._close) for choice in choices]
@@ -138,6 +172,3 @@ class ChunkStream:
         numbers = b'],"usage":' + msgspec.json.encode(Usage.of(figures))
         timed = b',"timings":' + msgspec.json.encode(timings(figures))
         return (Chunk(self._open + numbers + timed + b"}"),)
-
-    def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        return (Chunk(msgspec.json.encode(error), "error"),)

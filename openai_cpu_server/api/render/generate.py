@@ -11,10 +11,16 @@ from msgspec import UNSET, UnsetType
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorBody, ErrorObject
 from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.common import finish_reason, json_text
+from openai_cpu_server.api.render.common import (
+    QuietStream,
+    content_of,
+    finish_reason,
+    json_text,
+    reasoning_of,
+)
 from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import Finish, ModelLoading, Place, TokenEvent
+from openai_cpu_server.contract.messages import Finish, TokenEvent
 from openai_cpu_server.models.pieces import Pieces
 from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
 
@@ -85,13 +91,13 @@ class GenerateRenderer:
         answer = answers[call.requests[0].id]
         assert answer.finish is not None, "an answer is rendered after its end"
         parts = answer.parts(call.reader())
-        text = _text(parts)
+        text = content_of(parts)
         generated = Generated(
             id=call.id,
             model=call.model,
             text=text,
             structured_data=_as_json(text) if call.is_json else NO_JSON,
-            reasoning=_reasoning(parts) or UNSET,
+            reasoning=reasoning_of(parts) or UNSET,
             finish_reason=finish_reason(answer.finish),
             metrics=GenerateMetrics.of(figures),
         )
@@ -101,10 +107,8 @@ class GenerateRenderer:
         return GenerateStream(call)
 
 
-class GenerateStream:
+class GenerateStream(QuietStream):
     """Objects with a `text` each; the last one has the numbers, and says what the text is as JSON."""
-
-    last_words: bytes | None = None
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -112,15 +116,6 @@ class GenerateStream:
         self._texts: list[str] = []
         """Kept where they are to be read as JSON."""
         self._finish: Finish | None = None
-
-    def begin(self) -> Sequence[Chunk]:
-        return ()
-
-    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
-        return ()
-
-    def silence(self) -> Sequence[Chunk]:
-        return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         parts = self._reader.read(event)
@@ -140,9 +135,6 @@ class GenerateStream:
             metrics=GenerateMetrics.of(figures),
         )
         return (Chunk(msgspec.json.encode(last)),)
-
-    def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        return (Chunk(msgspec.json.encode(error), "error"),)
 
     def _shown(self, part: Part) -> Sequence[Chunk]:
         if isinstance(part, Reasoning):
@@ -167,14 +159,6 @@ def answered(body: bytes) -> bytes:
 
 def refused(error: ErrorObject, status: int) -> bytes:
     return msgspec.json.encode(BatchedGeneration(status=status, error=error.error))
-
-
-def _text(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Content))
-
-
-def _reasoning(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Reasoning))
 
 
 def _as_json(text: str) -> msgspec.Raw:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
-import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from openai_cpu_server.api.calls.call import PartsReader, ToolCallStyle
-from openai_cpu_server.api.render.common import finish_reason, json_text
+from openai_cpu_server.api.render.common import NewId, finish_reason, json_text
 from openai_cpu_server.contract.messages import Finish, FinishReason
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.tool_formats import (
     CallArguments,
     CallBegin,
-    Content,
     Part,
-    Reasoning,
 )
-
-_ALPHABET = string.ascii_letters + string.digits
-NewId = Callable[[], str]
-
-
-def new_tool_call_id() -> str:
-    return "call_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -38,14 +27,6 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     type: str = "function"
     function: CalledFunction
-
-
-def content_of(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Content))
-
-
-def reasoning_of(parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Reasoning))
 
 
 def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:

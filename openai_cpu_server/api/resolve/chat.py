@@ -1,159 +1,147 @@
-"""A conversation becomes a `Call`: for every family whose bodies can be told as a chat's."""
+"""A conversation becomes a prompt: for every family whose clients send messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
-import msgspec
-
-from openai_cpu_server.api.calls.call import Asking, Call, Prompt
-from openai_cpu_server.api.resolve.answer_shape import answer_grammar
-from openai_cpu_server.api.resolve.call import resolve_call
-from openai_cpu_server.api.resolve.last_turn import last_turn
-from openai_cpu_server.api.resolve.limits import asked_tokens
-from openai_cpu_server.api.resolve.messages import checked_messages
-from openai_cpu_server.api.resolve.output import Output, ToolOutputs, of_answer
-from openai_cpu_server.api.resolve.thinking import (
-    ThinkingOutputs,
-    ThinkingPlan,
-    Wish,
-    thinking_plan,
-    thinking_wish,
-)
-from openai_cpu_server.api.resolve.tools import ToolPlan, tool_plan
-from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.parse import Ignored
+from openai_cpu_server.answers.question import Turn
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage
+from openai_cpu_server.api.calls.call import fingerprint
+from openai_cpu_server.api.resolve.thinking import thinking_plan
+from openai_cpu_server.api.resolve.tools import ToolPlan
+from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
 from openai_cpu_server.prompt.written import Written
 
-UNCHANGED: Mapping[str, str] = {}
-NOTHING: Written = {}
+_BLANK = "..."
+"""It stands in the place of a turn; templates may do other things with an empty one."""
+Messages = Sequence[AskedMessage]
 
 
-def resolve_chat(
-    body: ChatBody,
-    asking: Asking,
-    *,
-    id_prefix: str,
-    prompt_param: str = "messages",
-    names: Mapping[str, str] = UNCHANGED,
-    written: Written = NOTHING,
-) -> Call:
-    """`prompt_param`: the field that is named when the prompt is too long. `names`: what the client calls
-    fields that it has not written as a chat has them. `written`: what the model wrote for some messages."""
-    logprobs, plan, model = _logprobs(body), tool_plan(body), asking.chosen.model
-    output = _output(body, plan, model)
-    wish = thinking_wish(body)
-    thinking = thinking_plan(wish, model.thinking)
-    messages = checked_messages(body.messages)
-    rendered = _rendering(plan, model, thinking, wish, written, most_tokens=asking.info.context_limit)
-    prompt = _naming(prompt_param, partial(rendered, messages))
-    if model.thinking is not None:
-        outputs = ThinkingOutputs(model.thinking.form, model.tokenizer)
-        output = outputs.of(output, thinking, prompt, has_stop=bool(body.stop))
-    compares = asking.options.compares_turns and body.cache is not False
-    turn = last_turn(messages, lambda told: rendered(told).tokens) if compares else None
-    return resolve_call(
-        body,
-        [Prompt(prompt.tokens, turn=turn)],
-        _with_ignored(asking, [names.get(name, name) for name in wish.said]),
-        output,
-        id_prefix=id_prefix,
-        prompt_param=prompt_param,
-        max_tokens=asked_tokens(body),
-        logprobs=logprobs,
-    )
+class PromptMaker:
+    """Makes prompts of messages for one model, with all else that one call says."""
 
+    def __init__(
+        self, ask: Ask, path: str, plan: ToolPlan | None, model: ServedModel, info: ModelInfo | None
+    ) -> None:
+        """`path` is blamed for what cannot be made a prompt. `info`: None for a model that is not loaded."""
+        self.thinking = thinking_plan(ask.thinking, model.thinking)
+        self._given = ask.thinking.variables
+        self._path = path
+        self._plan = plan
+        self._model = model
+        self._info = info
 
-def _with_ignored(asking: Asking, said: Sequence[str]) -> Asking:
-    """A model that does not think leaves out what is said about that."""
-    if asking.chosen.model.thinking is not None or not said:
-        return asking
-    ignored = Ignored((*asking.ignored.names, *said))
-    return msgspec.structs.replace(asking, ignored=ignored)
+    def prompt(self, messages: Messages) -> ChatPrompt:
+        """Raises InvalidRequest."""
+        try:
+            return self._rendered(messages, self.thinking.variables)
+        except TemplateFailed as error:
+            is_givens = bool(self._given) and self._renders_without_given(messages)
+            path = "chat_template_kwargs" if is_givens else self._path
+            raise InvalidRequest(str(error), param=path, code="chat_template_failed") from error
+        except InvalidRequest as error:
+            if error.param is not None:
+                raise
+            raise InvalidRequest(str(error), param=self._path, code=error.code) from None
 
+    def _renders_without_given(self, messages: Messages) -> bool:
+        own = {name: value for name, value in self.thinking.variables.items() if name not in self._given}
+        try:
+            self._rendered(messages, own)
+        except TemplateFailed:
+            return False
+        return True
 
-def chat_prompt(
-    body: ChatBody, model: ServedModel, written: Written = NOTHING, *, param: str = "messages"
-) -> Prompt:
-    """The prompt that `resolve_chat` makes. `param`: the field that is named when it is too long to be
-    counted. Raises InvalidRequest, TemplateFailed."""
-    wish = thinking_wish(body)
-    thinking = thinking_plan(wish, model.thinking)
-    info = model.engine.info
-    most_tokens = info.context_limit if info is not None else None
-    rendered = _rendering(tool_plan(body), model, thinking, wish, written, most_tokens=most_tokens)
-    return Prompt(_naming(param, partial(rendered, checked_messages(body.messages))).tokens)
-
-
-def _rendering(
-    plan: ToolPlan | None,
-    model: ServedModel,
-    thinking: ThinkingPlan,
-    wish: Wish,
-    written: Written,
-    *,
-    most_tokens: int | None,
-) -> Callable[[Sequence[Mapping[str, object]]], ChatPrompt]:
-    """Makes a prompt of messages."""
-
-    def render(messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> ChatPrompt:
-        return model.prompts.prompt(
+    def _rendered(self, messages: Messages, variables: Mapping[str, object]) -> ChatPrompt:
+        info = self._info
+        return self._model.prompts.prompt(
             Conversation(
-                messages=messages,
-                tools=plan.shown if plan else (),
-                written=written,
+                messages=[message.fields for message in messages],
+                tools=self._plan.shown if self._plan else (),
+                written={} if info is None else _written(messages, info),
                 variables=variables,
-                thinks_not=thinking.thinks_not,
-                most_tokens=most_tokens,
+                thinks_not=self.thinking.thinks_not,
+                most_tokens=None if info is None else info.context_limit,
             )
         )
 
-    def rendered(messages: Sequence[Mapping[str, object]]) -> ChatPrompt:
-        try:
-            return render(messages, thinking.variables)
-        except TemplateFailed as error:
-            own = {name: value for name, value in thinking.variables.items() if name not in wish.variables}
-            if not wish.variables or _fails(partial(render, messages, own)):
-                raise
-            param = "chat_template_kwargs"
-            raise InvalidRequest(str(error), param=param, code="chat_template_failed") from error
 
-    return rendered
-
-
-def _naming(param: str, render: Callable[[], ChatPrompt]) -> ChatPrompt:
-    """Blames this field for a prompt that cannot be read."""
-    try:
-        return render()
-    except InvalidRequest as error:
-        if error.param is not None:
-            raise
-        raise InvalidRequest(str(error), param=param, code=error.code) from None
+def last_turn(messages: Messages, tokens: Callable[[Messages], tuple[int, ...]]) -> Turn | None:
+    """The last user turn, and what is around it; None: no user has said anything. Raises what `tokens`
+    raises."""
+    users = [index for index, message in enumerate(messages) if message.role == "user"]
+    if not users:
+        return None
+    last = users[-1]
+    blank = AskedMessage({**messages[last].fields, "content": _BLANK})
+    return Turn(messages[last].text, tokens([*messages[:last], blank, *messages[last + 1 :]]))
 
 
-def _fails(render: Callable[[], ChatPrompt]) -> bool:
-    try:
-        render()
-    except TemplateFailed:
-        return True
-    return False
+def _written(messages: Messages, info: ModelInfo) -> Written:
+    """The answers of before that this very model wrote; an adapter changes none of its tokens."""
+    own = fingerprint(info) if any(message.own for message in messages) else ""
+    return {
+        index: message.own.tokens
+        for index, message in enumerate(messages)
+        if message.own is not None and message.own.tokens and message.own.vocabulary == own
+    }
 
 
-def _output(body: ChatBody, plan: ToolPlan | None, model: ServedModel) -> Output:
-    answer = answer_grammar(body, model.grammars)
-    if plan is None:
-        return of_answer(answer)
-    return ToolOutputs(model.tool_format, model.grammars, model.tokenizer).of_plan(plan, answer)
+# -- what is left out where it is too long ---------------------------------------------------------------
+
+_STRIDE = 8
+"""Where much is left, exchanges are left out in such steps: the next turns then begin alike, and find their
+prompts computed."""
 
 
-def _logprobs(body: ChatBody) -> int | None:
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs is not None:
-        message = "'top_logprobs' is only allowed together with 'logprobs'."
-        raise InvalidRequest(message, param="top_logprobs", code="invalid_value")
-    return None
+def shortened(
+    conversation: AskedConversation, fits: Callable[[Messages], bool]
+) -> Sequence[AskedMessage] | None:
+    """The longest of the ways to shorten it that fits; None: not even the shortest does.
+
+    The system message stays. First whole exchanges go, the oldest first; of the last one the question stays,
+    and what the model did since goes step by step, but for the last step.
+    """
+    ways = _ways(list(conversation.messages))
+    low, high = 0, len(ways)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(ways[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return ways[low] if low < len(ways) else None
+
+
+def _ways(messages: list[AskedMessage]) -> list[list[AskedMessage]]:
+    """All that may be left, each part of the one before."""
+    head = [one for one in messages[:1] if one.role == "system"]
+    exchanges = _split(messages[len(head) :], "user")
+    last = _split(exchanges[-1], "assistant") if exchanges else []
+    ways = [head + _joined(exchanges[count:]) for count in _counts(len(exchanges))]
+    ways += [head + last[0] + _joined(last[count:]) for count in range(2, len(last))]
+    return ways
+
+
+def _counts(num_exchanges: int) -> list[int]:
+    """How many exchanges may be left out."""
+    strides = range(_STRIDE, num_exchanges - _STRIDE, _STRIDE)
+    single = range(max(strides.stop if strides else 1, 1), num_exchanges)
+    return sorted({*strides, *single})
+
+
+def _split(messages: Messages, role: str) -> list[list[AskedMessage]]:
+    """Parts that each begin with a message of this role."""
+    parts: list[list[AskedMessage]] = []
+    for one in messages:
+        if one.role == role or not parts:
+            parts.append([])
+        parts[-1].append(one)
+    return parts
+
+
+def _joined(parts: Sequence[Messages]) -> list[AskedMessage]:
+    return [one for part in parts for one in part]

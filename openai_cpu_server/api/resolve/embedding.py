@@ -37,7 +37,6 @@ def embed_call(request: EmbedRequest, body: PoolingBody, asking: Asking, render:
         priority=request.priority,
         timeout_s=body.timeout,
         render=render,
-        headers=asking.ignored.headers,
     )
 
 

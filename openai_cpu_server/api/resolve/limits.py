@@ -1,79 +1,85 @@
-"""How much a call may ask for: output tokens, choices, stop strings, the stream's options."""
+"""How much a call may ask for: output tokens, choices, prompts."""
 
 from __future__ import annotations
 
-from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.generation import GenerationBody
+from typing import NamedTuple
+
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedLimit, wrong
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong
 
 
-def output_tokens(
-    asked: int | None,
-    *,
-    prompt_tokens: int,
-    context: int,
-    param: str,
-    max_prompt: int | None = None,
-    max_output: int | None = None,
-) -> int:
-    """The most output tokens. Without `asked` it is all that the context leaves, one at least.
+class OutputRoom(NamedTuple):
+    """How many tokens one choice may have."""
 
-    `max_prompt` and `max_output` are the server's own limits.
+    tokens: int
+    context_ends_it: bool
+    """The context leaves fewer than the client and the server allow."""
+
+
+def output_room(
+    asked: AskedLimit | None, prompt_tokens: int, info: ModelInfo, options: ApiOptions, *, param: str
+) -> OutputRoom:
+    """Without `asked` it is all that the context leaves, one at least. `param` is the prompt's field.
+
+    Raises InvalidRequest beyond the server's own limits, PromptTooLong beyond the context's.
     """
-    if max_prompt is not None and prompt_tokens > max_prompt:
-        message = f"The prompt has {prompt_tokens} tokens; this server takes at most {max_prompt}."
-        raise InvalidRequest(message, param=param, code="context_length_exceeded")
-    if asked is not None and max_output is not None and asked > max_output:
-        message = f"Invalid value for 'max_tokens': this server allows at most {max_output}."
-        raise InvalidRequest(message, param="max_tokens", code="invalid_value")
-    wanted = max(1, context - prompt_tokens) if asked is None else asked
-    if asked is None and max_output is not None:
-        wanted = min(wanted, max_output)
+    context, max_output = info.context_limit, options.max_output_tokens
+    if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
+        raise InvalidRequest(
+            f"The prompt has {prompt_tokens} tokens; this server takes at most {options.max_prompt_tokens}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if asked is not None and not asked.is_ceiling:
+        if max_output is not None and asked.tokens > max_output:
+            at = asked.path
+            raise wrong(f"Invalid value for '{at}': this server allows at most {max_output}.", at)
+        wanted = asked.tokens
+    else:
+        wanted = max(1, context - prompt_tokens)
+        wanted = wanted if max_output is None else min(wanted, max_output)
     if prompt_tokens + wanted > context:
         raise PromptTooLong(prompt_tokens=prompt_tokens, max_tokens=wanted, limit=context, param=param)
-    return wanted
+    if asked is None or not asked.is_ceiling:
+        return OutputRoom(wanted, context_ends_it=False)
+    tokens = min(wanted, asked.tokens)
+    return OutputRoom(tokens, tokens < asked.tokens and prompt_tokens + tokens >= context)
 
 
-def asked_tokens(body: ChatBody) -> int | None:
-    """`max_completion_tokens`, or `max_tokens`, its older name."""
-    new, old = body.max_completion_tokens, body.max_tokens
-    if new is not None and old is not None and new != old:
-        raise InvalidRequest(
-            "'max_tokens' and 'max_completion_tokens' name the same limit but differ; give one of them.",
-            param="max_tokens",
-            code="invalid_value",
-        )
-    return old if new is None else new
+class NumChoices(NamedTuple):
+    """How many sequences each prompt has."""
+
+    shown: int
+    made: int
 
 
-def choices(value: int | None, *, limit: int, param: str) -> int:
-    if value is not None and value > limit:
-        message = f"Invalid value for '{param}': this server allows at most {limit}."
-        raise InvalidRequest(message, param=param, code="invalid_value")
-    return 1 if value is None else value
+def choices_of(ask: Ask, options: ApiOptions) -> NumChoices:
+    """Raises InvalidRequest, also for a call that is many calls."""
+    best_of = None if ask.best_of is None else _allowed(ask.best_of, options, "best_of")
+    if best_of is not None:
+        _check_best(best_of, ask)
+    n = 1 if ask.n is None else _allowed(ask.n, options, "n")
+    made = n if best_of is None else best_of
+    num_prompts = 1 if isinstance(ask.prompt, AskedConversation) else len(ask.prompt.prompts)
+    if num_prompts * made > options.max_sequences:
+        message = f"{num_prompts} prompts with {made} choices each: one call may have "
+        choice = "n" if best_of is None else "best_of"
+        raise wrong(f"{message}{options.max_sequences} in all.", choice if num_prompts == 1 else "prompt")
+    return NumChoices(n, made)
 
 
-def num_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> int:
-    """How many prompts a body's `prompt` is, before any of them is tokenised."""
-    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
+def _allowed(value: int, options: ApiOptions, param: str) -> int:
+    if value > options.max_choices:
+        raise wrong(f"Invalid value for '{param}': this server allows at most {options.max_choices}.", param)
+    return value
 
 
-def check_sequences(num_prompts: int, best_of: int, *, limit: int) -> None:
-    """Raises InvalidRequest for a call that is many calls."""
-    if num_prompts * best_of > limit:
-        message = f"{num_prompts} prompts with {best_of} choices each: one call may have {limit} in all."
-        raise InvalidRequest(message, param="prompt", code="invalid_value")
-
-
-def stop_strings(body: GenerationBody) -> tuple[str, ...]:
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-
-
-def include_usage(body: GenerationBody) -> bool:
-    """Raises InvalidRequest for `stream_options` without a stream."""
-    if body.stream_options is None:
-        return False
-    if not body.stream:
-        message = "'stream_options' is only allowed together with 'stream'."
-        raise InvalidRequest(message, param="stream_options", code="invalid_value")
-    return bool(body.stream_options.include_usage)
+def _check_best(best_of: int, ask: Ask) -> None:
+    n = ask.n or 1
+    if best_of < n:
+        raise wrong("'best_of' must not be smaller than 'n'.", "best_of")
+    if best_of > n and ask.stream:
+        message = "'best_of' above 'n' cannot be streamed: the best is known at the end only."
+        raise wrong(message, "best_of")

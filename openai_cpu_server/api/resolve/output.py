@@ -7,11 +7,10 @@ from functools import partial
 
 import msgspec
 
+from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedFunction, JsonObject, ToolUse, wrong
 from openai_cpu_server.api.calls.call import CallThinking, ToolCallStyle
 from openai_cpu_server.api.resolve.parameters import SplitParameters
-from openai_cpu_server.api.resolve.tools import OfferedFunction, ToolPlan, ToolUse
-from openai_cpu_server.api.schemas.generation import GenerationBody
-from openai_cpu_server.api.schemas.structured import JsonObject
+from openai_cpu_server.api.resolve.tools import ToolPlan
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
@@ -41,25 +40,37 @@ class Output(msgspec.Struct, frozen=True):
     """What marks the thoughts are control tokens."""
 
 
-def of_answer(answer: Grammar | None) -> Output:
+class AnswerForm(msgspec.Struct, frozen=True):
+    """The form of the answer, and its grammar."""
+
+    grammar: Grammar
+    field: str
+    """The client's field that asks for it."""
+
+    @classmethod
+    def of(cls, asked: AskedForm | None, grammars: Grammars) -> AnswerForm | None:
+        """None: free text. Raises InvalidRequest."""
+        return None if asked is None else cls(asked.make(grammars, asked.path), asked.field)
+
+
+def of_answer(answer: AnswerForm | None) -> Output:
     if answer is None:
         return Output()
-    return Output(Constraint(grammar=answer.lark), answer.unenforced)
+    return Output(Constraint(grammar=answer.grammar.lark), answer.grammar.unenforced)
 
 
-def check_ends(body: GenerationBody, output: Output) -> None:
+def check_ends(ask: Ask, output: Output) -> None:
     """Refuses what would cut the output, or not let it end, against its grammar."""
     if output.constraint is None or output.constraint.grammar is None:
         return
-    if body.ignore_eos:
+    if ask.sampling.ignore_eos:
         raise _no_company("ignore_eos", "the output ends where its grammar ends")
-    if body.stop and not output.is_free:
-        raise _no_company("stop", "it could cut the output short")
+    if ask.stop and not output.is_free:
+        raise _no_company(ask.stop_path, "it could cut the output short")
 
 
-def _no_company(param: str, why: str) -> InvalidRequest:
-    message = f"'{param}' cannot be combined with structured output or tools: {why}."
-    return InvalidRequest(message, param=param, code="invalid_value")
+def _no_company(path: str, why: str) -> InvalidRequest:
+    return wrong(f"'{path}' cannot be combined with structured output or tools: {why}.", path)
 
 
 class ToolOutputs:
@@ -71,16 +82,14 @@ class ToolOutputs:
         blanks = _BLANKS if grammars.is_flexible else ""
         self._spelling = Spelling(blanks, partial(_control_token, tokenizer))
 
-    def of_plan(self, plan: ToolPlan, answer: Grammar | None) -> Output:
+    def of_plan(self, plan: ToolPlan, answer: AnswerForm | None) -> Output:
         """`answer`: what text must look like, where there is text. Raises InvalidRequest."""
-        param = "functions" if plan.is_legacy else "tools"
-        offers = self._offers(plan, 0.0 if answer is None else answer.share)
-        parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
+        offers = self._offers(plan, 0.0 if answer is None else answer.grammar.share)
         unenforced = tuple(path for offer in offers for path in offer.unenforced)
-        constraint = self._constraint(plan, [offer.callee for offer in offers], parts, answer, param)
+        constraint = self._constraint(plan, offers, answer)
         is_auto = plan.use is ToolUse.AUTO
         if answer is not None and is_auto:
-            unenforced = answer.unenforced + unenforced
+            unenforced = answer.grammar.unenforced + unenforced
         style = ToolCallStyle(
             self._form,
             _reason(plan),
@@ -101,53 +110,50 @@ class ToolOutputs:
                     "The schemas of this call are too large together: all may cost three times what one may; "
                     "use fewer tools, or simpler patterns."
                 )
-                raise InvalidRequest(message, param=function.param, code="invalid_value")
+                raise wrong(message, function.schema_path)
         return offers
 
-    def _constraint(
-        self,
-        plan: ToolPlan,
-        callees: Sequence[Callee],
-        parts: dict[str, bytes],
-        answer: Grammar | None,
-        param: str,
-    ) -> Constraint:
+    def _constraint(self, plan: ToolPlan, offers: Sequence[_Offer], answer: AnswerForm | None) -> Constraint:
         form, several = self._form, plan.several
+        callees = [offer.callee for offer in offers]
+        parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
         whole = partial(form.whole, callees, self._spelling, several=several)
         if plan.use is not ToolUse.AUTO:
-            return Constraint(grammar=self._grammars.composed(whole(answer=None), parts, param))
+            return Constraint(grammar=self._grammars.composed(whole(answer=None), parts, plan.path))
         if answer is not None:
             self._check_beside(answer)
-            parts = {**parts, "answer": answer.rules}
+            parts = {**parts, "answer": answer.grammar.rules}
             root = whole(answer="answer")
-            return Constraint(grammar=self._grammars.composed(root, parts, "response_format"))
+            return Constraint(grammar=self._grammars.composed(root, parts, answer.field))
         if form.marker:
             root = form.behind_marker(callees, self._spelling, several=several)
-            grammar = self._grammars.composed(root, parts, param)
+            grammar = self._grammars.composed(root, parts, plan.path)
             return Constraint(grammar=grammar, triggers=(form.marker,))
-        return Constraint(grammar=self._grammars.composed(whole(answer=""), parts, param))
+        return Constraint(grammar=self._grammars.composed(whole(answer=""), parts, plan.path))
 
-    def _check_beside(self, answer: Grammar) -> None:
+    def _check_beside(self, answer: AnswerForm) -> None:
         """Refuses an answer that might begin as a call does."""
-        if not (answer.is_json or self._form.announces(self._spelling)):
+        if not (answer.grammar.is_json or self._form.announces(self._spelling)):
             message = (
                 "An answer of a given form that is not JSON cannot be combined with tools that the model may "
                 f"or may not call (tool format '{self._form.name}'); set 'tool_choice' to 'none' or "
                 "'required'."
             )
-            raise InvalidRequest(message, param="response_format", code="unsupported_parameter")
+            raise InvalidRequest(message, param=answer.field, code="unsupported_parameter")
 
-    def _offer(self, index: int, function: OfferedFunction) -> _Offer:
+    def _offer(self, index: int, function: AskedFunction) -> _Offer:
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
             message = f"Invalid schema for function '{function.name}': its type must be 'object'."
-            raise InvalidRequest(message, param=f"{function.param}.type", code="invalid_function_parameters")
+            raise InvalidRequest(
+                message, param=f"{function.schema_path}.type", code="invalid_function_parameters"
+            )
         rule, typed = f"f{index}", {**schema, "type": "object"}
         if self._form.splits_parameters:
             split = SplitParameters(function, typed, self._grammars, rule)
             callee = Callee(function.name, rule, split.parameters)
             return _Offer(callee, split.parts, split.unenforced, split.share)
-        grammar = self._grammars.of_schema(typed, function.param, strict=function.is_strict)
+        grammar = self._grammars.of_schema(typed, function.schema_path, strict=function.is_strict)
         return _Offer(Callee(function.name, rule), {rule: grammar.rules}, grammar.unenforced, grammar.share)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from openai_cpu_server.api.resolve.tools import OfferedFunction
-from openai_cpu_server.api.schemas.structured import JsonObject
+from openai_cpu_server.api.asking.ask import AskedFunction, JsonObject
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.grammars import Grammar, Grammars
 from openai_cpu_server.prompt.tool_formats import Parameter
@@ -25,7 +24,7 @@ _WAYS = {"$ref", "allOf", "anyOf", "oneOf"}
 class SplitParameters:
     """Grammars of the values of one function's parameters; additional ones are never written."""
 
-    def __init__(self, function: OfferedFunction, schema: JsonObject, grammars: Grammars, stem: str) -> None:
+    def __init__(self, function: AskedFunction, schema: JsonObject, grammars: Grammars, stem: str) -> None:
         """`stem` begins the names of the rules. Raises InvalidRequest."""
         self._function = function
         self._grammars = grammars
@@ -49,7 +48,7 @@ class SplitParameters:
 
     def _invalid(self, keyword: str, expected: str) -> InvalidRequest:
         message = f"Invalid schema for function '{self._function.name}': '{keyword}' must be {expected}."
-        return InvalidRequest(message, param=f"{self._function.param}.{keyword}", code="invalid_schema")
+        return InvalidRequest(message, param=f"{self._function.schema_path}.{keyword}", code="invalid_schema")
 
     def _left_out(self, schema: JsonObject) -> tuple[str, ...]:
         """Paths of keywords that say something of all parameters together."""
@@ -57,16 +56,16 @@ class SplitParameters:
         is_lost = bool(_WAYS & schema.keys()) and not schema.get("properties")
         if others and (self._function.is_strict or is_lost):
             message = f"'{others[0]}' cannot be enforced: this model writes each parameter by itself."
-            path = f"{self._function.param}.{others[0]}"
+            path = f"{self._function.schema_path}.{others[0]}"
             raise InvalidRequest(message, param=path, code="unsupported_schema")
-        return tuple(f"{self._function.param}.{each}" for each in others)
+        return tuple(f"{self._function.schema_path}.{each}" for each in others)
 
     def _is_written(self, name: str, required: list[str]) -> bool:
         if _WRITABLE.fullmatch(name):
             return True
         if name in required:
             message = f"A parameter of the name '{name[:64]}' cannot be written in this model's format."
-            path = f"{self._function.param}.required"
+            path = f"{self._function.schema_path}.required"
             raise InvalidRequest(message, param=path, code="invalid_function_parameters")
         return False
 
@@ -85,7 +84,7 @@ class SplitParameters:
         )
 
     def _value(self, name: str, schema: object) -> Grammar:
-        path, is_strict = f"{self._function.param}.properties.{name}", self._function.is_strict
+        path, is_strict = f"{self._function.schema_path}.properties.{name}", self._function.is_strict
         if not isinstance(schema, dict):
             known: JsonObject = {} if schema is not False else {"not": {}}
         else:

@@ -1,13 +1,13 @@
-"""The prompts of a text completion: strings are tokenised, token ids are checked."""
+"""Prompts that are texts: strings are tokenised, token ids are checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Union
 
+from openai_cpu_server.api.asking.ask import AskedTexts, wrong
 from openai_cpu_server.api.calls.call import Prompt
 from openai_cpu_server.api.resolve.sampling import check_tokens
-from openai_cpu_server.api.schemas.completion import CompletionBody
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
@@ -16,24 +16,14 @@ from openai_cpu_server.prompt.fim import fim_tokens
 Text = Union[str, Sequence[int]]
 
 
-def completion_prompts(body: CompletionBody, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
+def text_prompts(asked: AskedTexts, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
     """`most_tokens`: what is surely longer is not tokenised. Raises PromptFarTooLong, InvalidRequest for an
     empty prompt, unknown ids, or a suffix that the model cannot honour."""
-    echo = bool(body.echo)
-    if body.suffix is None or (not body.suffix and tokenizer.fim is None):
-        return [_plain(prompt, tokenizer, most_tokens, echo=echo) for prompt in _as_list(body.prompt)]
-    if echo:
-        message = "'echo' and 'suffix' cannot be combined."
-        raise InvalidRequest(message, param="suffix", code="invalid_value")
-    return [_fill_in(prompt, body.suffix, tokenizer, most_tokens) for prompt in _as_list(body.prompt)]
-
-
-def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Text]:
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt[0], int):
-        return [[token for token in prompt if isinstance(token, int)]]
-    return [item for item in prompt if not isinstance(item, int)]
+    if asked.suffix is None or (not asked.suffix and tokenizer.fim is None):
+        return [_plain(prompt, tokenizer, most_tokens, echo=asked.echo) for prompt in asked.prompts]
+    if asked.echo:
+        raise wrong("'echo' and 'suffix' cannot be combined.", "suffix")
+    return [_fill_in(prompt, asked.suffix, tokenizer, most_tokens) for prompt in asked.prompts]
 
 
 def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo: bool) -> Prompt:

@@ -94,7 +94,6 @@ def _by_yes_or_no(body: RerankBody, asking: Asking) -> PoolingCall:
             documents=_returned(body, documents),
             squeezes=body.use_activation is not False,
         ),
-        headers=asking.ignored.headers,
     )
 
 

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
+from openai_cpu_server.api.asking.ask import AskedThinking, wrong
 from openai_cpu_server.api.calls.call import CallThinking
 from openai_cpu_server.api.resolve.output import Output
-from openai_cpu_server.api.schemas.reasoning import ReasoningBody
+from openai_cpu_server.api.schemas.reasoning import Reasoning, ReasoningBody
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.thinking import Thinking
-from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.thinking import ModelThinking
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt
 from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
@@ -37,20 +37,6 @@ _OURS = frozenset(
 T = TypeVar("T")
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What a body says about thinking."""
-
-    is_on: bool | None
-    """None: it does not say."""
-    effort: str | None
-    budget: int | None
-    """Tokens; -1: any number; None: it does not say."""
-    is_hidden: bool
-    variables: Mapping[str, object]
-    said: tuple[str, ...]
-    """The fields that have no meaning where a model does not think."""
-
-
 class ThinkingPlan(msgspec.Struct, frozen=True):
     """What that means for one model."""
 
@@ -64,22 +50,66 @@ class ThinkingPlan(msgspec.Struct, frozen=True):
     is_hidden: bool
 
 
-def thinking_wish(body: ReasoningBody) -> Wish:
-    """Raises InvalidRequest for what contradicts itself."""
-    variables = _variables(body.chat_template_kwargs or {})
-    effort, is_on, budget = _one(_efforts(body)), _one(_switched(body, variables)), _one(_budgets(body))
-    excluded = body.reasoning is not None and body.reasoning.exclude is True
-    return Wish(
-        is_on=is_on,
-        effort=effort,
-        budget=budget,
-        is_hidden=excluded or body.include_reasoning is False,
-        variables=variables,
-        said=tuple(name for name, _ in (*_efforts(body), *_budgets(body))),
+Said = tuple[str, T]
+"""A field's path, and what it says."""
+
+
+def asked_thinking(
+    *,
+    efforts: Sequence[Said[str]] = (),
+    switches: Sequence[Said[bool]] = (),
+    budgets: Sequence[Said[int]] = (),
+    variables: Mapping[str, object] | None = None,
+    is_hidden: bool = False,
+) -> AskedThinking:
+    """Fields that mean the same must agree; an effort switches too. `variables` are those of
+    `chat_template_kwargs`. Raises InvalidRequest."""
+    known = _variables(variables or {})
+    by_effort = [(path, effort != "none") for path, effort in efforts]
+    return AskedThinking(
+        effort=_one(efforts),
+        is_on=_one([*by_effort, *switches, *_switched(known)]),
+        budget=_one(budgets),
+        is_hidden=is_hidden,
+        variables=known,
+        said=tuple(path for path, _ in (*efforts, *budgets)),
     )
 
 
-def thinking_plan(wish: Wish, model: ModelThinking | None) -> ThinkingPlan:
+def thinking_of(body: ReasoningBody) -> AskedThinking:
+    """Raises InvalidRequest for what contradicts itself."""
+    reasoning, thinking = body.reasoning or Reasoning(), body.thinking
+    told = reasoning.max_tokens
+    switch = thinking.type == "enabled" if thinking and thinking.type in ("enabled", "disabled") else None
+    return asked_thinking(
+        efforts=_given({"reasoning_effort": body.reasoning_effort, "reasoning.effort": reasoning.effort}),
+        switches=_given(
+            {
+                "enable_thinking": body.enable_thinking,
+                "reasoning.enabled": reasoning.enabled,
+                "reasoning.max_tokens": None if told is None else told > 0,
+                "thinking.type": switch,
+            }
+        ),
+        budgets=_given(
+            {
+                "thinking_budget": body.thinking_budget,
+                "thinking_token_budget": body.thinking_token_budget,
+                "thinking_budget_tokens": body.thinking_budget_tokens,
+                "reasoning.max_tokens": told,
+                "thinking.budget_tokens": None if thinking is None else thinking.budget_tokens,
+            }
+        ),
+        variables=body.chat_template_kwargs,
+        is_hidden=reasoning.exclude is True or body.include_reasoning is False,
+    )
+
+
+def _given(fields: Mapping[str, T | None]) -> list[Said[T]]:
+    return [(path, value) for path, value in fields.items() if value is not None]
+
+
+def thinking_plan(wish: AskedThinking, model: ModelThinking | None) -> ThinkingPlan:
     """`model`: None for one that does not think; the variables reach its template all the same."""
     if model is None:
         return _for_template(wish)
@@ -102,7 +132,7 @@ def thinking_plan(wish: Wish, model: ModelThinking | None) -> ThinkingPlan:
     )
 
 
-def _for_template(wish: Wish) -> ThinkingPlan:
+def _for_template(wish: AskedThinking) -> ThinkingPlan:
     said: dict[str, object] = {} if wish.is_on is None else {**switch(wish.is_on)}
     if wish.effort is not None:
         said["reasoning_effort"] = wish.effort
@@ -172,7 +202,7 @@ class ThinkingOutputs:
         return any(not self._tokenizer.piece(token) for token in tokens)
 
 
-def _budget(wish: Wish, model: ModelThinking) -> int | None:
+def _budget(wish: AskedThinking, model: ModelThinking) -> int | None:
     """Tokens; None: any number."""
     if wish.budget is not None:
         return wish.budget if wish.budget >= 0 else None
@@ -189,51 +219,21 @@ def _nearest(effort: str, known: Sequence[str]) -> str:
     return min(known, key=lambda each: abs(_EFFORTS.index(each) - place))
 
 
-def _efforts(body: ReasoningBody) -> Iterator[tuple[str, str]]:
-    if body.reasoning_effort is not None:
-        yield "reasoning_effort", body.reasoning_effort
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        yield "reasoning.effort", body.reasoning.effort
-
-
-def _budgets(body: ReasoningBody) -> Iterator[tuple[str, int]]:
-    for name in ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"):
-        value = getattr(body, name)
-        if value is not None:
-            yield name, value
-    if body.reasoning is not None and body.reasoning.max_tokens is not None:
-        yield "reasoning.max_tokens", body.reasoning.max_tokens
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        yield "thinking.budget_tokens", body.thinking.budget_tokens
-
-
-def _switched(body: ReasoningBody, variables: Mapping[str, object]) -> Iterator[tuple[str, bool]]:
-    yield from ((name, effort != "none") for name, effort in _efforts(body))
-    if body.enable_thinking is not None:
-        yield "enable_thinking", body.enable_thinking
-    if body.reasoning is not None:
-        if body.reasoning.enabled is not None:
-            yield "reasoning.enabled", body.reasoning.enabled
-        if body.reasoning.max_tokens is not None:
-            yield "reasoning.max_tokens", body.reasoning.max_tokens > 0
-    if body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
-        yield "thinking.type", body.thinking.type == "enabled"
+def _switched(variables: Mapping[str, object]) -> Iterator[Said[bool]]:
     for name in _SWITCHES:
         value = variables.get(name)
         if isinstance(value, bool):
             yield f"chat_template_kwargs.{name}", value
 
 
-def _one(said: Iterator[tuple[str, T]]) -> T | None:
+def _one(said: Sequence[Said[T]]) -> T | None:
     """What all of them say. Raises InvalidRequest if they differ."""
-    first = next(said, None)
-    if first is None:
+    if not said:
         return None
-    name, value = first
-    for other, contrary in said:
+    path, value = said[0]
+    for other, contrary in said[1:]:
         if contrary != value:
-            message = f"'{name}' and '{other}' say different things about the model's thinking."
-            raise InvalidRequest(message, param=other, code="invalid_value")
+            raise wrong(f"'{path}' and '{other}' say different things about the model's thinking.", other)
     return value
 
 
@@ -243,5 +243,5 @@ def _variables(given: Mapping[str, object]) -> dict[str, object]:
         if name in _OURS or not _VARIABLE.fullmatch(name):
             shown = name[:64]
             message = f"'{shown}' is no variable of a chat template that a request can set."
-            raise InvalidRequest(message, param=f"chat_template_kwargs.{shown}", code="invalid_value")
+            raise wrong(message, f"chat_template_kwargs.{shown}")
     return dict(given)

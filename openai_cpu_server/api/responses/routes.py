@@ -27,7 +27,7 @@ class ResponsesRoutes:
         background = Background(shelf, parts.endings) if shelf else None
         if background is not None:
             parts.at_end.append(background.close)
-        reader, maker = TurnReader(shelf, options), Maker(models, options, shelf, parts.recall)
+        reader, maker = TurnReader(shelf, options), Maker(parts.generation, options, shelf)
         self.route = ResponsesRoute(models, options, reader, maker, background)
         self.stored = StoredResponses(shelf, background, options)
         self.socket = SocketServer(partial(ResponsesExchange, reader, maker), parts.sockets)

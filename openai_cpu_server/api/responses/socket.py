@@ -12,7 +12,6 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.calls.trial import Terms
 from openai_cpu_server.api.errors import ErrorBody, error_object, failure_of
 from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.offload import off_loop
@@ -126,9 +125,8 @@ class ResponsesExchange:
         read = await self._reader.read(body, context.identity, self._recent)
         if read.body.previous_response_id is not None:
             self._recent = None  # an error in its middle leaves nothing to go on from
-        terms = Terms(context.ticket, context.lease, context.timeout_s)
         asked = read if is_to_generate else read.without_output()
-        return await self._maker.begin(asked, context.sender, terms)
+        return await self._maker.begin(asked, context)
 
     async def _tell(self, making: Making) -> None:
         self._making = making

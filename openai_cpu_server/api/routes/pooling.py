@@ -12,15 +12,12 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.access.rate_limits import Lease
-from openai_cpu_server.api.calls.call import PRIORITY_HEADER, Asking, Sender
+from openai_cpu_server.api.asking.ask import LONG_BODY
+from openai_cpu_server.api.calls.call import Asking
 from openai_cpu_server.api.calls.deadline import limit_time
 from openai_cpu_server.api.calls.disconnect import while_connected
 from openai_cpu_server.api.calls.pooling import PoolingCall, Rows, submit
-from openai_cpu_server.api.calls.trial import Terms
-from openai_cpu_server.api.gates.fair_use import lease_of, release_body, unkept_body
-from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
+from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.resolve.embedding import resolve_embeddings
@@ -30,13 +27,14 @@ from openai_cpu_server.api.schemas.pooling import EmbeddingBody, PoolingBody, Re
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
+from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.context import RequestContext, Sender, context_of
 from openai_cpu_server.models.abilities import Ability, choose_able
 from openai_cpu_server.models.registry import Chosen, ModelRegistry
 from openai_cpu_server.observe.distribution import Distribution
 from openai_cpu_server.observe.ended import EndedCall
 
 B = TypeVar("B", bound=PoolingBody)
-_LONG_BODY = 64 * 1024
 _CHEAPER = 16
 """A byte of a vector is written so many times faster than a byte of a body is parsed and tokenised: 32 KiB of
 vectors are JSON within a millisecond."""
@@ -62,30 +60,28 @@ class PoolingRoute(Generic[B]):
         self._options = options
 
     async def create(self, request: Request) -> Response:
-        data, ticket = await unkept_body(request), ticket_of(request.scope)
-        header = request.headers.get(PRIORITY_HEADER)
-        default = self._options.default_priority
-        sender = Sender.of(identity_of(request.scope), header=header, default=default)
-        call, working, chosen = await self._begun(data, sender, lease_of(request.scope))
+        data, context = await unkept_body(request), context_of(request.scope)
+        call, working, chosen = await self._begun(data, context)
         del data  # the call may wait for long
-        release_body(request.scope)
+        context.body.release()
+        ticket = context.ticket
         ticket.priority = call.priority
-        limit_time(working, ticket, call.timeout_s, self._options.request_timeout_s)
+        limit_time(working, ticket, call.timeout_s, context.timeout_s)
         running = _Running(call, working, chosen.model.name, ticket)
         rows = await while_connected(request.receive, running.rows)
         body = await _written(call, rows, working.figures)
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
-    async def answer(self, data: bytes, sender: Sender, terms: Terms) -> bytes:
+    async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """The answer to a body that came by no request of its own, such as a row of a batch job.
 
-        Raises what `api/errors.py` lists. The server's limit of time is not for these, which wait long.
+        Raises as `create`.
         """
-        call, working, chosen = await self._begun(data, sender, terms.lease)
+        call, working, chosen = await self._begun(data, context)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
         try:
-            rows = await _Running(call, working, chosen.model.name, terms.ticket).rows()
+            rows = await _Running(call, working, chosen.model.name, context.ticket).rows()
         except GenerationFailed:
             chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
@@ -96,33 +92,24 @@ class PoolingRoute(Generic[B]):
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
         chosen = choose_able(self._models, body.model, allowed, self._family.ability)
-        asking = Asking(chosen, chosen.model.loaded(), sender, self._options, ignored)
+        asking = Asking(chosen, chosen.model.loaded(), sender, self._options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.
-        is_slow = self._family.ability is not Ability.EMBED or len(data) > _LONG_BODY
+        is_slow = self._family.ability is not Ability.EMBED or len(data) > LONG_BODY
         resolving = partial(self._family.resolve, body, asking)
-        return await in_thread(resolving, is_slow=is_slow), chosen
+        call = await in_thread(resolving, is_slow=is_slow)
+        return msgspec.structs.replace(call, headers=ignored.headers), chosen
 
-    async def _begun(
-        self, data: bytes, sender: Sender, lease: Lease | None
-    ) -> tuple[PoolingCall, Embedding, Chosen]:
+    async def _begun(self, data: bytes, context: RequestContext) -> tuple[PoolingCall, Embedding, Chosen]:
         """Chooses again where the model was replaced between choosing and submitting."""
         while True:
-            call, chosen = await self._resolved(data, sender)
+            call, chosen = await self._resolved(data, context.sender)
+            await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=0)
             try:
-                return call, await self._submitted(call, chosen, lease), chosen
+                return call, submit(call, chosen.model.engine), chosen
             except ServerError:
+                await context.refund()
                 if self._models.is_current(chosen.model):
                     raise
-
-    async def _submitted(self, call: PoolingCall, chosen: Chosen, lease: Lease | None) -> Embedding:
-        if lease is None:
-            return submit(call, chosen.model.engine)
-        await lease.reserve(prompt_tokens=call.prompt_tokens, output_tokens=0)
-        try:
-            return submit(call, chosen.model.engine)
-        except ServerError:
-            await lease.refund()
-            raise
 
 
 class _Running:

@@ -10,11 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.access.access import WORK
-from openai_cpu_server.api.access.identity import identity_of
-from openai_cpu_server.api.gates.fair_use import unkept_body
+from openai_cpu_server.api.asking.ask import LONG_BODY
 from openai_cpu_server.api.offload import in_thread, off_loop
 from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.resolve.answer_shape import is_slow
 from openai_cpu_server.api.resolve.messages import checked_messages
 from openai_cpu_server.api.resolve.sampling import check_tokens
 from openai_cpu_server.api.schemas.base import Body
@@ -22,6 +20,8 @@ from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.tokens import DetokenizeBody, TokenizeBody
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -63,7 +63,7 @@ class TokenRoutes:
         model = self._model(body.model, request)
         info = model.engine.info
         limit = info.context_limit if info else None
-        answer = await in_thread(partial(_tokenized, body, model, limit), is_slow=is_slow(data))
+        answer = await in_thread(partial(_tokenized, body, model, limit), is_slow=len(data) > LONG_BODY)
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
     async def detokenize(self, request: Request) -> Response:
@@ -77,7 +77,7 @@ class TokenRoutes:
         return await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
 
     def _model(self, name: str | None, request: Request) -> ServedModel:
-        return self._models.choose(name, identity_of(request.scope).allowed_models).model
+        return self._models.choose(name, context_of(request.scope).identity.allowed_models).model
 
 
 def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None) -> bytes:

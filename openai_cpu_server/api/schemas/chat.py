@@ -13,27 +13,10 @@ from openai_cpu_server.api.schemas.numbers import Several, TopLogprobs
 from openai_cpu_server.api.schemas.reasoning import ReasoningBody
 from openai_cpu_server.api.schemas.tools import FunctionCall, Functions, ToolChoice, Tools
 from openai_cpu_server.api.schemas.unheeded import MESSAGE_REFUSALS, Refusals
-from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
-
-_VISION = "this model has no vision and cannot see images"
-_HEARING = "this model cannot hear audio"
-_FILES = "this model cannot read files; send their text"
-LACKS = {
-    "image_url": _VISION,
-    "image": _VISION,
-    "input_image": _VISION,
-    "video_url": "this model has no vision and cannot see videos",
-    "input_audio": _HEARING,
-    "audio": _HEARING,
-    "audio_url": _HEARING,
-    "file": _FILES,
-    "input_file": _FILES,
-    "document": _FILES,
-}
-"""What a model of text lacks for parts of other types."""
+from openai_cpu_server.api.schemas.unions import LACKS, TEXT_OR_LIST
 
 
-def _refuse_others(kind: object) -> object:
+def _refuse_part(kind: object) -> object:
     if not isinstance(kind, str) or kind == "text":
         return kind
     lack = LACKS.get(kind, f"content of type '{kind[:64]}' is not supported")
@@ -43,7 +26,7 @@ def _refuse_others(kind: object) -> object:
 class TextPart(Body):
     is_open: ClassVar[bool] = True
 
-    type: Annotated[Literal["text"], BeforeValidator(_refuse_others)]
+    type: Annotated[Literal["text"], BeforeValidator(_refuse_part)]
     text: str
 
     @model_validator(mode="before")

@@ -68,15 +68,12 @@ Tier = Annotated[str, Field(max_length=64)]
 """Any name: other services have others. See `unheeded.TIERS`."""
 
 
-class GenerationBody(Body):
-    hints: ClassVar[Hints] = GENERATION_HINTS
-    refusals: ClassVar[Refusals] = GENERATION_REFUSALS
+class SharedBody(Body):
+    """Fields that mean the same in most families. How to sample is told by `resolve/sampling.py`, all else by
+    `asking/bodies.py`."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Several | None = None
-    stop: Stop | None = None
     seed: Seed | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
@@ -88,8 +85,6 @@ class GenerationBody(Body):
     """What OpenAI calls `user` now."""
     metadata: Notes | None = None
     service_tier: Tier | None = None
-
-    response_format: ResponseFormat | None = None
 
     # Ours, under the names that llama-server and vLLM use.
     top_k: TopK | None = None
@@ -107,10 +102,22 @@ class GenerationBody(Body):
     timeout: Seconds | None = None
     """Seconds that the call may take, waiting included."""
 
-    # What the output must look like, beside `response_format`; at most one of all these.
+    # What the output must look like; at most one of these, and of what else a family has for that.
     grammar: str | None = None
     regex: str | None = None
     choice: Choices | None = None
+
+
+class GenerationBody(SharedBody):
+    """What chat, text completions and `/generate` have beside that."""
+
+    hints: ClassVar[Hints] = GENERATION_HINTS
+    refusals: ClassVar[Refusals] = GENERATION_REFUSALS
+
+    stream_options: StreamOptions | None = None
+    n: Several | None = None
+    stop: Stop | None = None
+    response_format: ResponseFormat | None = None
     json_schema: JsonObject | None = None
     guided_json: SchemaOrText | None = None
     guided_regex: str | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -38,8 +39,17 @@ def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     """`lenient`: fields that nobody knows are ignored as well as harmless ones.
     Raises InvalidRequest, TooManyValues."""
     check_size(data, most_numbers=schema.most_numbers)
+    return _checked(partial(schema.model_validate_json, data), lenient=lenient)
+
+
+def parse_fields(schema: type[B], fields: Mapping[str, object], *, lenient: bool) -> tuple[B, Ignored]:
+    """The same with a part of a body that was parsed before. Raises InvalidRequest."""
+    return _checked(partial(schema.model_validate, fields), lenient=lenient)
+
+
+def _checked(validated: Callable[[], B], *, lenient: bool) -> tuple[B, Ignored]:
     try:
-        body = schema.model_validate_json(data)
+        body = validated()
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False)[0]) from None
     kinds: dict[str, None] = {}

@@ -8,24 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValu
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
-from openai_cpu_server.api.schemas.chat import LACKS
-from openai_cpu_server.api.schemas.generation import AdapterName, LogitBias, Notes
-from openai_cpu_server.api.schemas.numbers import (
-    Budget,
-    Count,
-    Penalty,
-    RepeatPenalty,
-    Seconds,
-    Seed,
-    Several,
-    Share,
-    Temperature,
-    TopK,
-    TopLogprobs,
-    TypicalP,
-)
-from openai_cpu_server.api.schemas.structured import Choices, JsonObject, Name
-from openai_cpu_server.api.schemas.tools import MAX_TOOLS
+from openai_cpu_server.api.schemas.generation import AdapterName, SharedBody
+from openai_cpu_server.api.schemas.numbers import Budget, Several, TopLogprobs
+from openai_cpu_server.api.schemas.structured import JsonObject, Name
 from openai_cpu_server.api.schemas.unheeded import (
     REASONING_REFUSALS,
     RESPONSES_HINTS,
@@ -33,7 +18,7 @@ from openai_cpu_server.api.schemas.unheeded import (
     Hints,
     Refusals,
 )
-from openai_cpu_server.api.schemas.unions import TEXT_OR_LIST
+from openai_cpu_server.api.schemas.unions import LACKS, MAX_TOOLS, TEXT_OR_LIST
 
 MAX_ITEMS = 10_000
 
@@ -278,7 +263,9 @@ class ResponsesStreamOptions(Body):
     """Events carry no random padding."""
 
 
-class ResponsesBody(Body):
+class TurnFields(Body):
+    """The fields that say what a response's prompt is."""
+
     hints: ClassVar[Hints] = RESPONSES_HINTS
     refusals: ClassVar[Refusals] = RESPONSES_REFUSALS
 
@@ -286,76 +273,35 @@ class ResponsesBody(Body):
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    store: bool | None = None
-    background: bool | None = None
-    stream: bool | None = None
-    stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Several | None = None
-    """Counts calls of tools that the server runs itself; there are none."""
-    max_output_tokens: Several | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
-    top_logprobs: TopLogprobs | None = None
     reasoning: ReasoningOptions | None = None
-    metadata: Notes | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    service_tier: Annotated[str, Field(max_length=64)] | None = None
-    prompt_cache_key: str | None = None
-
-    # Ours, as for chat completions.
-    seed: Seed | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
-    top_k: TopK | None = None
-    min_p: Share | None = None
-    typical_p: TypicalP | None = None
-    repeat_penalty: RepeatPenalty | None = None
-    repeat_last_n: Count | None = None
-    ignore_eos: bool | None = None
     lora: AdapterName | None = None
-    priority: str | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    cache: bool | None = None
-    timeout: Seconds | None = None
-    grammar: str | None = None
-    regex: str | None = None
-    choice: Choices | None = None
     enable_thinking: bool | None = None
     thinking_budget: Budget | None = None
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
 
 
-class InputTokensBody(Body):
+class InputTokensBody(TurnFields):
     """The body of `POST /v1/responses/input_tokens`: what of a response's body becomes its prompt."""
 
-    hints: ClassVar[Hints] = RESPONSES_HINTS
-    refusals: ClassVar[Refusals] = RESPONSES_REFUSALS
-
-    model: str | None = None
-    input: Input | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    text: TextOptions | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    reasoning: ReasoningOptions | None = None
-    lora: AdapterName | None = None
-    enable_thinking: bool | None = None
-    thinking_budget: Budget | None = None
-    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
-
-    def told(self) -> ResponsesBody:
+    def as_response(self) -> ResponsesBody:
         """As the body of a response. What only that one knows was not checked here, and stays out."""
         return ResponsesBody.model_construct(
             **{name: getattr(self, name) for name in type(self).model_fields}
         )
+
+
+class ResponsesBody(SharedBody, TurnFields):
+    store: bool | None = None
+    background: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    max_tool_calls: Several | None = None
+    """Counts calls of tools that the server runs itself; there are none."""
+    max_output_tokens: Several | None = None
+    include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
+    top_logprobs: TopLogprobs | None = None
+    prompt_cache_key: str | None = None

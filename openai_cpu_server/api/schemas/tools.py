@@ -9,16 +9,17 @@ from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.api.schemas.structured import JsonObject, Name
+from openai_cpu_server.api.schemas.unions import MAX_TOOLS
 
 
-def _refuse_others(kind: object) -> object:
+def _refuse_tool(kind: object) -> object:
     if isinstance(kind, str) and kind != "function":
         message = "tools of type '{kind}' are not supported, only 'function'"
         raise PydanticCustomError("tool_type", message, {"kind": kind[:64]})
     return kind
 
 
-Kind = Annotated[Literal["function"], BeforeValidator(_refuse_others)]
+Kind = Annotated[Literal["function"], BeforeValidator(_refuse_tool)]
 
 
 class LegacyFunction(Body):
@@ -100,7 +101,5 @@ FunctionCall = Annotated[
         custom_error_message="Input should be 'none', 'auto' or an object with a 'name'",
     ),
 ]
-MAX_TOOLS = 128
-"""OpenAI's limit."""
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Functions = Annotated[list[LegacyFunction], Field(max_length=MAX_TOOLS, fail_fast=True)]

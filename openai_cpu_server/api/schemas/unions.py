@@ -73,3 +73,22 @@ Prompt = Annotated[
     ],
     PROMPT_KIND,
 ]
+
+MAX_TOOLS = 128
+"""OpenAI's limit."""
+_VISION = "this model has no vision and cannot see images"
+_HEARING = "this model cannot hear audio"
+_FILES = "this model cannot read files; send their text"
+LACKS = {
+    "image_url": _VISION,
+    "image": _VISION,
+    "input_image": _VISION,
+    "video_url": "this model has no vision and cannot see videos",
+    "input_audio": _HEARING,
+    "audio": _HEARING,
+    "audio_url": _HEARING,
+    "file": _FILES,
+    "input_file": _FILES,
+    "document": _FILES,
+}
+"""What a model of text lacks for parts of other types."""

@@ -11,7 +11,7 @@ import msgspec
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.errors import ErrorObject
 from openai_cpu_server.api.render.chat_logprobs import ContentScores, TokenEntry, chat_logprobs
-from openai_cpu_server.api.render.common import finish_reason
+from openai_cpu_server.api.render.common import NewId, finish_reason, new_tool_call_id
 from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.items import new_item_id
 from openai_cpu_server.api.render.responses.objects import (
@@ -22,7 +22,6 @@ from openai_cpu_server.api.render.responses.objects import (
     failed,
 )
 from openai_cpu_server.api.render.responses.writing import EventNumbers, ItemWriting, NewItemId
-from openai_cpu_server.api.render.tool_calls import NewId, new_tool_call_id
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason, ModelLoading, Place, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from openai_cpu_server.api.render.chat_logprobs import TokenEntry
-from openai_cpu_server.api.render.common import json_text
+from openai_cpu_server.api.render.common import json_text, one_line
 from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.items import (
     FunctionCallItem,
@@ -34,7 +34,7 @@ class EventNumbers:
 
     def event(self, kind: str, fields: Mapping[str, object]) -> Chunk:
         named = {"type": kind, "sequence_number": self._take(), **fields}
-        return Chunk(json_object(named), kind)
+        return Chunk(one_line(msgspec.json.encode(named)), kind)
 
     def delta(self, kind: str, place: bytes, text: str, tail: bytes) -> Chunk:
         """The event of which there are many. `place` says where it belongs, `tail` what follows the text."""
@@ -45,20 +45,6 @@ class EventNumbers:
         number = self._next
         self._next += 1
         return number
-
-
-def json_object(fields: object) -> bytes:
-    """JSON whose strings have no line ends of Unicode, at which many clients split streams."""
-    encoded = msgspec.json.encode(fields)
-    if encoded.isascii():
-        return encoded
-    for raw, escaped in (
-        (b"\xc2\x85", b"\\u0085"),
-        (b"\xe2\x80\xa8", b"\\u2028"),
-        (b"\xe2\x80\xa9", b"\\u2029"),
-    ):
-        encoded = encoded.replace(raw, escaped)
-    return encoded
 
 
 class Writer(Protocol):

@@ -1,4 +1,4 @@
-"""Items of the Responses API become the messages of a chat. Pure."""
+"""Items of the Responses API become the messages of a conversation. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openai_cpu_server.api.asking.ask import AskedMessage, EarlierAnswer
 from openai_cpu_server.api.render.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -23,34 +24,15 @@ from openai_cpu_server.api.render.responses.items import (
     new_item_id,
 )
 from openai_cpu_server.api.schemas import responses as schema
-from openai_cpu_server.api.schemas.chat import CalledFunction, Message, ToolCall
 from openai_cpu_server.errors import InvalidRequest
 
 _SYSTEM = ("system", "developer")
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What the model wrote in an earlier turn."""
-
-    tokens: tuple[int, ...]
-    vocabulary: str
-    """The model whose tokens these are."""
-
-
-class Told(msgspec.Struct, frozen=True):
-    """A message, and where it came from."""
-
-    message: Message
-    param: str
-    """The field of the body that has brought it."""
-    answer: Answer | None = None
-    """The message is this answer of before, and nothing else."""
-
-
 class Sourced(msgspec.Struct, frozen=True):
     item: Item
     param: str
-    answer: Answer | None = None
+    answer: EarlierAnswer | None = None
     """The item is a part of this answer of before."""
 
 
@@ -72,12 +54,12 @@ def references(given: str | Sequence[schema.InputItem] | None) -> list[str]:
     return [one.id for one in given if isinstance(one, schema.ItemReference)]
 
 
-def turns(items: Iterable[Sourced]) -> list[Told]:
+def turns(items: Iterable[Sourced]) -> list[AskedMessage]:
     """The messages that these items are. What the assistant reasons, says and calls in a row is one message.
 
     Raises InvalidRequest for the result of a call that there is not.
     """
-    told: list[Told] = []
+    messages: list[AskedMessage] = []
     calls: set[str] = set()
     open_turn: _Turn | None = None
     for sourced in items:
@@ -86,50 +68,41 @@ def turns(items: Iterable[Sourced]) -> list[Told]:
             calls.add(item.call_id)
         if _is_assistants(item):
             if open_turn is None or not open_turn.takes(sourced):
-                told += _closed(open_turn)
-                open_turn = _Turn(sourced.param, sourced.answer)
+                messages += _closed(open_turn)
+                open_turn = _Turn(sourced.answer)
             open_turn.add(item)
             continue
-        told += _closed(open_turn)
+        messages += _closed(open_turn)
         open_turn = None
-        told.append(Told(_message(item, calls, sourced.param), sourced.param))
-    return _once(told + _closed(open_turn))
+        messages.append(AskedMessage(_message(item, calls, sourced.param)))
+    return _once(messages + _closed(open_turn))
 
 
-def _once(told: Sequence[Told]) -> list[Told]:
+def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
     """An answer that has become several messages is none of them alone."""
-    seen = Counter(id(one.answer) for one in told if one.answer is not None)
-    return [
-        msgspec.structs.replace(one, answer=None) if seen.get(id(one.answer), 0) > 1 else one for one in told
-    ]
+    seen = Counter(id(one.own) for one in messages if one.own is not None)
+    return [AskedMessage(one.fields) if seen.get(id(one.own), 0) > 1 else one for one in messages]
 
 
-def with_instructions(told: Sequence[Told], instructions: str | None) -> list[Told]:
+def with_instructions(messages: Sequence[AskedMessage], instructions: str | None) -> list[AskedMessage]:
     """Instructions, system and developer messages at the beginning are one system message, for many templates
     know no second one."""
     head: list[str] = [instructions] if instructions else []
-    rest = list(told)
-    while rest and rest[0].message.role in _SYSTEM:
-        head.append(text_of(rest.pop(0).message))
+    rest = list(messages)
+    while rest and rest[0].role in _SYSTEM:
+        head.append(rest.pop(0).text)
     if not head:
         return rest
-    system = Message(role="system", content="\n\n".join(head))
-    return [Told(system, "instructions" if instructions else told[0].param), *rest]
-
-
-def text_of(message: Message) -> str:
-    assert message.content is None or isinstance(message.content, str), "it was made here"
-    return message.content or ""
+    return [AskedMessage({"role": "system", "content": "\n\n".join(head)}), *rest]
 
 
 @dataclass
 class _Turn:
     """What the assistant did in a row."""
 
-    param: str
-    answer: Answer | None
+    answer: EarlierAnswer | None
     texts: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[Mapping[str, object]] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
 
     def takes(self, sourced: Sourced) -> bool:
@@ -146,22 +119,21 @@ class _Turn:
             case ReasoningItem():
                 self.thoughts += [part.text for part in item.content]
             case FunctionCallItem():
-                function = CalledFunction(name=item.name, arguments=item.arguments)
-                self.calls.append(ToolCall(id=item.call_id, type="function", function=function))
+                function = {"name": item.name, "arguments": item.arguments}
+                self.calls.append({"id": item.call_id, "type": "function", "function": function})
             case MessageItem():
                 self.texts.append(parts_text(item.content))
             case FunctionCallOutputItem():
                 raise AssertionError("the result of a call is not the assistant's")
 
-    def message(self) -> Message:
+    def message(self) -> AskedMessage:
         """Whether thoughts of before are shown to the model is for its template to say."""
-        fields = {
-            "role": "assistant",
-            "content": "\n".join(self.texts),
-            "tool_calls": self.calls or None,
-            "reasoning_content": "\n".join(self.thoughts) or None,
-        }
-        return Message.model_validate(fields)
+        fields: dict[str, object] = {"role": "assistant", "content": "\n".join(self.texts)}
+        if self.calls:
+            fields["tool_calls"] = self.calls
+        if thoughts := "\n".join(self.thoughts):
+            fields["reasoning_content"] = thoughts
+        return AskedMessage(fields, self.answer)
 
 
 def parts_text(content: str | Sequence[Part]) -> str:
@@ -170,8 +142,8 @@ def parts_text(content: str | Sequence[Part]) -> str:
     return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
 
 
-def _closed(turn: _Turn | None) -> list[Told]:
-    return [] if turn is None else [Told(turn.message(), turn.param, turn.answer)]
+def _closed(turn: _Turn | None) -> list[AskedMessage]:
+    return [] if turn is None else [turn.message()]
 
 
 def _is_assistants(item: Item) -> bool:
@@ -180,15 +152,15 @@ def _is_assistants(item: Item) -> bool:
     )
 
 
-def _message(item: Item, calls: set[str], param: str) -> Message:
+def _message(item: Item, calls: set[str], param: str) -> Mapping[str, object]:
     if isinstance(item, FunctionCallOutputItem):
         if item.call_id not in calls:
             message = f"No tool call found for function call output with call_id {item.call_id[:64]}."
             raise InvalidRequest(message, param=param, code="invalid_value")
-        return Message(role="tool", content=parts_text(item.output), tool_call_id=item.call_id)
+        return {"role": "tool", "content": parts_text(item.output), "tool_call_id": item.call_id}
     assert isinstance(item, MessageItem)
     assert item.role in ("user", *_SYSTEM), "the schema refuses other roles"
-    return Message.model_validate({"role": item.role, "content": parts_text(item.content)})
+    return {"role": item.role, "content": parts_text(item.content)}
 
 
 def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Item:

@@ -7,7 +7,7 @@ import msgspec
 from openai_cpu_server.api.calls.call import Call
 from openai_cpu_server.api.render.responses.objects import ReasoningSettings, ResponseObject, TextSettings
 from openai_cpu_server.api.resolve.call import served_tier
-from openai_cpu_server.api.resolve.responses.chat import Turn
+from openai_cpu_server.api.responses.as_ask import functions_of
 from openai_cpu_server.api.schemas import responses as schema
 from openai_cpu_server.api.schemas.base import Body
 from openai_cpu_server.contract.request import Priority
@@ -17,8 +17,9 @@ _TEXT = msgspec.Raw(b'{"type":"text"}')
 _AUTO = msgspec.Raw(b'"auto"')
 
 
-def new_response(turn: Turn, call: Call, status: ResponseStatus, *, is_stored: bool) -> ResponseObject:
-    body = turn.body
+def new_response(
+    body: schema.ResponsesBody, call: Call, status: ResponseStatus, *, is_stored: bool
+) -> ResponseObject:
     return ResponseObject(
         id=call.id,
         created_at=call.created,
@@ -38,7 +39,7 @@ def new_response(turn: Turn, call: Call, status: ResponseStatus, *, is_stored: b
         temperature=1.0 if body.temperature is None else body.temperature,
         text=_text(body.text),
         tool_choice=_choice(body.tool_choice),
-        tools=tuple(_function(tool) for _, tool in turn.functions),
+        tools=tuple(_function(tool) for _, tool in functions_of(body)),
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         truncation=body.truncation or "disabled",

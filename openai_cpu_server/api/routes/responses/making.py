@@ -8,49 +8,28 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.calls.call import Asking, Call, Sender
-from openai_cpu_server.api.calls.recall import Recall
+from openai_cpu_server.api.asking.ask import EarlierAnswer
+from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.calls.call import fingerprint
 from openai_cpu_server.api.calls.running import Running, Said
-from openai_cpu_server.api.calls.trial import UNWATCHED, Terms, Trial
+from openai_cpu_server.api.calls.trial import UNWATCHED, Trial
 from openai_cpu_server.api.errors import error_object
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.render.chat import ChatRenderer
 from openai_cpu_server.api.render.renderer import Chunk
 from openai_cpu_server.api.render.responses.items import Item
 from openai_cpu_server.api.render.responses.objects import ResponseObject
 from openai_cpu_server.api.render.responses.stream import ResponseStream, encoded
-from openai_cpu_server.api.resolve.responses.call import resolve_turn, vocabulary
-from openai_cpu_server.api.resolve.responses.chat import chat_body, renamed
-from openai_cpu_server.api.resolve.responses.conversation import Answer, Sourced
+from openai_cpu_server.api.resolve.responses.conversation import Sourced
 from openai_cpu_server.api.resolve.responses.response import new_response
-from openai_cpu_server.api.routes.generation import GenerationRoute, Reading
 from openai_cpu_server.api.routes.responses.signs import alive
 from openai_cpu_server.api.routes.responses.turns import ReadTurn, Recent
-from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.parse import Ignored
-from openai_cpu_server.errors import JobsUnavailable, ServerError
+from openai_cpu_server.errors import JobsUnavailable
+from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.jobs.records import ItemRecord, ResponseRecord, ResponseStatus
 from openai_cpu_server.jobs.responses import ResponseShelf
-from openai_cpu_server.models.registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
-
-
-class TurnFamily:
-    """The family of one response: it knows the items that the chat's body was made of."""
-
-    renderer = ChatRenderer()
-
-    def __init__(self, turn: ReadTurn) -> None:
-        self._turn = turn
-
-    def read(self, data: bytes, *, lenient: bool) -> tuple[ChatBody, Ignored]:
-        """Its body was read before: it was not a chat's."""
-        return chat_body(self._turn.turn, self._turn.turn.told), self._turn.ignored
-
-    def resolve(self, body: ChatBody, asking: Asking) -> Call:
-        return resolve_turn(self._turn.turn, body, asking)
 
 
 class Making:
@@ -72,7 +51,7 @@ class Making:
         self._shelf = shelf if read.is_stored else None
         self._keep_alive_s = keep_alive_s
         self._request_id = request_id
-        response = new_response(read.turn, running.call, status, is_stored=read.is_stored)
+        response = new_response(read.body, running.call, status, is_stored=read.is_stored)
         self.stream = ResponseStream(running.call, running.model.pieces, response)
 
     @property
@@ -113,7 +92,7 @@ class Making:
 
     def recent(self) -> Recent:
         """Its conversation, to be gone on from."""
-        answer = Answer(self.stream.written, self._vocabulary())
+        answer = EarlierAnswer(self.stream.written, self._vocabulary())
         outputs = [Sourced(item, "previous_response_id", answer) for item in self.response.output]
         inputs = [Sourced(one.item, "previous_response_id") for one in self.read.items]
         return Recent(self.response.id, (*self.read.earlier, *inputs, *outputs))
@@ -158,7 +137,7 @@ class Making:
 
     def _vocabulary(self) -> str:
         info = self.running.model.engine.info
-        return "" if info is None else vocabulary(info)
+        return "" if info is None else fingerprint(info)
 
 
 _FIRST_SIGN_S = 1.0
@@ -170,43 +149,28 @@ _SHOWN = 4
 class Maker:
     """Begins responses on the way of all generating calls."""
 
-    def __init__(
-        self,
-        models: ModelRegistry,
-        options: ApiOptions,
-        shelf: ResponseShelf | None,
-        recall: Recall | None = None,
-    ) -> None:
-        """`recall`: the cache of answers, if there is one."""
-        self._models = models
+    def __init__(self, service: GenerationService, options: ApiOptions, shelf: ResponseShelf | None) -> None:
+        self._service = service
         self._options = options
         self._shelf = shelf
-        self._recall = recall
 
     async def begin(
         self,
         read: ReadTurn,
-        sender: Sender,
-        terms: Terms,
+        context: RequestContext,
         trial: Trial = UNWATCHED,
         *,
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
     ) -> Making:
-        """Raises what `api/errors.py` lists."""
-        turn, family = read.turn, TurnFamily(read)
-        try:
-            body, ignored = family.read(b"", lenient=self._options.lenient)
-            route = GenerationRoute(family, self._models, self._options, self._recall)
-            running = await route.begin_reading(Reading(body, ignored, read.is_slow), sender, terms, trial)
-        except ServerError as error:
-            raise renamed(error, turn, turn.told) from None
+        """Raises as `GenerationService.begin`."""
+        running = await self._service.begin(read.ask(), context, trial)
         return Making(
             read,
             running,
             status,
             self._shelf,
             keep_alive_s=self._options.keep_alive_s,
-            request_id=terms.ticket.id,
+            request_id=context.ticket.id,
         )
 
 

@@ -27,12 +27,11 @@ from openai_cpu_server.api.render.responses.objects import (
 )
 from openai_cpu_server.api.render.responses.stream import encoded
 from openai_cpu_server.api.render.responses.writing import EventNumbers
-from openai_cpu_server.api.routes.files import owner_of
-from openai_cpu_server.api.routes.models import json_response
 from openai_cpu_server.api.routes.responses.background import Background
 from openai_cpu_server.api.routes.responses.turns import NO_DATABASE
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
-from openai_cpu_server.http.replies import page_of
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.replies import json_response, page_of
 from openai_cpu_server.jobs.records import ResponseRecord, ResponseStatus
 from openai_cpu_server.jobs.responses import ResponseShelf
 
@@ -56,7 +55,7 @@ class StoredResponses:
 
     async def one(self, request: Request) -> ASGIApp:
         _check_known(request.query_params)
-        owner, response_id = owner_of(request), _id(request)
+        owner, response_id = context_of(request.scope).owner, _id(request)
         after = _starting_after(request.query_params)
         if _wants_stream(request.query_params):
             told = await self._events(owner, response_id, after + 1)
@@ -65,7 +64,7 @@ class StoredResponses:
 
     async def delete(self, request: Request) -> Response:
         """One that is still made is cancelled first."""
-        shelf, owner, response_id = self._there(), owner_of(request), _id(request)
+        shelf, owner, response_id = self._there(), context_of(request.scope).owner, _id(request)
         live = self._background.find(owner, response_id) if self._background else None
         if live is not None:
             live.cancel()
@@ -75,7 +74,7 @@ class StoredResponses:
 
     async def cancel(self, request: Request) -> Response:
         """One that is cancelled already is shown once more. Raises InvalidRequest for others that ended."""
-        shelf, owner, response_id = self._there(), owner_of(request), _id(request)
+        shelf, owner, response_id = self._there(), context_of(request.scope).owner, _id(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
             raise _refused("Cannot cancel a response that was not created with 'background'.")
@@ -99,7 +98,7 @@ class StoredResponses:
     async def input_items(self, request: Request) -> Response:
         known = frozenset({"limit", "after", "order", "include", "include[]"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
-        items, has_more = await self._there().inputs(owner_of(request), _id(request), page)
+        items, has_more = await self._there().inputs(context_of(request.scope).owner, _id(request), page)
         listed = ItemList(
             data=[msgspec.Raw(item.content) for item in items],
             first_id=items[0].id if items else None,

@@ -8,19 +8,18 @@ from functools import partial
 import msgspec
 
 from openai_cpu_server.api.access.keys import Identity
+from openai_cpu_server.api.asking.ask import Ask, AskedMessage, EarlierAnswer
 from openai_cpu_server.api.offload import off_loop
 from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.api.render.responses.items import Item, decoded
-from openai_cpu_server.api.resolve.answer_shape import is_slow
-from openai_cpu_server.api.resolve.responses.chat import Turn, check_supported
 from openai_cpu_server.api.resolve.responses.conversation import (
-    Answer,
     Sourced,
     new_items,
     references,
     turns,
     with_instructions,
 )
+from openai_cpu_server.api.responses.as_ask import check_supported, left_out, response_ask
 from openai_cpu_server.api.schemas.parse import Ignored, parse
 from openai_cpu_server.api.schemas.responses import ResponsesBody
 from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
@@ -28,31 +27,33 @@ from openai_cpu_server.jobs.records import Link, ResponseStatus, StorageLimits, 
 from openai_cpu_server.jobs.responses import ResponseShelf
 
 NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
-_LONG_TURN = 64 * 1024
 _USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 
 
 class ReadTurn(msgspec.Struct, frozen=True):
     """A response that is asked for."""
 
-    turn: Turn
+    body: ResponsesBody
+    messages: tuple[AskedMessage, ...]
+    """Instructions, earlier turns and this one."""
     earlier: tuple[Sourced, ...]
     items: tuple[Sourced, ...]
     """The body's own."""
     ignored: Ignored
-    is_slow: bool
-    """It may take more than some milliseconds."""
+    num_bytes: int
+    """The size of all that was read for it."""
     owner: str
     is_stored: bool
 
-    @property
-    def body(self) -> ResponsesBody:
-        return self.turn.body
+    def ask(self) -> Ask:
+        """Raises InvalidRequest."""
+        return msgspec.structs.replace(
+            response_ask(self.body, self.messages), num_bytes=self.num_bytes, ignored=self.ignored
+        )
 
     def without_output(self) -> ReadTurn:
         """The same, to be ended as soon as its prompt is read."""
-        body = self.body.model_copy(update={"max_output_tokens": 1})
-        return msgspec.structs.replace(self, turn=msgspec.structs.replace(self.turn, body=body))
+        return msgspec.structs.replace(self, body=self.body.model_copy(update={"max_output_tokens": 1}))
 
 
 class Recent(msgspec.Struct, frozen=True):
@@ -70,40 +71,39 @@ class TurnReader:
         self._shelf = shelf
         self._options = options
 
-    async def read(self, data: bytes, identity: Identity, recent: Recent | None = None) -> ReadTurn:
-        """Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
-        for one that cannot be stored."""
+    async def read(
+        self, data: bytes, identity: Identity, recent: Recent | None = None, *, stores_unasked: bool = True
+    ) -> ReadTurn:
+        """`stores_unasked`: what is said when a body does not say whether it is to be stored.
+
+        Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
+        for one that cannot be stored.
+        """
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
-        read = await self.of_body(
-            body, ignored, identity.holder or "", recent, size=len(data), slow=is_slow(data)
-        )
+        if body.store is None and not stores_unasked:
+            body = body.model_copy(update={"store": False})
+        read = await self.of_body(body, ignored, identity.holder or "", size=len(data), recent=recent)
         return await self._with_room(read, identity.storage, num_bytes=len(data))
 
     async def of_body(
-        self,
-        body: ResponsesBody,
-        ignored: Ignored,
-        owner: str,
-        recent: Recent | None,
-        *,
-        size: int,
-        slow: bool,
+        self, body: ResponsesBody, ignored: Ignored, owner: str, *, size: int, recent: Recent | None = None
     ) -> ReadTurn:
-        """`size`: bytes of the body. `slow`: it may take more than some milliseconds."""
+        """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)
         is_stored = self._is_stored(body)
         earlier = await self._earlier(body, owner, recent)
         found = await self._found(references(body.input), owner, earlier)
         size += sum(len(one.param) for one in earlier) * 64
-        telling = partial(_turn, body, earlier, found)
-        turn, items = await off_loop(size, telling)
+        telling = partial(_conversation, body, earlier, found)
+        messages, items = await off_loop(size, telling)
         return ReadTurn(
-            turn=turn,
+            body=body,
+            messages=messages,
             earlier=earlier,
             items=items,
-            ignored=Ignored((*ignored.names, *turn.left_out)),
-            is_slow=slow or size > _LONG_TURN,
+            ignored=Ignored((*ignored.names, *left_out(body))),
+            num_bytes=size,
             owner=owner,
             is_stored=is_stored,
         )
@@ -159,12 +159,12 @@ class TurnReader:
         return found
 
 
-def _turn(
+def _conversation(
     body: ResponsesBody, earlier: Sequence[Sourced], found: dict[str, Item]
-) -> tuple[Turn, tuple[Sourced, ...]]:
+) -> tuple[tuple[AskedMessage, ...], tuple[Sourced, ...]]:
+    """All messages, and the items that are the body's own."""
     items = new_items(body.input, found)
-    told = with_instructions(turns([*earlier, *items]), body.instructions)
-    return Turn(body, tuple(told)), tuple(items)
+    return tuple(with_instructions(turns([*earlier, *items]), body.instructions)), tuple(items)
 
 
 def _decoded(stored: Mapping[str, bytes]) -> dict[str, Item]:
@@ -179,7 +179,7 @@ def _of_link(link: Link) -> list[Sourced]:
     record, answer = link.record, None
     if record.written:
         tokens = msgspec.msgpack.decode(record.written, type=tuple[int, ...])
-        answer = Answer(tokens, record.vocabulary)
+        answer = EarlierAnswer(tokens, record.vocabulary)
     return [
         Sourced(decoded(item.content), "previous_response_id", answer if item.is_output else None)
         for item in link.items

@@ -1,4 +1,4 @@
-"""Anthropic's conversations, told as chat's."""
+"""Anthropic's conversations become what all families ask for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import json
 
 import pytest
 
-from openai_cpu_server.api.resolve.messages import checked_messages
-from openai_cpu_server.api.resolve.told_messages import ToldBody
-from openai_cpu_server.api.routes.anthropic import MessagesCounting, MessagesFamily
-from openai_cpu_server.api.schemas.tools import NamedTool
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedLimit,
+    AskedThinking,
+    AskedTools,
+    ToolUse,
+)
+from openai_cpu_server.api.messages.routes import COUNTED as COUNTED_MESSAGES
+from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
 from openai_cpu_server.errors import InvalidRequest
 
 Json = dict[str, object]
@@ -41,19 +47,28 @@ def assistant(*blocks: object) -> Json:
     return {"role": "assistant", "content": list(blocks)}
 
 
-def read(**fields: object) -> ToldBody:
+def read(**fields: object) -> Ask:
     body = {"max_tokens": 9, "messages": [HI], **fields}
-    return MessagesFamily().read(json.dumps(body).encode(), lenient=False)[0]
+    return MESSAGES.reader.read(json.dumps(body).encode(), lenient=False)
 
 
 def ignored(**fields: object) -> str | None:
-    body = {"max_tokens": 9, "messages": [HI], **fields}
-    names = MessagesFamily().read(json.dumps(body).encode(), lenient=False)[1]
-    return names.headers.get("x-ignored-parameters")
+    return read(**fields).ignored.headers.get("x-ignored-parameters")
+
+
+def messages_of(ask: Ask) -> list[Json]:
+    assert isinstance(ask.prompt, AskedConversation)
+    return [dict(message.fields) for message in ask.prompt.messages]
 
 
 def told(*messages: object, **fields: object) -> list[Json]:
-    return checked_messages(read(messages=list(messages), **fields).messages)
+    return messages_of(read(messages=list(messages), **fields))
+
+
+def tools_of(**fields: object) -> AskedTools:
+    tools = read(**fields).tools
+    assert tools is not None
+    return tools
 
 
 def refused(**fields: object) -> tuple[str, str | None]:
@@ -125,8 +140,8 @@ def test_a_result_that_is_an_error_says_so(content: str | None, read_as: str) ->
 def test_what_was_thought_is_no_text() -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
     hidden = {"type": "redacted_thinking", "data": "x"}
-    *_, message, _ = read(messages=[HI, assistant(thought, hidden, text("yes")), HI]).messages
-    assert (message.content, message.reasoning_content) == ("yes", "Hm.")
+    *_, message, _ = told(HI, assistant(thought, hidden, text("yes")), HI)
+    assert (message["content"], message["reasoning_content"]) == ("yes", "Hm.")
     assert told(HI, assistant(hidden), HI)[1]["content"] == ""
 
 
@@ -153,7 +168,7 @@ def test_blocks_of_the_other_role_are_refused(wrong: object) -> None:
 
 
 def test_what_is_alike_has_other_names() -> None:
-    body = read(
+    ask = read(
         model="m",
         stream=True,
         stop_sequences=["a", "b"],
@@ -163,24 +178,24 @@ def test_what_is_alike_has_other_names() -> None:
         metadata={"user_id": "ann"},
         service_tier="standard_only",
     )
-    assert (body.model, body.max_tokens, body.stream, body.stop) == ("m", 9, True, ["a", "b"])
-    assert (body.temperature, body.top_p, body.top_k, body.user) == (0.5, 0.9, 40, "ann")
-    assert body.service_tier is None
+    assert (ask.model, ask.stream, ask.stop) == ("m", True, ("a", "b"))
+    assert ask.max_tokens == AskedLimit(9, "max_tokens", is_ceiling=True)
+    sampling = ask.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, ask.user) == (0.5, 0.9, 40, "ann")
+    assert ask.service_tier is None
 
 
 def test_tools_and_choices() -> None:
-    body = read(tools=[SEARCH, {**WEATHER, "type": "custom", "strict": True}])
-    assert body.tools is not None
-    (tool,) = body.tools
-    assert (tool.function.name, tool.function.parameters, tool.function.strict) == ("weather", SCHEMA, True)
-    chosen = {kind: read(tools=[WEATHER], tool_choice={"type": kind}).tool_choice for kind in ("auto", "any")}
-    assert chosen == {"auto": "auto", "any": "required"}
-    assert read(tools=[WEATHER], tool_choice={"type": "none"}).tool_choice == "none"
-    named = read(tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"}).tool_choice
-    assert isinstance(named, NamedTool)
-    assert named.function.name == "weather"
+    (tool,) = tools_of(tools=[SEARCH, {**WEATHER, "type": "custom", "strict": True}]).functions
+    assert (tool.name, tool.parameters, tool.is_strict) == ("weather", SCHEMA, True)
+    assert (tool.path, tool.schema_path) == ("tools[1]", "tools[1].input_schema")
+    chosen = {kind: tools_of(tools=[WEATHER], tool_choice={"type": kind}).use for kind in ("auto", "any")}
+    assert chosen == {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED}
+    assert tools_of(tools=[WEATHER], tool_choice={"type": "none"}).use is None
+    named = tools_of(tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"})
+    assert (named.use, named.chosen) == (ToolUse.NAMED, ("weather",))
     alone = {"type": "auto", "disable_parallel_tool_use": True}
-    assert read(tools=[WEATHER], tool_choice=alone).parallel_tool_calls is False
+    assert not tools_of(tools=[WEATHER], tool_choice=alone).several
 
 
 def test_tools_that_only_anthropic_has_are_named() -> None:
@@ -226,10 +241,10 @@ def test_wrong_bodies(wrong: Json, param: str) -> None:
 @pytest.mark.parametrize("field", ["output_format", "output_config"])
 def test_the_form_of_the_answer(field: str) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
-    wish = read(**{field: form if field == "output_format" else {"format": form}}).response_format
-    assert wish is not None
-    assert wish.json_schema is not None
-    assert wish.json_schema.json_schema == SCHEMA
+    asked = read(**{field: form if field == "output_format" else {"format": form}}).form
+    assert asked is not None
+    at = field if field == "output_format" else "output_config.format"
+    assert (asked.path, asked.field) == (f"{at}.schema", at)
 
 
 def test_a_form_cannot_begin_in_the_middle() -> None:
@@ -241,9 +256,9 @@ def test_a_form_cannot_begin_in_the_middle() -> None:
 
 def test_who_only_counts_names_no_limit() -> None:
     data = json.dumps({"messages": [HI], "system": "a", "tools": [WEATHER]}).encode()
-    body, _ = MessagesCounting().read(data, lenient=False)
-    assert [message.role for message in body.messages] == ["system", "user"]
-    assert body.tools is not None
+    ask = COUNTED_MESSAGES.read(data, lenient=False)
+    assert [message["role"] for message in messages_of(ask)] == ["system", "user"]
+    assert ask.tools is not None
 
 
 @pytest.mark.parametrize(
@@ -251,20 +266,24 @@ def test_who_only_counts_names_no_limit() -> None:
     [
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            {"enable_thinking": True, "thinking_budget": 1024},
+            AskedThinking(is_on=True, budget=1024, said=("thinking.budget_tokens",)),
         ),
         (
             {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
-            {"reasoning_effort": "xhigh"},
+            AskedThinking(is_on=True, effort="xhigh", said=("output_config.effort",)),
         ),
-        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, {"enable_thinking": False}),
-        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, {"include_reasoning": False}),
-        ({"thinking": {"type": "adaptive", "display": "summarized"}}, {}),
-        ({}, {}),
+        (
+            {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}},
+            AskedThinking(is_on=False),
+        ),
+        (
+            {"output_config": {"effort": "low"}},
+            AskedThinking(is_on=True, effort="low", said=("output_config.effort",)),
+        ),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, AskedThinking(is_hidden=True)),
+        ({"thinking": {"type": "adaptive", "display": "summarized"}}, AskedThinking()),
+        ({}, AskedThinking()),
     ],
 )
-def test_how_long_to_think(fields: Json, said: Json) -> None:
-    told = read(**fields).model_dump(exclude_none=True)
-    names = ("enable_thinking", "thinking_budget", "reasoning_effort", "include_reasoning")
-    assert {name: told[name] for name in names if name in told} == said
+def test_how_long_to_think(fields: Json, said: AskedThinking) -> None:
+    assert read(**fields).thinking == said

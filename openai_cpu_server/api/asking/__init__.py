@@ -1,0 +1,1 @@
+"""What all generating families share: an `Ask` becomes a `Call`, that is submitted, and told as it comes."""

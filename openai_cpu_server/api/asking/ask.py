@@ -1,0 +1,194 @@
+"""What a client asks for, in the one language that the bodies of all families are read into.
+
+What may be refused later, when the model is known, carries the path by which the client called it
+(`text.format.schema`), so that an error names what was sent and is never renamed. Fields without a path have
+one name in all families.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Union
+
+import msgspec
+from pydantic import JsonValue
+
+from openai_cpu_server.api.schemas.parse import Ignored
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.grammars import Grammar, Grammars
+
+JsonObject = dict[str, JsonValue]
+LONG_BODY = 64 * 1024
+"""More bytes may be more than some milliseconds of work."""
+
+
+class AskedLimit(msgspec.Struct, frozen=True):
+    """The most output tokens of one sequence."""
+
+    tokens: int
+    path: str
+    is_ceiling: bool = False
+    """What the context leaves is enough; else there must be room for all of them."""
+
+
+class AskedForm(msgspec.Struct, frozen=True):
+    """The one form that the answer must have."""
+
+    path: str
+    make: Callable[[Grammars, str], Grammar]
+    """Makes its grammar; the text is the path, for errors. Raises InvalidRequest."""
+    field: str
+    """The first field on that path, or the object in it that says which form is meant."""
+
+
+class ToolUse(enum.Enum):
+    AUTO = "auto"
+    """Text, or calls."""
+    REQUIRED = "required"
+    NAMED = "named"
+    """One call of the one function."""
+
+
+class AskedFunction(msgspec.Struct, frozen=True):
+    """A function of the client's that the model may call."""
+
+    name: str
+    path: str
+    schema_path: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    is_strict: bool = False
+
+
+class AskedTools(msgspec.Struct, frozen=True, kw_only=True):
+    functions: tuple[AskedFunction, ...]
+    use: ToolUse | None = ToolUse.AUTO
+    """None: none of them may be called."""
+    chosen: tuple[str, ...] | None = None
+    """The names of those that may be called; None: all."""
+    several: bool = True
+    path: str = "tools"
+    choice_path: str = "tool_choice"
+    is_legacy: bool = False
+    """They were asked for by `functions`, and are answered with `function_call`."""
+
+
+class AskedThinking(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said about the model's thinking."""
+
+    is_on: bool | None = None
+    """None: nothing is said."""
+    effort: str | None = None
+    budget: int | None = None
+    """Tokens; -1: any number; None: nothing is said."""
+    is_hidden: bool = False
+    variables: Mapping[str, object] = {}
+    """For the chat template."""
+    said: tuple[str, ...] = ()
+    """The paths of what has no meaning where a model does not think."""
+
+
+class EarlierAnswer(msgspec.Struct, frozen=True):
+    """What the model wrote in an earlier turn."""
+
+    tokens: tuple[int, ...]
+    vocabulary: str
+    """The model whose tokens these are."""
+
+
+class AskedMessage(msgspec.Struct, frozen=True):
+    """A message as the room `prompt` takes it: known fields only, under their newest names."""
+
+    fields: Mapping[str, object]
+    own: EarlierAnswer | None = None
+    """The message is this answer of before, and nothing else."""
+
+    @property
+    def role(self) -> object:
+        return self.fields["role"]
+
+    @property
+    def text(self) -> str:
+        """Parts stand on lines of their own."""
+        content = self.fields.get("content")
+        if isinstance(content, list):
+            return "\n".join(str(part["text"]) for part in content)
+        return "" if content is None else str(content)
+
+
+class AskedConversation(msgspec.Struct, frozen=True):
+    messages: Sequence[AskedMessage]
+    path: str
+    """The field that is blamed for a prompt that cannot be made, or is too long."""
+    may_forget: bool = False
+    """Where it is too long, what is oldest is left out."""
+
+
+class AskedTexts(msgspec.Struct, frozen=True):
+    """Texts to go on with, or their token ids."""
+
+    prompts: Sequence[Union[str, Sequence[int]]]
+    path: str = "prompt"
+    suffix: str | None = None
+    echo: bool = False
+    is_said: bool = False
+    """The one text is what a user says, if the model can chat."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One call as its client asks for it: checked as far as that goes without a model."""
+
+    id_prefix: str
+    """What the ids of the family's calls begin with, which without a hyphen is its name in the logs."""
+    prompt: Union[AskedConversation, AskedTexts]
+    sampling: Sampling
+    """Its token ids are not known to be the model's."""
+    is_seeded: bool = False
+    """The client has named the seed."""
+    num_bytes: int = 0
+    """The size of its body, and of what it goes on from."""
+    ignored: Ignored = Ignored()
+    model: str | None = None
+    lora: str | None = None
+    """An adapter of the model."""
+    stream: bool = False
+    include_usage: bool = False
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: AskedLimit | None = None
+    stop: tuple[str, ...] = ()
+    stop_path: str = "stop"
+    logprobs: int | None = None
+    """Alternatives to show beside each token; None: no log-probabilities."""
+    score_prompt: bool = False
+    form: AskedForm | None = None
+    """None: free text."""
+    tools: AskedTools | None = None
+    thinking: AskedThinking = AskedThinking()
+    user: str | None = None
+    priority: str | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
+    cache: bool | None = None
+    """False: no answer of before, and nobody else is to get this one."""
+    cache_salt: str | None = None
+    timeout_s: float | None = None
+    """The call may take so long, waiting included."""
+    is_json: bool = False
+    """The text is to be shown as JSON too, by families that do so."""
+
+    @property
+    def is_slow(self) -> bool:
+        """It may take more than some milliseconds: it is long, or has something to compile."""
+        return self.num_bytes > LONG_BODY or self.form is not None or self.tools is not None
+
+
+def missing(path: str) -> InvalidRequest:
+    message = f"Missing required parameter: '{path}'."
+    return InvalidRequest(message, param=path, code="missing_required_parameter")
+
+
+def wrong(message: str, path: str) -> InvalidRequest:
+    return InvalidRequest(message, param=path, code="invalid_value")

@@ -1,0 +1,173 @@
+"""`/v1/generate/batch`, many prompts in one body, and `/v1/model/info`, for a server that had one model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.asking.ask import Ask
+from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.calls.disconnect import while_connected
+from openai_cpu_server.api.errors import error_object, failure_of
+from openai_cpu_server.api.gates.ticket import Endings
+from openai_cpu_server.api.offload import off_loop
+from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.render.generate import answered, batch_bytes, refused
+from openai_cpu_server.api.routes.generation import BodyReader, GenerationRoute
+from openai_cpu_server.api.routes.models import model_card
+from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
+from openai_cpu_server.api.schemas.parse import Ignored, parse, parse_fields
+from openai_cpu_server.errors import BodyTooLarge, InvalidRequest
+from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.context import RequestContext, context_of, served
+from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.models.registry import ModelRegistry
+
+_AT_ONCE = 64
+"""So many requests of a batch are served at once, as of a WebSocket: the queue is not for one client."""
+_ITEM_PATH = "/v1/generate"
+
+
+class Batch(NamedTuple):
+    """The requests of one body."""
+
+    shared: Mapping[str, object]
+    items: Sequence[Mapping[str, object]]
+    ignored: Ignored
+    size: int
+    """As many bytes as all of it has."""
+    shared_size: int
+
+    def ask(self, reader: BodyReader[GenerateBody], index: int, *, lenient: bool) -> Ask:
+        """What the request at this index asks for, as if it had come alone. Raises InvalidRequest."""
+        fields = {**self.shared, **self.items[index]}
+        if fields.get("stream") is True:
+            raise _no_stream()
+        size = self.shared_size + len(str(self.items[index].get("prompt", "")))
+        return reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
+
+
+class GenerateBatchRoute:
+    """`POST /v1/generate/batch`: each request goes its own way, with its own limits and its own end."""
+
+    def __init__(
+        self,
+        one: GenerationRoute,
+        reader: BodyReader[GenerateBody],
+        service: GenerationService,
+        *,
+        limits: RateLimits,
+        endings: Endings,
+        options: ApiOptions,
+    ) -> None:
+        self.one = one
+        self.reader = reader
+        self.service = service
+        self.limits = limits
+        self.endings = endings
+        self.options = options
+
+    async def create(self, request: Request) -> Response:
+        data = await unkept_body(request)
+        reading = partial(_batch, data, lenient=self.options.lenient, max_bytes=self.options.max_body_bytes)
+        batch = await off_loop(len(data), reading)
+        del data
+        work = _Work(self, context_of(request.scope), batch)
+        await while_connected(request.receive, work.run)
+        return Response(
+            batch_bytes(work.results, work.num_failed),
+            media_type="application/json",
+            headers=batch.ignored.headers,
+        )
+
+
+class _Work:
+    """A batch while it runs. When its client leaves, it is cancelled, and all of its requests with it."""
+
+    def __init__(self, shared: GenerateBatchRoute, outer: RequestContext, batch: Batch) -> None:
+        self._shared = shared
+        self._outer = outer
+        self._batch = batch
+        self.results = [b""] * len(batch.items)
+        self.num_failed = 0
+
+    async def run(self) -> None:
+        """Serves no more at once than the key may have."""
+        key = self._outer.identity.key
+        most = (key and key.allowance.concurrent) or _AT_ONCE
+        waiting = iter(range(len(self._batch.items)))
+
+        async def in_turn() -> None:
+            for index in waiting:
+                self.results[index] = await self._result(index)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(min(_AT_ONCE, most, len(self._batch.items))):
+                group.start_soon(in_turn)
+
+    async def _result(self, index: int) -> bytes:
+        """Requests count and are logged one by one; their time began when the batch came in."""
+        outer = self._outer.ticket
+        ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
+        ticket.started_s, ticket.client = outer.started_s, self._outer.identity.holder
+        answer = b""
+        async with served(ticket, self._shared.endings.end) as request:
+            ticket.priority = self._outer.sender.announced_priority()
+            lease = self._shared.limits.lease(self._outer.identity.key)
+            sender, timeout_s = self._outer.sender, self._outer.timeout_s
+            context = RequestContext(ticket, sender, lease, timeout_s=timeout_s)
+            await request.hold(context)
+            answer = await self._answer(index, context)
+        if request.error is None:
+            return answered(answer)
+        self.num_failed += 1
+        return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
+
+    async def _answer(self, index: int, context: RequestContext) -> bytes:
+        """Raises as `GenerationService.begin`, and what the call failed with."""
+        shared, batch = self._shared, self._batch
+        reading = partial(batch.ask, shared.reader, index, lenient=shared.options.lenient)
+        ask = await off_loop(batch.size, reading)
+        return await shared.one.whole(await shared.service.begin(ask, context))
+
+
+def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> Batch:
+    """Raises InvalidRequest; BodyTooLarge, for what all share must not make much work of few bytes."""
+    body, ignored = parse(GenerateBatchBody, data, lenient=lenient)
+    if (body.prompts is None) == (body.requests is None):
+        message = "Give exactly one of 'prompts' and 'requests'."
+        raise InvalidRequest(message, param="prompts", code="invalid_value")
+    if body.stream:
+        raise _no_stream()
+    lists = {"prompts", "requests"}
+    shared = body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=lists)
+    items: Sequence[Mapping[str, object]] = (
+        body.requests if body.prompts is None else [{"prompt": prompt} for prompt in body.prompts]
+    ) or ()
+    shared_size = len(json.dumps(shared))
+    if shared_size * len(items) > max_bytes:
+        raise BodyTooLarge(max_bytes)
+    return Batch(shared, items, ignored, len(data), shared_size)
+
+
+def _no_stream() -> InvalidRequest:
+    message = "'stream' is not possible in a batch."
+    return InvalidRequest(message, param="stream", code="unsupported_value")
+
+
+class ModelInfoRoute:
+    """`GET /v1/model/info`, for a server that had one model."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    async def info(self, request: Request) -> Response:
+        name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
+        return json_response(model_card(self._models.choose(name, allowed)))

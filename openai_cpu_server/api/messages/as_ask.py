@@ -1,0 +1,271 @@
+"""Anthropic's conversations become an `Ask`: the same messages, tools and wishes as chat's. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedForm,
+    AskedFunction,
+    AskedLimit,
+    AskedMessage,
+    AskedThinking,
+    AskedTools,
+    ToolUse,
+    missing,
+    wrong,
+)
+from openai_cpu_server.api.resolve.answer_shape import schema_form
+from openai_cpu_server.api.resolve.sampling import seed_of, top_k_of
+from openai_cpu_server.api.resolve.thinking import asked_thinking
+from openai_cpu_server.api.resolve.tools import check_no_choice
+from openai_cpu_server.api.schemas.anthropic import (
+    Block,
+    CountBody,
+    CustomTool,
+    MessagesBody,
+    OutputFormat,
+    RedactedThinkingBlock,
+    ServerTool,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from openai_cpu_server.api.schemas.parse import MOST_NAMED, Ignored, header_safe
+from openai_cpu_server.contract.request import Sampling
+
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
+"""Claude Code's first line of a system prompt, for Anthropic's books. It is another one in each request, so
+that no prompt would begin like the one before."""
+_USES = {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "tool": ToolUse.NAMED, "none": None}
+_SWITCHES = {"enabled": True, "disabled": False}
+"""With the other words the model decides, as it does unasked."""
+_EFFORTS = {"max": "xhigh"}
+_ALLOWED = {
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+    "system": (TextBlock,),
+}
+
+
+class Placed(NamedTuple):
+    block: Block
+    at: str
+    """Its path in the body."""
+
+
+def messages_ask(body: MessagesBody) -> Ask:
+    """Clients name the most that any model could write, so what the context leaves is enough. Raises
+    InvalidRequest."""
+    ask = prompt_ask(body)
+    temperature, top_p = body.temperature, body.top_p
+    sampling = msgspec.structs.replace(
+        ask.sampling,
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=top_k_of(body.top_k),
+    )
+    return msgspec.structs.replace(
+        ask,
+        sampling=sampling,
+        stream=bool(body.stream),
+        max_tokens=AskedLimit(body.max_tokens, "max_tokens", is_ceiling=True),
+        stop=tuple(body.stop_sequences or ()),
+        user=body.metadata.user_id if body.metadata else None,
+        cache=body.cache,
+    )
+
+
+def prompt_ask(body: CountBody) -> Ask:
+    """As much of it as decides how long the prompt is. Raises InvalidRequest for blocks that stand where they
+    cannot."""
+    messages = [AskedMessage(fields) for fields in _messages(body)]
+    form = _form(body)
+    if form is not None and messages[-1].role == "assistant":
+        message = "cannot be combined with a last message of the assistant: the answer continues it."
+        raise wrong(f"'{form.field}' {message}", "messages")
+    return Ask(
+        id_prefix="msg_",
+        prompt=AskedConversation(messages, "messages"),
+        sampling=Sampling(seed=seed_of(None)),
+        ignored=Ignored(_skipped_tools(body)[:MOST_NAMED]),
+        model=body.model,
+        stop_path="stop_sequences",
+        form=form,
+        tools=_tools(body),
+        thinking=_thinking(body),
+    )
+
+
+def _skipped_tools(body: CountBody) -> tuple[str, ...]:
+    """Tools that only Anthropic's servers have, as a header names them."""
+    tools = enumerate(body.tools or ())
+    return tuple(
+        f"tools[{index}] ({header_safe(tool.type)})" for index, tool in tools if isinstance(tool, ServerTool)
+    )
+
+
+def _thinking(body: CountBody) -> AskedThinking:
+    """How hard to try is about thoughts here, so it says nothing where there are to be none."""
+    effort = body.output_config.effort if body.output_config else None
+    efforts = [("output_config.effort", _EFFORTS.get(effort, effort))] if effort else []
+    if body.thinking is None:
+        return asked_thinking(efforts=efforts)
+    is_hidden = body.thinking.display == "omitted"
+    if body.thinking.type not in _SWITCHES:
+        return asked_thinking(efforts=efforts, is_hidden=is_hidden)
+    if not _SWITCHES[body.thinking.type]:
+        return asked_thinking(switches=[("thinking.type", False)])
+    budget = body.thinking.budget_tokens
+    return asked_thinking(
+        efforts=efforts,
+        switches=[("thinking.type", True)],
+        budgets=[] if budget is None else [("thinking.budget_tokens", budget)],
+        is_hidden=is_hidden,
+    )
+
+
+# -- messages ------------------------------------------------------------------------------------------
+
+
+def _messages(body: CountBody) -> Iterator[Mapping[str, object]]:
+    """Successive messages of one role are one turn, as at Anthropic."""
+    given = [
+        (message.role, f"messages[{index}]", message.content) for index, message in enumerate(body.messages)
+    ]
+    system = _system_text(body.system)
+    first = [("system", "system", system)] if system else []
+    for role, turn in groupby([*first, *given], key=itemgetter(0)):
+        blocks = [placed for _, at, content in turn for placed in _placed(content, at)]
+        for placed in blocks:
+            _check_place(placed, role)
+        yield from _turn(role, [placed.block for placed in blocks])
+
+
+def _system_text(system: str | Sequence[object] | None) -> str:
+    texts = (
+        [system] if isinstance(system, str) else [b.text for b in system or () if isinstance(b, TextBlock)]
+    )
+    if texts and (billing := _BILLING.match(texts[0])):
+        texts[0] = texts[0][billing.end() :]
+    return "\n".join(text for text in texts if text)
+
+
+def _placed(content: str | Sequence[Block], at: str) -> list[Placed]:
+    if isinstance(content, str):
+        return [Placed(TextBlock(type="text", text=content), at)]
+    return [Placed(block, f"{at}.content[{index}]") for index, block in enumerate(content)]
+
+
+def _check_place(placed: Placed, role: str) -> None:
+    if not isinstance(placed.block, _ALLOWED[role]):
+        message = f"'{placed.at}': a message of the role '{role}' cannot have '{placed.block.type}' blocks."
+        raise wrong(message, placed.at)
+
+
+def _turn(role: str, blocks: Sequence[Block]) -> Iterator[Mapping[str, object]]:
+    text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    if role == "system":
+        yield {"role": "system", "content": text}
+    elif role == "assistant":
+        yield _assistant(blocks, text)
+    else:
+        yield from _user(blocks, text)
+
+
+def _user(blocks: Sequence[Block], text: str) -> Iterator[Mapping[str, object]]:
+    """Results come first: they answer the message before."""
+    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    for result in results:
+        yield {"role": "tool", "content": _result_text(result), "tool_call_id": result.tool_use_id}
+    if len(results) < len(blocks):
+        yield {"role": "user", "content": text}
+
+
+def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
+    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
+    thoughts = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    fields: dict[str, object] = {"role": "assistant", "content": None if calls and not text else text}
+    if calls:
+        fields["tool_calls"] = calls
+    if thoughts:
+        fields["reasoning_content"] = thoughts
+    return fields
+
+
+def _call(block: ToolUseBlock) -> dict[str, object]:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _result_text(result: ToolResultBlock) -> str:
+    """OpenAI's results cannot say that they are errors, so the text does, if it does not yet."""
+    content = result.content or ""
+    if not isinstance(content, str):
+        content = "\n".join(block.text for block in content if isinstance(block, TextBlock))
+    is_told = "error" in content[:32].lower()
+    return f"Error: {content}" if result.is_error and not is_told else content
+
+
+# -- tools and the answer's form -----------------------------------------------------------------------
+
+
+def _tools(body: CountBody) -> AskedTools | None:
+    """Raises InvalidRequest for a demand without tools, or for a tool that has no name."""
+    choice = body.tool_choice
+    if choice is not None and choice.type == "tool" and not choice.name:
+        raise missing("tool_choice.name")
+    functions = [
+        _function(tool, f"tools[{index}]")
+        for index, tool in enumerate(body.tools or ())
+        if isinstance(tool, CustomTool)
+    ]
+    if not functions:
+        check_no_choice(choice.type if choice else None, without="tools", path="tool_choice")
+        return None
+    if choice is None:
+        return AskedTools(functions=tuple(functions))
+    return AskedTools(
+        functions=tuple(functions),
+        use=_USES[choice.type],
+        chosen=_chosen(choice),
+        several=not choice.disable_parallel_tool_use,
+    )
+
+
+def _chosen(choice: ToolChoice) -> tuple[str, ...] | None:
+    return (choice.name,) if choice.type == "tool" and choice.name else None
+
+
+def _function(tool: CustomTool, path: str) -> AskedFunction:
+    return AskedFunction(
+        tool.name,
+        path,
+        f"{path}.input_schema",
+        description=tool.description,
+        parameters={"type": "object", **tool.input_schema},
+        is_strict=bool(tool.strict),
+    )
+
+
+def _form(body: CountBody) -> AskedForm | None:
+    form, path = _output_format(body)
+    return None if form is None else schema_form(form.json_schema, f"{path}.schema", field=path)
+
+
+def _output_format(body: CountBody) -> tuple[OutputFormat | None, str]:
+    """The wish and its path. The newer name goes first."""
+    if body.output_config is not None and body.output_config.format is not None:
+        return body.output_config.format, "output_config.format"
+    return body.output_format, "output_format"

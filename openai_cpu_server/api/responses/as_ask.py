@@ -1,0 +1,167 @@
+"""A response's body, with all that it goes on from, becomes an `Ask`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from pydantic import JsonValue
+
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedForm,
+    AskedFunction,
+    AskedLimit,
+    AskedMessage,
+    AskedThinking,
+    AskedTools,
+    ToolUse,
+    missing,
+    wrong,
+)
+from openai_cpu_server.api.asking.bodies import shared_ask
+from openai_cpu_server.api.resolve.answer_shape import any_object, one_form, schema_form, shared_forms
+from openai_cpu_server.api.resolve.thinking import asked_thinking
+from openai_cpu_server.api.resolve.tools import check_no_choice
+from openai_cpu_server.api.schemas.responses import (
+    AllowedTools,
+    FunctionTool,
+    NamedFunction,
+    ResponsesBody,
+    TextFormat,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = frozenset(
+    {
+        LOGPROBS,
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+    }
+)
+"""What OpenAI's API knows. All but the first are about tools and media that there are not here, or, like the
+thoughts, shown anyway."""
+_TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
+_PATH = "input"
+
+
+def functions_of(body: ResponsesBody) -> list[tuple[int, FunctionTool]]:
+    """The tools that there are here, with their places in the body."""
+    return [(index, tool) for index, tool in enumerate(body.tools or ()) if isinstance(tool, FunctionTool)]
+
+
+def left_out(body: ResponsesBody) -> list[str]:
+    """The tools that there are not, by their paths."""
+    tools = enumerate(body.tools or ())
+    return [f"tools[{index}]" for index, tool in tools if not isinstance(tool, FunctionTool)]
+
+
+def check_supported(body: ResponsesBody) -> None:
+    """Raises InvalidRequest for what there is not."""
+    for index, wanted in enumerate(body.include or ()):
+        if wanted not in _INCLUDABLE:
+            known = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
+            message = f"Invalid value for 'include[{index}]': expected one of {known}."
+            raise wrong(message, f"include[{index}]")
+    if body.stream_options is not None and not body.stream:
+        message = "'stream_options' is only allowed together with 'stream'."
+        raise wrong(message, "stream_options")
+
+
+def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
+    """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
+    if not messages:
+        raise missing(_PATH)
+    conversation = AskedConversation(messages, _PATH, may_forget=body.truncation == "auto")
+    ask = shared_ask(body, conversation, id_prefix="resp_", form=one_form(_forms(body)))
+    has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    limit = body.max_output_tokens
+    return msgspec.structs.replace(
+        ask,
+        service_tier=_TIERS.get(body.service_tier or ""),
+        max_tokens=None if limit is None else AskedLimit(limit, "max_output_tokens"),
+        logprobs=(body.top_logprobs or 0) if has_scores else None,
+        tools=_tools(body),
+        thinking=_thinking(body),
+    )
+
+
+def _thinking(body: ResponsesBody) -> AskedThinking:
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    is_on, budget = body.enable_thinking, body.thinking_budget
+    return asked_thinking(
+        efforts=[] if effort is None else [("reasoning.effort", "xhigh" if effort == "max" else effort)],
+        switches=[] if is_on is None else [("enable_thinking", is_on)],
+        budgets=[] if budget is None else [("thinking_budget", budget)],
+        variables=body.chat_template_kwargs,
+    )
+
+
+def _forms(body: ResponsesBody) -> Iterator[AskedForm]:
+    if body.text is not None and body.text.format is not None:
+        yield from _of_format(body.text.format)
+    yield from shared_forms(body)
+
+
+def _of_format(given: TextFormat) -> Iterator[AskedForm]:
+    at = "text.format"
+    if given.type == "json_object":
+        yield any_object(at)
+    if given.type != "json_schema":
+        return
+    if given.name is None:
+        raise missing(f"{at}.name")
+    if given.json_schema is None:
+        raise missing(f"{at}.schema")
+    yield schema_form(given.json_schema, f"{at}.schema", strict=given.strict is not False, field=at)
+
+
+def _tools(body: ResponsesBody) -> AskedTools | None:
+    """Without functions only a demand for one is wrong."""
+    use, chosen = _choice(body)
+    functions = [_function(tool, f"tools[{index}]") for index, tool in functions_of(body)]
+    if not functions:
+        check_no_choice(body.tool_choice, without="tools", path="tool_choice")
+        return None
+    several = body.parallel_tool_calls is not False
+    return AskedTools(functions=tuple(functions), use=use, chosen=chosen, several=several)
+
+
+def _choice(body: ResponsesBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
+    match body.tool_choice:
+        case NamedFunction(name=name):
+            return ToolUse.NAMED, (name,)
+        case AllowedTools(mode=mode, tools=tools):
+            return ToolUse(mode), _allowed(tools)
+        case "none":
+            return None, None
+        case "required":
+            return ToolUse.REQUIRED, None
+        case _:
+            return ToolUse.AUTO, None
+
+
+def _allowed(tools: Sequence[Mapping[str, JsonValue]]) -> tuple[str, ...]:
+    """Tools that there are not are left out, as in the list of all."""
+    given = [tool.get("name") for tool in tools if tool.get("type") == "function"]
+    named = tuple(name for name in given if isinstance(name, str))
+    if not named:
+        raise wrong("'tool_choice.tools' names no function.", "tool_choice.tools")
+    return named
+
+
+def _function(tool: FunctionTool, path: str) -> AskedFunction:
+    return AskedFunction(
+        tool.name,
+        path,
+        f"{path}.parameters",
+        description=tool.description,
+        parameters=tool.parameters,
+        is_strict=bool(tool.strict),
+    )
