@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.types import Scope
+from starlette.types import Scope as AsgiScope
 
 from openai_cpu_server.api.access.access import Access
 from openai_cpu_server.api.access.clients import Network, client_address
@@ -38,7 +38,7 @@ class Claim(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls,
-        scope: Scope,
+        scope: AsgiScope,
         access: Access,
         keys: KeyRing,
         trusted_proxies: Collection[Network],
