@@ -1,5 +1,5 @@
 """`python -m openai_cpu_server` is the command `openai-cpu-server`."""
 
-from openai_cpu_server.commands.cli import main
+from openai_cpu_server.cli.main import main
 
 main()

@@ -35,10 +35,10 @@ from bench.servers import OUR_COMMAND, ServerSpec, running  # noqa: E402
 from openai_cpu_server.contract.embedding import EmbedRequest  # noqa: E402
 from openai_cpu_server.contract.engine import EngineState  # noqa: E402
 from openai_cpu_server.contract.messages import EngineOptions  # noqa: E402
-from openai_cpu_server.dispatch.dispatcher import Dispatcher  # noqa: E402
-from openai_cpu_server.dispatch.process.supervisor import Supervisor  # noqa: E402
-from openai_cpu_server.llama.embed.embedder import LlamaEmbedder  # noqa: E402
-from openai_cpu_server.llama.host.machine import Machine  # noqa: E402
+from openai_cpu_server.engine_client.client import EngineClient  # noqa: E402
+from openai_cpu_server.engine_client.supervisor import Supervisor  # noqa: E402
+from openai_cpu_server.llama.embedder import LlamaEmbedder  # noqa: E402
+from openai_cpu_server.llama.host import Machine  # noqa: E402
 from openai_cpu_server.llama.model.vocabulary import Vocabulary  # noqa: E402
 from openai_cpu_server.model_source import resolve_model  # noqa: E402
 
@@ -112,7 +112,7 @@ def _bare_s(embedder: LlamaEmbedder, inputs: list[tuple[int, ...]], step_tokens:
 
 
 async def _engine_s(path: Path, inputs: list[tuple[int, ...]]) -> float:
-    engine = Dispatcher(Supervisor(_ENGINE, EngineOptions(model_path=str(path))), max_queue=10)
+    engine = EngineClient(Supervisor(_ENGINE, EngineOptions(model_path=str(path))), max_queue=10)
     running = asyncio.create_task(engine.run())
     while engine.state is not EngineState.READY:  # noqa: ASYNC110 (once)
         await asyncio.sleep(0.02)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, Graphs, ProductCase
-from openai_cpu_server.kernels.library import Kernel, Library, library_path, obstacle, put_in_front
+from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, GgmlGraphs, ProductCase
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle, put_in_front
 
 _WEIGHT_BYTES = 100_000_000
 """More than a cache holds."""
@@ -44,7 +44,7 @@ def _best(compute: Callable[[], object], so_far: float) -> float:
 
 
 def _measure(
-    graphs: Graphs, library: Library, case: ProductCase, copies: int, args: argparse.Namespace
+    graphs: GgmlGraphs, library: KernelLibrary, case: ProductCase, copies: int, args: argparse.Namespace
 ) -> Times:
     ggml = ours = float("inf")
     with graphs.multiplying(case, copies=copies) as multiply:
@@ -81,7 +81,7 @@ def main() -> int:
     put_in_front()
     from llama_cpp._ggml import libggml  # after the library that stands in front of it
 
-    graphs, library = Graphs(libggml), Library(ctypes.CDLL(str(library_path())))
+    graphs, library = GgmlGraphs(libggml), KernelLibrary(ctypes.CDLL(str(library_path())))
     random = np.random.default_rng(0)
     weights = random.standard_normal((args.outputs, args.depth), np.float32)
     print(f"{args.outputs} x {args.depth}, {args.threads} threads, {library.instruction_set}\n")

@@ -32,21 +32,20 @@ import msgspec
 from bench.servers import environment
 
 from openai_cpu_server.config.environment import HUGE_PAGES
-from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Sample, Span, Step, StepResult
-from openai_cpu_server.engine.build import step_options
+from openai_cpu_server.engine.generating import step_options
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.host.cores import Cores
-from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.host import Machine, ThreadBinding
 from openai_cpu_server.llama.measure.calibrate import cost_curve
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.policy import PriorityPolicy
-from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.user_folders import user_cache_dir
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import PriorityPolicy
 
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 KV_TOKENS = 8192
@@ -76,7 +75,7 @@ def main() -> None:
     load = Load(arguments.clients, arguments.prompt_tokens, arguments.tokens)
     steps = list(_steps(load, _cost(arguments.model)))
     bare, served = [], []
-    cores = Cores(Machine().num_threads())  # one for all rounds: threads come into being once
+    cores = ThreadBinding(Machine().num_threads())  # one for all rounds: threads come into being once
     for number in range(arguments.rounds):
         with Bare(arguments.model, cores) as loop:
             bare.append(load.output_tokens / loop.run(steps))
@@ -128,9 +127,9 @@ def _curve(model: str) -> CostCurve:
 def _steps(load: Load, cost: CostModel) -> Iterator[Step]:
     """The steps that the server's scheduler computes for this load."""
     scheduler = Scheduler(
-        limits=Limits(OPTIONS.max_seqs, OPTIONS.prefill_tokens, OUTPUTS),
+        limits=StepLimits(OPTIONS.max_seqs, OPTIONS.prefill_tokens, OUTPUTS),
         ledger=KVLedger(KV_TOKENS // 16),
-        cache=PrefixCache(0),
+        cache=SavedPrefixes(0),
         cost=cost,
         options=step_options(EngineOptions(model_path="")),
         policy=PriorityPolicy(),
@@ -158,7 +157,7 @@ class Bare:
     It has as many threads as the server, bound to cores in the same way.
     """
 
-    def __init__(self, model: Path, cores: Cores) -> None:
+    def __init__(self, model: Path, cores: ThreadBinding) -> None:
         self._cores = cores
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = False

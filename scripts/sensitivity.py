@@ -28,16 +28,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from openai_cpu_server.contract.cost import CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, num_right
-from openai_cpu_server.engine.build import step_options
+from openai_cpu_server.engine.generating import step_options
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.policy import PriorityPolicy
-from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import PriorityPolicy
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
@@ -212,9 +212,9 @@ def _true_ms(step: Step, truth: CostModel) -> float:
 
 def _scheduler(slots: int, options: EngineOptions, told: CostCurve) -> Scheduler:
     return Scheduler(
-        limits=Limits(slots, 256, 256),
+        limits=StepLimits(slots, 256, 256),
         ledger=KVLedger(1024, 16),
-        cache=PrefixCache(4096),
+        cache=SavedPrefixes(4096),
         cost=CostModel(told),
         options=step_options(options),
         policy=PriorityPolicy(),

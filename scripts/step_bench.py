@@ -25,7 +25,7 @@ from bench.roofline import Peaks, Work, measured_peaks
 from openai_cpu_server.config.environment import HUGE_PAGES
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.kernels.library import Kernel, Library, library_path, obstacle, put_in_front
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle, put_in_front
 from openai_cpu_server.llama.measure.probe import Probe
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def main() -> int:
     put_in_front()
     from bench.model_work import ModelWork
 
-    from openai_cpu_server.llama.backend import LlamaBackend  # after the library that stands in front of ggml
+    from openai_cpu_server.llama.backend import LlamaBackend
 
     options = EngineOptions(
         model_path=str(args.model), kv_tokens=_KV_TOKENS, max_seqs=_SLOTS, prefill_tokens=_LONGEST
@@ -121,7 +121,7 @@ class _Bench:
         self._rounds = rounds
         self._peaks = peaks
         self._model = model
-        self._library = Library(ctypes.CDLL(str(library_path())))
+        self._library = KernelLibrary(ctypes.CDLL(str(library_path())))
 
     @property
     def heading(self) -> str:

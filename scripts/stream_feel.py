@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from sensitivity import Client, client, serve
 
-from openai_cpu_server.contract.cost import CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import BY_DEFAULT, Scheduling
 from openai_cpu_server.contract.step import Span, Step

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.api.access.keys import Scope
-from openai_cpu_server.api.rooms import ROWS
+from openai_cpu_server.api.application import ROWS
+from openai_cpu_server.http.keys import Scope
 from openai_cpu_server.http.routes import WEBSOCKET
 
 INFERENCE, METRICS, ADMIN = Scope

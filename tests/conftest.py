@@ -73,7 +73,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The file of a model whose words mean something; scripts/bootstrap installs it."""
-    from openai_cpu_server.model_source.packaged import PACKAGED  # it imports ggml: behind our kernels
+    from openai_cpu_server.model_source.package import PACKAGED
 
     try:
         return PACKAGED["smollm2"].path()
@@ -84,7 +84,7 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The file of a model that embeds, converted; scripts/bootstrap dev installs its package."""
-    from openai_cpu_server.model_source.packaged import PACKAGED  # it imports ggml: behind our kernels
+    from openai_cpu_server.model_source.package import PACKAGED
 
     try:
         return PACKAGED["minilm"].path()

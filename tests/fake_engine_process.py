@@ -11,14 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.engine.build import build_core, build_embed_core
-from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import EngineCore, Measure
-from openai_cpu_server.engine.embed_core import EmbedCore
-from openai_cpu_server.engine.loop import run_engine
-from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
+from openai_cpu_server.contract.model_info import CostCurve
+from openai_cpu_server.engine.embedding import EmbedCore
+from openai_cpu_server.engine.generating import EngineCore, Measure, build_core, build_embed_core
+from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.errors import StartupError
 from tests.fakes import FAKE_INFO, FakeBackend, FakeEmbedder

@@ -17,9 +17,9 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.embedding import EmbedResult
-from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
-from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.request import Constraint, Thinking, Thoughts
+from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (
     Close,
     Drafted,
@@ -29,7 +29,7 @@ from openai_cpu_server.contract.step import (
     Sample,
     Save,
     SavedBlock,
-    Share,
+    ShareCells,
     Span,
     Step,
     StepResult,
@@ -37,7 +37,6 @@ from openai_cpu_server.contract.step import (
     Verb,
     num_right,
 )
-from openai_cpu_server.contract.thinking import Thinking, Thoughts
 from openai_cpu_server.errors import AdapterFailed, ConstraintFailed, EmbeddingFailed
 
 CONTROL_TOKEN = 300
@@ -321,7 +320,7 @@ class FakeBackend:
             case Close(slot=slot):
                 del self.cells[slot]
                 del self.opened[slot]
-            case Share(source=source, slot=slot, end=end):
+            case ShareCells(source=source, slot=slot, end=end):
                 assert self.cells[slot] == []
                 assert len(self.cells[source]) >= end, "shares what is not computed"
                 self.cells[slot] = self.cells[source][:end]

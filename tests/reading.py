@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from openai_cpu_server.contract.engine import Engine
-from openai_cpu_server.models.grammars import Grammars
-from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.models.thinking import ModelThinking
+from openai_cpu_server.models.grammars import ModelGrammars
+from openai_cpu_server.models.served import ModelThinking, ServedModel
+from openai_cpu_server.prompt.chat import ControlNames
 from openai_cpu_server.prompt.chat_prompts import ChatPrompts
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.literals import ControlNames
 from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 from openai_cpu_server.structured.maker import grammar_maker
@@ -42,7 +41,7 @@ def model_read_here(
         tokenizer=tokenizer,
         prompts=ChatPrompts(template, tokenizer, tool_format, control, reasoning),
         tool_format=tool_format,
-        grammars=Grammars(grammar_maker(check_grammar), is_flexible=is_flexible),
+        grammars=ModelGrammars(grammar_maker(check_grammar), is_flexible=is_flexible),
         rerank=TemplatePrompts(rerank, tokenizer, control) if rerank is not None else None,
         thinking=thinking,
         **more,

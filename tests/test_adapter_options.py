@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.adapter_options import (
-    AdapterOption,
-    AdapterSource,
-    adapters_of_table,
-    parse_adapter,
-)
-from openai_cpu_server.config.command_line import read_settings
+from openai_cpu_server.config.adapters import AdapterOption, AdapterSource, adapters_of_table, parse_adapter
+from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
 from openai_cpu_server.model_source import AdapterFiles
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 import openai_cpu_server
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.app import serve
-from openai_cpu_server.config.command_line import read_settings
+from openai_cpu_server.config.parser import read_settings
+from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.server.api_options import api_options, job_options
-from openai_cpu_server.settings import OPTIONS_OF_SERVERS, Settings
+from openai_cpu_server.server.options import api_options, job_options
+from openai_cpu_server.server.run import serve
 
 
 def test_without_settings_the_api_is_as_its_own_options_have_it() -> None:

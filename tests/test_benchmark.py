@@ -610,10 +610,10 @@ STEPS = (
 def test_steps_are_read_from_the_log_of_the_server() -> None:
     log = StepLog()
     log.note("ggml: something native")
-    log.note('{"logger": "openai_cpu_server.app", "message": "listening"}')
+    log.note('{"logger": "openai_cpu_server.server.run", "message": "listening"}')
     for step in STEPS:
         fields = msgspec.to_builtins(step)
-        log.note(msgspec.json.encode({"logger": "openai_cpu_server.engine.step_log", **fields}).decode())
+        log.note(msgspec.json.encode({"logger": "openai_cpu_server.engine.trace", **fields}).decode())
     timeline = log.timeline(1.0, 5.0, [trace(1.1, []), trace(7.0, [])])
     assert timeline == Timeline(STEPS[:3], (1.1,))
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source.converted import ConvertedModel
-from openai_cpu_server.model_source.package import Package
+from openai_cpu_server.model_source.package import ConvertedModel, Package
 from tests.tiny_bert import TinyBert
 
 METHODS = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2]

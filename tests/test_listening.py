@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from openai_cpu_server.app import listening
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.web.authority import authority
+from openai_cpu_server.http.connection import authority
+from openai_cpu_server.server.run import listening
 
 
 def test_what_is_written_to_a_connection_leaves_at_once() -> None:

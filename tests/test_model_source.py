@@ -19,11 +19,16 @@ import pytest
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_source import DemoFiles, resolve_model
-from openai_cpu_server.model_source.aliases import ALIASES
-from openai_cpu_server.model_source.gguf_names import models, parts, preferred, quantisation
-from openai_cpu_server.model_source.hub_name import HubName, parse_hub_name
-from openai_cpu_server.model_source.package import Package
-from openai_cpu_server.model_source.packaged import PackagedModel
+from openai_cpu_server.model_source.names import (
+    HubName,
+    models,
+    parse_hub_name,
+    parts,
+    preferred,
+    quantisation,
+)
+from openai_cpu_server.model_source.package import Package, PackagedModel
+from openai_cpu_server.model_source.resolve import ALIASES
 from tests.hub_stand_in import Hub, Repo, running
 from tests.tiny_model import tiny_model_path
 from tests.warm import Program, completed

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.config.command_line import read_settings
+from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.models.routing.options import Cascade, Classifier, Rule, Rules, WhenStreaming
-from openai_cpu_server.serving.plans import ModelPlan, planned_models, router_options
+from openai_cpu_server.server.plans import ModelPlan, planned_models, router_options
 
 
 @pytest.fixture

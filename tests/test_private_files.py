@@ -15,12 +15,17 @@ import msgspec
 import pytest
 
 from openai_cpu_server.answers.sqlite import SqliteAnswers
-from openai_cpu_server.answers.store import Bounds, Entry
+from openai_cpu_server.answers.store import AnswerEntry, StoreBounds
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.llama.cells.cache_file import read_cache_file, write_cache_file
+from openai_cpu_server.llama.cells.block_store import read_cache_file, write_cache_file
 from openai_cpu_server.llama.measure.measurements import Measurements
-from openai_cpu_server.private_files import ForeignFile, keep_database_private, private_folder, replacing
+from openai_cpu_server.storage.private_files import (
+    ForeignFile,
+    keep_database_private,
+    private_folder,
+    replacing,
+)
 
 _STRANGER = 12_345
 """The id of some other user."""
@@ -48,8 +53,8 @@ def jobs(path: Path) -> None:
 
 def answers(path: Path) -> None:
     async def use() -> None:
-        store = SqliteAnswers.open(path, Bounds(60, 1 << 20))
-        await store.put(Entry(key="k", group=None, vector=None, answer=b"a"))
+        store = SqliteAnswers.open(path, StoreBounds(60, 1 << 20))
+        await store.put(AnswerEntry(key="k", group=None, vector=None, answer=b"a"))
         require_private(path.parent)
         await store.close()
 
@@ -133,7 +138,7 @@ def test_a_database_of_another_user_is_refused_in_one_line(ending: str, tmp_path
         open_database(str(path))
     assert len(str(refused.value).splitlines()) == 1
     with pytest.raises(StartupError, match="belongs to another user"):
-        SqliteAnswers.open(path, Bounds(60, 1 << 20))
+        SqliteAnswers.open(path, StoreBounds(60, 1 << 20))
 
 
 @as_root
@@ -193,7 +198,8 @@ def test_a_draft_cannot_be_laid_in_wait_for(tmp_path: Path) -> None:
 
 def test_drafts_go_with_their_writers_and_not_before(tmp_path: Path) -> None:
     killed = (
-        "import os, sys\nfrom pathlib import Path\nfrom openai_cpu_server.private_files import replacing\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from openai_cpu_server.storage.private_files import replacing\n"
         "with replacing(Path(sys.argv[1])):\n    os.kill(os.getpid(), 9)"
     )
     path = tmp_path / "kept"

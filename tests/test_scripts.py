@@ -10,7 +10,7 @@ import pytest
 from tests.warm import Program, completed
 
 RUNNER = Program(
-    "tests.running:main", "httpx", "openai_cpu_server.llama.backend", "openai_cpu_server.settings"
+    "tests.running:main", "httpx", "openai_cpu_server.llama.backend", "openai_cpu_server.config.settings"
 )
 """With what most of them import."""
 SCRIPTS = sorted((Path(__file__).parents[1] / "scripts").glob("*.py"))

@@ -9,14 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_cpu_server.config.command_line import read_settings
 from openai_cpu_server.config.environment import tune_engines
-from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
+from openai_cpu_server.config.parser import read_settings
+from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.contract.scheduling import AS_SERVED, Experiment, Scheduling
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.settings import Settings, revealed
 
 
 @pytest.fixture(autouse=True)

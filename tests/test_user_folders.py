@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.config.command_line import read_settings
+from openai_cpu_server.config.folders import expanded, user_cache_dir, user_data_dir
+from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.user_folders import expanded, user_cache_dir, user_data_dir
 
 ODD = os.fsdecode(b"/home/b\xff")
 

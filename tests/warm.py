@@ -54,7 +54,7 @@ class Program:
         return ours
 
 
-OURS = Program("openai_cpu_server.commands.cli:main", "openai_cpu_server.commands.serve")
+OURS = Program("openai_cpu_server.cli.main:main", "openai_cpu_server.cli.serve")
 """The command line."""
 
 

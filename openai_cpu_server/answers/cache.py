@@ -1,4 +1,5 @@
-"""Finds answers that have been given before, and keeps new ones."""
+"""Finds answers that have been given before, and keeps new ones, as bytes in the store that `--answer-cache`
+names."""
 
 from __future__ import annotations
 
@@ -6,15 +7,79 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from openai_cpu_server.answers.question import Question, exact_key, group_key, turn_key
-from openai_cpu_server.answers.similarity import Near
-from openai_cpu_server.answers.store import AnswerStore, Bounds, Entry, Size, StoreFailed
-from openai_cpu_server.answers.stored import Corrupt, packed, unpacked
-from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.errors import AnswersUnavailable
+import msgspec
+
+from openai_cpu_server.answers.question import AnswerKey, exact_key, group_key, turn_key
+from openai_cpu_server.answers.redis import SCHEMES, RedisAnswers
+from openai_cpu_server.answers.sqlite import SqliteAnswers
+from openai_cpu_server.answers.store import (
+    AnswerEntry,
+    AnswerStore,
+    SimilarTurn,
+    StoreBounds,
+    StoreFailed,
+    StoreSize,
+)
+from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.contract.figures import NO_WORK
+from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.errors import AnswersUnavailable, StartupError
 from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
+
+_Events = list[tuple[int, TokenEvent]]
+
+
+class CorruptAnswer(Exception):
+    """What was stored is no answer to this question."""
+
+
+def is_good(finish: Finish, *, asked_tokens: int) -> bool:
+    """Whether others may have the answer, too: its end is the model's, or the limit that the client asked
+    for, and not that of a context."""
+    return finish.reason is FinishReason.STOP or (finish.reason is FinishReason.LENGTH and asked_tokens > 0)
+
+
+def packed(events: Sequence[TokenEvent], requests: Sequence[GenerationRequest]) -> bytes:
+    indices = {request.id: index for index, request in enumerate(requests)}
+    told = [(indices[event.id], msgspec.structs.replace(event, id="")) for event in events]
+    return msgspec.msgpack.encode(told)
+
+
+def unpacked(answer: bytes, requests: Sequence[GenerationRequest]) -> list[TokenEvent]:
+    """Its events, as events of these requests. Nothing was computed for them. Raises Corrupt."""
+    try:
+        told = msgspec.msgpack.decode(answer, type=_Events)
+    except msgspec.MsgspecError:
+        raise CorruptAnswer from None
+    _check_whole(told, len(requests))
+    return [_of(requests[index], event) for index, event in told]
+
+
+def _check_whole(told: _Events, num_requests: int) -> None:
+    """Each of the requests ends once, well, and with its last event. Raises Corrupt."""
+    ended: set[int] = set()
+    for index, event in told:
+        if not 0 <= index < num_requests or index in ended:
+            raise CorruptAnswer
+        if event.finish is not None:
+            if not event.finish.is_good:
+                raise CorruptAnswer
+            ended.add(index)
+    if len(ended) != num_requests:
+        raise CorruptAnswer
+
+
+def _of(request: GenerationRequest, event: TokenEvent) -> TokenEvent:
+    if event.finish is None:
+        return msgspec.structs.replace(event, id=request.id)
+    work = NO_WORK | {"cached_tokens": len(request.tokens)}
+    finish = msgspec.structs.replace(event.finish, **work)
+    return msgspec.structs.replace(event, id=request.id, finish=finish)
+
 
 _ANSWER_S = 1.0
 """The store must answer in this time; else the answer is computed."""
@@ -28,13 +93,13 @@ _MOST_KEEPING = 64
 """So many answers wait to be written at most; more are not kept."""
 
 
-class Watcher(Protocol):
+class AnswerObserver(Protocol):
     def answer_kept(self) -> None: ...
 
     def answers_held(self, entries: int, num_bytes: int) -> None: ...
 
 
-class Comparing(NamedTuple):
+class TurnComparison(NamedTuple):
     """How turns are compared."""
 
     embedder: str
@@ -45,7 +110,7 @@ class Comparing(NamedTuple):
     """Embeds a turn, as `similarity.direction` has it; None: that is not possible now, or not as a whole."""
 
 
-class Place(NamedTuple):
+class AnswerPlace(NamedTuple):
     """Where the answer to a question would be."""
 
     key: str
@@ -54,7 +119,7 @@ class Place(NamedTuple):
     """None: it can only be found by its key."""
 
 
-class Found(NamedTuple):
+class FoundAnswer(NamedTuple):
     events: Sequence[TokenEvent]
     similarity: float | None
     """None: it was asked the very same."""
@@ -63,7 +128,7 @@ class Found(NamedTuple):
 class AnswerCache:
     """All methods belong to one event loop's thread."""
 
-    def __init__(self, store: AnswerStore, bounds: Bounds, watcher: Watcher) -> None:
+    def __init__(self, store: AnswerStore, bounds: StoreBounds, watcher: AnswerObserver) -> None:
         self._store = store
         self._largest_bytes = bounds.max_bytes // _LARGEST_SHARE
         self._watcher = watcher
@@ -76,22 +141,24 @@ class AnswerCache:
         )
         self._keeping: set[asyncio.Task[None]] = set()
 
-    async def find(self, question: Question, comparing: Comparing | None) -> Found | Place | None:
+    async def find(
+        self, question: AnswerKey, comparing: TurnComparison | None
+    ) -> FoundAnswer | AnswerPlace | None:
         """The answer, else where to keep a new one. None: there is no such place, for it could not be found
         again."""
         exact = exact_key(question)
         if exact is not None and (events := await self._told(exact, question)) is not None:
-            return Found(events, None)  # one that is corrupt will be replaced by the new answer
+            return FoundAnswer(events, None)  # one that is corrupt will be replaced by the new answer
         group = group_key(question, comparing.embedder) if comparing is not None else None
         if comparing is None or group is None or question.turn is None:
             return _by_key_only(exact)
         vector = await comparing.vector(question.turn.text)
         if vector is None:
             return _by_key_only(exact)
-        place = Place(exact or turn_key(group, question.turn), group, vector)
+        place = AnswerPlace(exact or turn_key(group, question.turn), group, vector)
         return await self._like(question, place, comparing.least) or place
 
-    def keep(self, question: Question, place: Place, events: Sequence[TokenEvent]) -> None:
+    def keep(self, question: AnswerKey, place: AnswerPlace, events: Sequence[TokenEvent]) -> None:
         """Writes it while the server goes on."""
         if len(self._keeping) >= _MOST_KEEPING:
             return
@@ -108,7 +175,7 @@ class AnswerCache:
             raise AnswersUnavailable from None
         await self.measure()
 
-    async def measure(self) -> Size | None:
+    async def measure(self) -> StoreSize | None:
         """What is held; None: the store fails."""
         size = await self._breaker.attempt(self._store.size)
         if size is not None:
@@ -125,7 +192,7 @@ class AnswerCache:
         if self._keeping:
             await asyncio.wait(self._keeping)
 
-    async def _told(self, key: str, question: Question) -> Sequence[TokenEvent] | None:
+    async def _told(self, key: str, question: AnswerKey) -> Sequence[TokenEvent] | None:
         answer = await self._breaker.attempt(partial(self._store.get, key))
         if answer is None:
             return None
@@ -133,25 +200,25 @@ class AnswerCache:
             if len(answer) <= _SMALL_BYTES:
                 return unpacked(answer, question.requests)
             return await asyncio.to_thread(unpacked, answer, question.requests)
-        except Corrupt:
+        except CorruptAnswer:
             return None
 
-    async def _like(self, question: Question, place: Place, least: float) -> Found | None:
+    async def _like(self, question: AnswerKey, place: AnswerPlace, least: float) -> FoundAnswer | None:
         """The answer to the turn that is most similar. One that has expired, or is corrupt, gives way to the
         next."""
         assert place.group is not None
         assert place.vector is not None
         ask = partial(self._store.near, place.group, place.vector, at_least=least)
-        near: Sequence[Near] = await self._breaker.attempt(ask) or ()
+        near: Sequence[SimilarTurn] = await self._breaker.attempt(ask) or ()
         for key, similarity in near:
             if (events := await self._told(key, question)) is not None:
-                return Found(events, similarity)
+                return FoundAnswer(events, similarity)
             await self._breaker.attempt(partial(self._store.forget, key, place.group))
         return None
 
-    async def _keep(self, question: Question, place: Place, events: Sequence[TokenEvent]) -> None:
+    async def _keep(self, question: AnswerKey, place: AnswerPlace, events: Sequence[TokenEvent]) -> None:
         answer = await asyncio.to_thread(packed, events, question.requests)
-        entry = Entry(key=place.key, answer=answer, group=place.group, vector=place.vector)
+        entry = AnswerEntry(key=place.key, answer=answer, group=place.group, vector=place.vector)
         if entry.num_bytes > self._largest_bytes:
             return
         size = await self._breaker.attempt(partial(self._store.put, entry))
@@ -164,5 +231,19 @@ def _failure(error: Exception) -> str | None:
     return str(error) if isinstance(error, StoreFailed) else None
 
 
-def _by_key_only(exact: str | None) -> Place | None:
-    return None if exact is None else Place(exact)
+def _by_key_only(exact: str | None) -> AnswerPlace | None:
+    return None if exact is None else AnswerPlace(exact)
+
+
+def open_answers(where: str, bounds: StoreBounds, *, default: Path) -> AnswerStore:
+    """`where`: on, memory, a path, or redis://... `default`: the file that `on` means.
+
+    Raises StartupError.
+    """
+    if where.startswith(SCHEMES):
+        return RedisAnswers.open(where, bounds)
+    if "://" in where:
+        raise StartupError("--answer-cache: expected on, memory, a PATH, or redis://HOST:PORT")
+    if where == "memory":
+        return SqliteAnswers.open(None, bounds)
+    return SqliteAnswers.open(default if where == "on" else expanded(where), bounds)

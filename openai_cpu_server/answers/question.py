@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
 
 import msgspec
 
-from openai_cpu_server.answers.marks import marks_of
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+
+_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_NEGATION = re.compile(
+    r"\b(?:not|no|never|none|nobody|nothing|nowhere|neither|nor|without|cannot|except|unless)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+_CAPITALS = re.compile(r"\b[A-Z]{2,}\b")
+
+
+def marks_of(text: str) -> Sequence[object]:
+    """Its numbers in their order, its capitals such as US, and how often it says no, in English.
+
+    Vectors of sentences hardly tell these from one another. Measured on all-MiniLM-L6-v2: "Is it safe to eat
+    raw eggs?" and "Is it not safe to eat raw eggs?" have a cosine of 0.993. So turns are compared only where
+    these marks agree.
+    """
+    return [_NUMBER.findall(text), _CAPITALS.findall(text), len(_NEGATION.findall(text))]
+
 
 _VERSION = 2
 """It grows with every change of what keys mean or of how answers are stored."""
 _SAME_FOR_ALL = 0
 
 
-class Asker(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerScope(msgspec.Struct, frozen=True, kw_only=True):
     """Whose answers these are, and what gives them. Nothing is ever shared between two that differ."""
 
     holder: str
@@ -29,7 +48,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """The server's."""
 
 
-class Turn(msgspec.Struct, frozen=True):
+class LastTurn(msgspec.Struct, frozen=True):
     """The last user turn of a conversation."""
 
     text: str
@@ -38,25 +57,25 @@ class Turn(msgspec.Struct, frozen=True):
     what the template makes of them."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    asker: Asker
+class AnswerKey(msgspec.Struct, frozen=True, kw_only=True):
+    asker: AnswerScope
     requests: tuple[GenerationRequest, ...]
     is_repeatable: bool
     """Whether the same question gets the same answer: sampling is greedy, or its seed was given."""
     asked_tokens: int
     """The limit of output tokens that was asked for, for all requests together; 0: none."""
-    turn: Turn | None = None
+    turn: LastTurn | None = None
     """None: it is no conversation, or such ones are not compared."""
 
 
-def exact_key(question: Question) -> str | None:
+def exact_key(question: AnswerKey) -> str | None:
     """None: its answer is a new one each time."""
     if not question.is_repeatable:
         return None
     return _digest("exact", question.asker, [_deciding(request) for request in question.requests])
 
 
-def group_key(question: Question, embedder: str) -> str | None:
+def group_key(question: AnswerKey, embedder: str) -> str | None:
     """Equal for questions that differ by their last user turn alone, and there by words that vectors tell
     apart. `embedder`: what compares the turns.
 
@@ -70,7 +89,7 @@ def group_key(question: Question, embedder: str) -> str | None:
     return _digest("group", question.asker, facts)
 
 
-def turn_key(group: str, turn: Turn) -> str:
+def turn_key(group: str, turn: LastTurn) -> str:
     """For an answer that can only be found by its turn."""
     return hashlib.sha256(f"{group}\n{turn.text}".encode(errors="surrogatepass")).hexdigest()
 
@@ -92,12 +111,12 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
     )
 
 
-def _beside_turn(request: GenerationRequest, question: Question) -> GenerationRequest:
+def _beside_turn(request: GenerationRequest, question: AnswerKey) -> GenerationRequest:
     """Without the prompt, and without what follows from its length or is drawn for each request."""
     seed = request.sampling.seed if question.is_repeatable else _SAME_FOR_ALL
     sampling = msgspec.structs.replace(request.sampling, seed=seed)
     return msgspec.structs.replace(request, tokens=(), max_tokens=0, sampling=sampling)
 
 
-def _digest(kind: str, asker: Asker, facts: object) -> str:
+def _digest(kind: str, asker: AnswerScope, facts: object) -> str:
     return hashlib.sha256(msgspec.msgpack.encode([_VERSION, kind, asker, facts])).hexdigest()

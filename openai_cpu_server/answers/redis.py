@@ -12,8 +12,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from openai_cpu_server.answers.similarity import Near, nearest
-from openai_cpu_server.answers.store import GROUP_LIMIT, Bounds, Entry, Size, StoreFailed
+from openai_cpu_server.answers.store import (
+    GROUP_LIMIT,
+    AnswerEntry,
+    SimilarTurn,
+    StoreBounds,
+    StoreFailed,
+    StoreSize,
+    nearest,
+)
 from openai_cpu_server.errors import StartupError
 
 if TYPE_CHECKING:
@@ -87,7 +94,7 @@ return {redis.call('ZCARD', KEYS[1]), total}
 class RedisAnswers:
     """An `AnswerStore`."""
 
-    def __init__(self, redis: Redis, bounds: Bounds, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, redis: Redis, bounds: StoreBounds, *, clock: Callable[[], float] = time.time) -> None:
         self._redis = redis
         self._bounds = bounds
         self._clock = clock
@@ -95,7 +102,7 @@ class RedisAnswers:
         """`vectors` or `hashes`; None: Redis has not been asked yet what it can do."""
 
     @classmethod
-    def open(cls, url: str, bounds: Bounds) -> RedisAnswers:
+    def open(cls, url: str, bounds: StoreBounds) -> RedisAnswers:
         """It connects when it is used first. Raises StartupError, which does not repeat the URL."""
         try:
             from redis.asyncio import Redis
@@ -111,10 +118,10 @@ class RedisAnswers:
     async def get(self, key: str) -> bytes | None:
         return await self._do(lambda: self._get(key))
 
-    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[Near]:
+    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
         return await self._do(lambda: self._near(group, vector, at_least))
 
-    async def put(self, entry: Entry) -> Size:
+    async def put(self, entry: AnswerEntry) -> StoreSize:
         return await self._do(lambda: self._put(entry))
 
     async def forget(self, key: str, group: str | None) -> None:
@@ -123,7 +130,7 @@ class RedisAnswers:
     async def clear(self) -> None:
         await self._do(self._clear)
 
-    async def size(self) -> Size:
+    async def size(self) -> StoreSize:
         return await self._do(self._size)
 
     async def close(self) -> None:
@@ -145,35 +152,35 @@ class RedisAnswers:
             answer, _ = await pipe.execute()
         return None if answer is None else bytes(answer)
 
-    async def _near(self, group: str, vector: bytes, at_least: float) -> list[Near]:
+    async def _near(self, group: str, vector: bytes, at_least: float) -> list[SimilarTurn]:
         if await self._finds_itself():
             return await self._found_by_redis(group, vector, at_least)
         rows = await self._command("HGETALL", _TURNS + group)
         turns = [(key.decode(), bytes(row)) for key, row in rows.items()]
         return nearest(turns, vector, at_least=at_least)[:_FEW]
 
-    async def _found_by_redis(self, group: str, vector: bytes, at_least: float) -> list[Near]:
+    async def _found_by_redis(self, group: str, vector: bytes, at_least: float) -> list[SimilarTurn]:
         """Redis tells (1 + cosine) / 2."""
         told = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", _FEW)
         pairs = told.items() if isinstance(told, dict) else zip(told[::2], told[1::2], strict=True)
-        best = [Near(bytes(key).decode(), 2 * float(score) - 1) for key, score in pairs]
+        best = [SimilarTurn(bytes(key).decode(), 2 * float(score) - 1) for key, score in pairs]
         return [near for near in best if near.similarity >= at_least]
 
-    async def _put(self, entry: Entry) -> Size:
+    async def _put(self, entry: AnswerEntry) -> StoreSize:
         values = (
             *(repr(self._clock()), round(1000 * self._bounds.ttl_s), entry.num_bytes),
             *(self._bounds.max_bytes, entry.answer, entry.group or "", entry.vector or b"", GROUP_LIMIT),
             _FEW_ENDED,
         )
         entries, num_bytes = await self._script(_PUT, entry.key, *values)
-        return Size(int(entries), int(num_bytes))
+        return StoreSize(int(entries), int(num_bytes))
 
-    async def _size(self) -> Size:
+    async def _size(self) -> StoreSize:
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.zcard(_USED)
             pipe.get(_TOTAL)
             entries, num_bytes = await pipe.execute()
-        return Size(int(entries), int(num_bytes or 0))
+        return StoreSize(int(entries), int(num_bytes or 0))
 
     async def _clear(self) -> None:
         """Also of earlier and later versions of this layout."""

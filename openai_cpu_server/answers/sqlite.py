@@ -29,8 +29,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from openai_cpu_server.answers.similarity import Near, nearest
-from openai_cpu_server.answers.store import GROUP_LIMIT, Bounds, Entry, Size, StoreFailed
+from openai_cpu_server.answers.store import (
+    GROUP_LIMIT,
+    AnswerEntry,
+    SimilarTurn,
+    StoreBounds,
+    StoreFailed,
+    StoreSize,
+    nearest,
+)
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.storage.database import (
     Database,
@@ -85,7 +92,9 @@ _TRIGGERS = (
 class SqliteAnswers:
     """An `AnswerStore`. A power loss may forget its last answers, but kill -9 forgets none."""
 
-    def __init__(self, database: Database, bounds: Bounds, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, database: Database, bounds: StoreBounds, *, clock: Callable[[], float] = time.time
+    ) -> None:
         self._database = database
         self._bounds = bounds
         self._clock = clock
@@ -93,7 +102,7 @@ class SqliteAnswers:
 
     @classmethod
     def open(
-        cls, path: Path | None, bounds: Bounds, *, clock: Callable[[], float] = time.time
+        cls, path: Path | None, bounds: StoreBounds, *, clock: Callable[[], float] = time.time
     ) -> SqliteAnswers:
         """None: in memory. Raises StartupError for a file that cannot be used, or that is none of ours."""
         try:
@@ -105,10 +114,10 @@ class SqliteAnswers:
     async def get(self, key: str) -> bytes | None:
         return await self._do(self._get, key)
 
-    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[Near]:
+    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
         return await self._do(self._near, group, vector, at_least)
 
-    async def put(self, entry: Entry) -> Size:
+    async def put(self, entry: AnswerEntry) -> StoreSize:
         return await self._do(self._put, entry)
 
     async def forget(self, key: str, group: str | None) -> None:
@@ -117,7 +126,7 @@ class SqliteAnswers:
     async def clear(self) -> None:
         await self._do(self._forget, None)
 
-    async def size(self) -> Size:
+    async def size(self) -> StoreSize:
         return await self._do(self._size)
 
     async def close(self) -> None:
@@ -142,7 +151,7 @@ class SqliteAnswers:
                 connection.execute(update(_answers).where(_answers.c.key == key).values(used_at=now))
         return answer
 
-    def _near(self, group: str, vector: bytes, at_least: float) -> Sequence[Near]:
+    def _near(self, group: str, vector: bytes, at_least: float) -> Sequence[SimilarTurn]:
         turns = (
             select(_answers.c.key, _answers.c.vector)
             .where(_answers.c.grp == group, _answers.c.expires_at > self._clock())
@@ -153,7 +162,7 @@ class SqliteAnswers:
             rows = [(str(key), bytes(row)) for key, row in connection.execute(turns)]
         return nearest(rows, vector, at_least=at_least)[:_FEW]
 
-    def _put(self, entry: Entry) -> Size:
+    def _put(self, entry: AnswerEntry) -> StoreSize:
         now = self._clock()
         row = {
             "key": entry.key,
@@ -176,12 +185,12 @@ class SqliteAnswers:
         with self._database.write() as connection:
             connection.execute(which)
 
-    def _size(self) -> Size:
+    def _size(self) -> StoreSize:
         with self._database.read() as connection:
             return _size(connection)
 
 
-def _shrunk(connection: Connection, max_bytes: int) -> Size:
+def _shrunk(connection: Connection, max_bytes: int) -> StoreSize:
     """What is left when what was told longest ago has made room."""
     oldest = select(_answers.c.key).order_by(_answers.c.used_at).limit(1).scalar_subquery()
     while (size := _size(connection)).num_bytes > max_bytes and size.entries:
@@ -189,9 +198,9 @@ def _shrunk(connection: Connection, max_bytes: int) -> Size:
     return size
 
 
-def _size(connection: Connection) -> Size:
+def _size(connection: Connection) -> StoreSize:
     entries, num_bytes = connection.execute(select(_totals.c.entries, _totals.c.bytes)).one()
-    return Size(int(entries), int(num_bytes))
+    return StoreSize(int(entries), int(num_bytes))
 
 
 def _opened(path: Path | None) -> Database:

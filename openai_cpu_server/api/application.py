@@ -1,42 +1,89 @@
-"""The API as one ASGI application. Whoever serves it owns the engine's life."""
+"""The API as one ASGI application: a line for each family and for each room of administration. Whoever serves
+it owns the engine's life."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.types import Lifespan
 
-from openai_cpu_server.api.access.clients import key_of
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.meter import Meter
-from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.admin.adapters import ROOM as ADAPTERS
+from openai_cpu_server.api.admin.adapters import no_adapters
+from openai_cpu_server.api.admin.cache import ROOM as CACHE
+from openai_cpu_server.api.admin.health import METRICS_ROOM
+from openai_cpu_server.api.admin.health import ROOM as HEALTH
+from openai_cpu_server.api.admin.models import KEEPING_ROOM, AlwaysLoaded
+from openai_cpu_server.api.admin.models import ROOM as MODELS
+from openai_cpu_server.api.admin.page import ROOM as PAGE
+from openai_cpu_server.api.admin.requests import ROOM as REQUESTS
+from openai_cpu_server.api.admin.stats import ROOM as STATS
+from openai_cpu_server.api.admin.tokens import ROOM as TOKENS
+from openai_cpu_server.api.admin.usage import ROOM as USAGE
+from openai_cpu_server.api.asking.answer_lookup import X_CACHE, AnswerLookup
+from openai_cpu_server.api.asking.cascade import ROUTED_MODEL, ROUTED_WHY
 from openai_cpu_server.api.asking.generation import GenerationService
-from openai_cpu_server.api.calls.recall import X_CACHE, Recall
-from openai_cpu_server.api.gates.ticket import Endings
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, Parts
-from openai_cpu_server.api.resolve.call import UNENFORCED
-from openai_cpu_server.api.resolve.routing import ROUTED_MODEL, ROUTED_WHY
-from openai_cpu_server.api.rooms import ROOMS
-from openai_cpu_server.api.routes.adapters import no_adapters
-from openai_cpu_server.api.routes.model_keeping import AlwaysLoaded
-from openai_cpu_server.api.rows import RowRunner
+from openai_cpu_server.api.asking.resolve import UNENFORCED
+from openai_cpu_server.api.chat.routes import ROOM as CHAT
+from openai_cpu_server.api.completions.routes import ROOM as COMPLETIONS
+from openai_cpu_server.api.events.stream import ROOM as EVENTS
+from openai_cpu_server.api.files.batches import ROOM as BATCHES
+from openai_cpu_server.api.files.files import ROOM as FILES
+from openai_cpu_server.api.files.rows import RowRunner
+from openai_cpu_server.api.generate.routes import ROOM as GENERATE
+from openai_cpu_server.api.messages.routes import ROOM as MESSAGES
+from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ServerParts
+from openai_cpu_server.api.pooling.routes import EMBEDDING_ROOM, RERANKING_ROOM
+from openai_cpu_server.api.responses.routes import ROOM as RESPONSES
 from openai_cpu_server.http.application import application
 from openai_cpu_server.http.body import BodyBudget
+from openai_cpu_server.http.clients import key_of
+from openai_cpu_server.http.context import EndedRequests
 from openai_cpu_server.http.gate import RouteGuard
-from openai_cpu_server.http.routes import served_routes
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.http.openapi import ROW as DOCUMENT
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.routes import RouteRoom, RouteRow, served_routes
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
+
+ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
+    CHAT,
+    COMPLETIONS,
+    RESPONSES,
+    MESSAGES,
+    EMBEDDING_ROOM,
+    RERANKING_ROOM,
+    GENERATE,
+    TOKENS,
+    MODELS,
+    KEEPING_ROOM,
+    ADAPTERS,
+    REQUESTS,
+    CACHE,
+    FILES,
+    BATCHES,
+    USAGE,
+    HEALTH,
+    METRICS_ROOM,
+    STATS,
+    EVENTS,
+    PAGE,
+)
+ROWS: Sequence[RouteRow[Any]] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
+"""The one table. Of a server some of them may be left out."""
+
 
 _HEADERS = (UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE)
 """What families say in headers of their responses."""
 
 
-class Api(NamedTuple):
+class ServedApplication(NamedTuple):
     """The application for a web server, and what works beside it."""
 
     app: Starlette
@@ -58,9 +105,9 @@ def create_api(
     watch: Watch | None = None,
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
-    recall: Recall | None = None,
+    recall: AnswerLookup | None = None,
     lifespan: Lifespan[Starlette] | None = None,
-) -> Api:
+) -> ServedApplication:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
 
     `find_adapter`: finds what `POST /v1/adapters` names.
@@ -71,13 +118,13 @@ def create_api(
     """
     watch = watch or Watch.new(model=models.default.name)
     watch.know_keys(key_of, jobs.usage.add if jobs else None)
-    parts = Parts(
+    parts = ServerParts(
         models=models,
         options=options,
         keys=keys or KeyRing(options.api_key),
         limits=limits or RateLimits(Meter.open(None)),
         bodies=BodyBudget(options.max_bodies_bytes),
-        endings=Endings(watch),
+        endings=EndedRequests(watch),
         watch=watch,
         jobs=jobs,
         recall=recall,
@@ -98,9 +145,9 @@ def create_api(
         storage=jobs.storage if jobs else None,
         endings=parts.endings,
     )
-    return Api(app, rows, partial(_settle, parts), parts.bodies)
+    return ServedApplication(app, rows, partial(_settle, parts), parts.bodies)
 
 
-async def _settle(parts: Parts) -> None:
+async def _settle(parts: ServerParts) -> None:
     for ended in parts.at_end:
         await ended()

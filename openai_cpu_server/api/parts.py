@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
-from openai_cpu_server.adapter_options import AdapterSource
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
 from openai_cpu_server.api.asking.generation import GenerationService
-from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.api.gates.ticket import Endings
-from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.http.body import BodyBudget
+from openai_cpu_server.http.context import EndedRequests
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.sockets import SocketParts
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
@@ -37,7 +37,7 @@ class ModelKeeping(Protocol):
         ...
 
 
-class Parts(NamedTuple):
+class ServerParts(NamedTuple):
     """Rooms of routes take from it what they need."""
 
     models: ModelRegistry
@@ -45,11 +45,11 @@ class Parts(NamedTuple):
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
-    endings: Endings
+    endings: EndedRequests
     watch: Watch
     jobs: Jobs | None
     """None: there is no batch API, and no response is stored."""
-    recall: Recall | None
+    recall: AnswerLookup | None
     """None: there is no cache of answers."""
     find_adapter: FindAdapter
     """Finds what `POST /v1/adapters` names."""

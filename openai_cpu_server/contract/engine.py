@@ -12,10 +12,10 @@ import msgspec
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import KVStats, ModelLoading, Place, StepFigures, TokenEvent
+from openai_cpu_server.contract.messages import KVStats, ModelLoading, QueuePlace, StepFigures, TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.shown import Shown
+from openai_cpu_server.contract.step import StepTrace
 from openai_cpu_server.errors import EngineUnavailable, ServerError
 
 _SOON_S = 1
@@ -81,7 +81,7 @@ class LastDeath(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
 
 
-SeeStep = Callable[[Union[StepFigures, None], Shown], None]
+SeeStep = Callable[[Union[StepFigures, None], StepTrace], None]
 """It is told what a step was; without figures, only how the memory stands."""
 
 
@@ -167,7 +167,7 @@ class Generation(Protocol):
         """Its events, until all sequences have ended. Raises what it failed with."""
         ...
 
-    def progress(self) -> AsyncIterator[Union[TokenEvent, Place, ModelLoading]]:
+    def progress(self) -> AsyncIterator[Union[TokenEvent, QueuePlace, ModelLoading]]:
         """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
         model that it waits for is loaded."""
         ...

@@ -9,15 +9,12 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
-from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
 from openai_cpu_server.contract.figures import SequenceFigures
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
-from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.scheduling import BY_DEFAULT, Scheduling
-from openai_cpu_server.contract.shown import Shown
-from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.contract.thinking import OutputPart
+from openai_cpu_server.contract.request import GenerationRequest, OutputPart, Priority
+from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
+from openai_cpu_server.contract.step import StepTrace, TokenLogprob
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +80,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         return 60.0 if self.cache_file else 1.0
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class StartEngine(msgspec.Struct, frozen=True, tag="start"):
     options: EngineOptions
 
 
@@ -97,7 +94,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """How many of an `EmbedRequest`'s inputs have their vectors: the first ones."""
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     id: str
 
 
@@ -117,7 +114,7 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     key: str
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
+class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
     """The engine may compute until it sends `TurnBack`. Only for one that shares its cores."""
 
     limit_ms: float | None = None
@@ -131,7 +128,7 @@ class Sharing(NamedTuple):
     """How an engine shares its cores at the moment."""
 
     beside_interactive: bool = False
-    """As in `Turn`."""
+    """As in `GrantTurn`."""
     slowdown: float = 1.0
     """How many times longer everything takes because others compute too, as was seen lately."""
 
@@ -139,7 +136,7 @@ class Sharing(NamedTuple):
 ALONE = Sharing()
 
 
-class Recall(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
+class ShortenTurn(msgspec.Struct, frozen=True, kw_only=True, tag="recall"):
     """A new limit for the turn that the engine holds. One that has given it back meanwhile ignores this."""
 
     after_ms: float = 0.0
@@ -160,7 +157,16 @@ class HideSteps(msgspec.Struct, frozen=True, tag="hide_steps"):
 
 
 Command = Union[
-    Start, Submit, Cancel, ClearCache, LoadAdapter, UnloadAdapter, Turn, Recall, ShowSteps, HideSteps
+    StartEngine,
+    Submit,
+    CancelRequest,
+    ClearCache,
+    LoadAdapter,
+    UnloadAdapter,
+    GrantTurn,
+    ShortenTurn,
+    ShowSteps,
+    HideSteps,
 ]
 
 
@@ -328,11 +334,11 @@ class StepDone(msgspec.Struct, frozen=True, omit_defaults=True, tag="step_done")
     """None: it is told a few times a second, and only to those who want it."""
     prefixes: PrefixNews | None = None
     """None: nothing has changed, or nobody wants to know."""
-    shown: Shown | None = None
+    shown: StepTrace | None = None
     """Only between `ShowSteps` and `HideSteps`."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class QueuePlace(msgspec.Struct, frozen=True):
     """The place of a request that waits; position 1 is next."""
 
     id: str
@@ -350,12 +356,12 @@ class ModelLoading(msgspec.Struct, frozen=True):
 class QueueState(msgspec.Struct, frozen=True, tag="queue_state"):
     """The head of the waiting room, now and then while there is one."""
 
-    places: tuple[Place, ...]
+    places: tuple[QueuePlace, ...]
     preempted: tuple[str, ...] = ()
     """All that have run before and wait again, also those behind the head: nothing else tells it of them."""
 
 
-class Wants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
+class EngineWants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
     """What an engine that shares its cores would compute, or computes. Sent when that changes."""
 
     work: Priority | None = None
@@ -367,7 +373,7 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True, tag="wants"):
 class TurnBack(msgspec.Struct, frozen=True, kw_only=True, tag="turn_back"):
     """The engine gives the turn back that it got, and wants this next."""
 
-    wants: Wants
+    wants: EngineWants
 
 
 AdapterNews = Union[LoadingAdapter, AdapterLoaded, AdapterRefused]
@@ -382,6 +388,6 @@ Event = Union[
     Handling,
     StepDone,
     QueueState,
-    Wants,
+    EngineWants,
     TurnBack,
 ]

@@ -1,4 +1,4 @@
-"""Facts about the loaded model that the engine hands over at start, and the tokenizer's protocol."""
+"""The cost of a step of this model on this machine. It is measured in `llama/` and used in `scheduler/`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ from typing import Protocol
 import msgspec
 
 from openai_cpu_server.contract.adapter import LoadedAdapter
+
+TILE_TOKENS = 16
+"""The rows of a tile in ggml's matrix kernels: costs climb in such stairs (docs/measurements.md)."""
+
+
+class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicts the time of a step: a table over its tokens, plus a price for the cells that they attend to.
+
+    A token attends to the cells of its own sequence before it, those of the same step included.
+    """
+
+    step_ms: tuple[tuple[int, float], ...]
+    """(tokens, milliseconds) without attention, by tokens ascending: points of a staircase."""
+    attended_ms: float
+    """Milliseconds per pair of a token and a cell that it attends to."""
+
+
+def attended_pairs(start: int, num_tokens: int) -> int:
+    """The number of pairs of a token at one of `num_tokens` positions
+    from `start` on and a cell before it."""
+    return num_tokens * start + num_tokens * (num_tokens - 1) // 2
 
 
 class ModelKind(enum.Enum):
@@ -136,7 +157,7 @@ class FimTokens(msgspec.Struct, frozen=True):
     middle: int
 
 
-class Marks(msgspec.Struct, frozen=True):
+class SequenceMarks(msgspec.Struct, frozen=True):
     """The control tokens that a tokenizer puts around a text, and those between a query and a text that a
     cross-encoder reads together."""
 
@@ -178,7 +199,7 @@ class Tokenizer(Protocol):
     def fim(self) -> FimTokens | None: ...
 
     @property
-    def marks(self) -> Marks:
+    def marks(self) -> SequenceMarks:
         """`begin` and `end` are what `encode(..., add_special=True)` adds."""
         ...
 

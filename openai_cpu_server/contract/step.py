@@ -1,4 +1,5 @@
-"""One step of the engine as plain data, and the `Backend` that executes it."""
+"""One step of the engine as plain data, the `Backend` that executes it, and what those who watch are told of
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import Constraint, Sampling
+from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
 POOL_BLOCK_TOKENS = 16
 """The cells in which the scheduler's ledger counts the KV pool. Restored cells come in such parts, too."""
@@ -33,7 +34,7 @@ class Close(msgspec.Struct, frozen=True):
     slot: int
 
 
-class Share(msgspec.Struct, frozen=True):
+class ShareCells(msgspec.Struct, frozen=True):
     """Let the open, empty `slot` hold the cells of positions 0 .. end-1 of `source` too, without copying."""
 
     source: int
@@ -65,7 +66,7 @@ class Drop(msgspec.Struct, frozen=True):
     block: int
 
 
-Verb = Union[Open, Close, Share, Save, Restore, Drop]
+Verb = Union[Open, Close, ShareCells, Save, Restore, Drop]
 """What happens to slots and saved blocks, in order, before the spans are computed."""
 
 
@@ -257,3 +258,62 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class ShownPart(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's part in a step. Counts are tokens; `draft` are those that may follow."""
+
+    id: str
+    client: str
+    """As in `GenerationRequest`."""
+    priority: Priority
+    why: str
+    """For which reason most of its tokens are computed: one of few words, those of the step log."""
+    prompt: int = 0
+    decode: int = 0
+    forced: int = 0
+    draft: int = 0
+    accepted: int = 0
+    """How many of the draft turned out right."""
+    output: int = 0
+    """Output tokens that came of it, forced ones included."""
+
+
+class ShownHolding(msgspec.Struct, frozen=True, array_like=True):
+    """Which cells of the KV pool one sequence holds. Who else is told of the same tiles shares them."""
+
+    id: str
+    client: str
+    priority: Priority
+    runs: tuple[tuple[int, int], ...]
+    """Tiles of the pool, ascending: (first, how many in a row)."""
+
+
+class ShownWait(msgspec.Struct, frozen=True, array_like=True):
+    """Why a sequence near the head of the queue waits: for a `slot`, for `cells`, or for a `prefix` that
+    another one is just computing."""
+
+    id: str
+    why: str
+
+
+class ShownState(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds what, and who waits for what. It is told now and then, and when the last sequence leaves."""
+
+    pool_tiles: int
+    """0: the model has no cells."""
+    tile_blocks: int
+    """Blocks of the pool in a tile: more than one in a pool of many blocks, which bounds the message."""
+    holdings: tuple[ShownHolding, ...]
+    waits: tuple[ShownWait, ...]
+    cache_pinned_blocks: int
+    """Blocks of the prefix cache that are never evicted."""
+
+
+class StepTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    parts: tuple[ShownPart, ...] = ()
+    """Those of the step's spans."""
+    adapter: str | None = None
+    """The key of the adapter that the step was computed with."""
+    state: ShownState | None = None
+    """None: it was told a moment ago."""

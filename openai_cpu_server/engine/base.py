@@ -15,14 +15,14 @@ from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.messages import (
     ALONE,
     AdapterNews,
-    Cancel,
+    CancelRequest,
     ClearCache,
     Finish,
     FinishReason,
     HideSteps,
     QueueState,
-    Recall,
     Sharing,
+    ShortenTurn,
     ShowSteps,
     StepDone,
     StepFigures,
@@ -39,7 +39,7 @@ _SHORT_MS = 128.0
 """Steps up to this are not told how long they may take: every engine is given more time than that."""
 
 
-class Prepared(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A request that can be accepted."""
 
     submit: Submit
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     """Output that its constraint forces before anything is sampled, to be computed with the prompt."""
 
 
-class Refused(NamedTuple):
+class RefusedRequest(NamedTuple):
     """A request that cannot be accepted."""
 
     submit: Submit
@@ -56,7 +56,7 @@ class Refused(NamedTuple):
     """Its grammar is to blame."""
 
 
-class Checked(NamedTuple):
+class CheckedAdapter(NamedTuple):
     """An adapter whose file was looked at."""
 
     adapter: Adapter
@@ -64,13 +64,23 @@ class Checked(NamedTuple):
     """Why it cannot be loaded."""
 
 
-Work = Submit | Prepared | Refused | Cancel | ClearCache | Checked | UnloadAdapter | ShowSteps | HideSteps
+Work = (
+    Submit
+    | PreparedRequest
+    | RefusedRequest
+    | CancelRequest
+    | ClearCache
+    | CheckedAdapter
+    | UnloadAdapter
+    | ShowSteps
+    | HideSteps
+)
 """Commands that a core handles."""
 Planned = TypeVar("Planned")
 """A step that is to be computed."""
 
 
-class Members(NamedTuple):
+class StepMembers(NamedTuple):
     """Who is in a step, and how long it may take."""
 
     ids: tuple[str, ...]
@@ -155,15 +165,15 @@ class Core(ABC, Generic[Planned]):
         raise AssertionError("there is nothing to measure")
 
     @abstractmethod
-    def prepare(self, submit: Submit) -> Prepared | Refused:
+    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
         """Make a request ready that has a constraint. Any thread."""
 
     @abstractmethod
-    def check_adapter(self, adapter: Adapter) -> Checked:
+    def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
         """Look at an adapter's file. Any thread."""
 
     @abstractmethod
-    def load_adapter(self, checked: Checked) -> Iterator[AdapterNews]:
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
         """Load an adapter; what happens is yielded when it happens. One that is loaded stays as it is."""
 
     def handle(self, command: Work) -> None:
@@ -174,7 +184,7 @@ class Core(ABC, Generic[Planned]):
         except RequestFailed as error:
             self._abandon(command, error)
 
-    def is_worth_interrupting(self, command: Work | Recall) -> bool:
+    def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
         """Whether the running step should be thrown away for this command. Any thread."""
         return _is_urgent(command) and self._timer.is_interruptible
 
@@ -223,7 +233,7 @@ class Core(ABC, Generic[Planned]):
     def _plan(self, sharing: Sharing) -> Planned: ...
 
     @abstractmethod
-    def _members(self, planned: Planned) -> Members: ...
+    def _members(self, planned: Planned) -> StepMembers: ...
 
     @abstractmethod
     def _compute(self, planned: Planned) -> StepFigures | None:
@@ -244,7 +254,7 @@ class Core(ABC, Generic[Planned]):
 
     # -- news --------------------------------------------------------------------------------------------
 
-    def _announce(self, members: Members) -> Iterator[StepStarted]:
+    def _announce(self, members: StepMembers) -> Iterator[StepStarted]:
         news = StepStarted(ids=members.ids, expected_ms=_bound_ms(members.predicted_ms))
         if news != self._announced:
             self._announced = news
@@ -265,7 +275,7 @@ AnyCore = Core[Any]
 
 def submit_of(command: Work) -> Submit | None:
     """The request that a command brings, if it brings one."""
-    if isinstance(command, Prepared | Refused):
+    if isinstance(command, PreparedRequest | RefusedRequest):
         return command.submit
     return command if isinstance(command, Submit) else None
 
@@ -290,9 +300,9 @@ def shared_ms(parts: Iterable[tuple[str, int]], cpu_ms: float) -> dict[str, floa
     return {client: cpu_ms * count / total for client, count in tokens.items()} if total else {}
 
 
-def _is_urgent(command: Work | Recall) -> bool:
+def _is_urgent(command: Work | ShortenTurn) -> bool:
     """Whether an interactive request has come, here or at another engine."""
-    if isinstance(command, Recall):
+    if isinstance(command, ShortenTurn):
         return command.interrupts
     submit = submit_of(command)
     return submit is not None and submit.request.priority is Priority.INTERACTIVE

@@ -1,34 +1,58 @@
-"""The engine process's main loop, for any backend: load it, take commands, compute, send events."""
+"""The engine process's end of the socket. Its methods block."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
+from openai_cpu_server.contract.framing import frame, read_command, read_frame
 from openai_cpu_server.contract.messages import (
     Command,
     EngineOptions,
+    Event,
+    GrantTurn,
     Loading,
     LoadingPhase,
     Ready,
-    Recall,
-    Start,
+    ShortenTurn,
+    StartEngine,
     StartFailed,
-    Turn,
 )
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.base import AnyCore, Checked, Work
-from openai_cpu_server.engine.channel import EngineChannel
+from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, Work
 from openai_cpu_server.engine.preparation import Preparation, Request
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores, SharedTurn
 from openai_cpu_server.errors import StartupError
+
+
+class EngineChannel:
+    """Any thread may send while one receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = sock.makefile("rb")
+        self._sending = threading.Lock()
+
+    def send(self, event: Event) -> None:
+        with self._sending:
+            self._sock.sendall(frame(event))
+
+    def receive(self) -> Command | None:
+        """The next command; None when the other side is gone."""
+        try:
+            payload = read_frame(self._reader)
+        except ConnectionError:  # a client that was killed with our events unread leaves a reset
+            return None
+        return None if payload is None else read_command(payload)
+
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +62,7 @@ somebody comes meanwhile: else all gaps of light traffic would be spent on that.
 """
 
 
-class Native(Protocol):
+class NativeModel(Protocol):
     """What the loop wants of a backend, whatever it computes."""
 
     @property
@@ -55,7 +79,7 @@ class Native(Protocol):
     def close(self) -> None: ...
 
 
-Loaded = TypeVar("Loaded", bound=Native)
+Loaded = TypeVar("Loaded", bound=NativeModel)
 Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
 BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
 """The third argument is told how far it has come, 0 to 1; the last says whether it may compute."""
@@ -73,12 +97,12 @@ def run_engine(
     `confine`: called before there is another thread, and before anything is loaded.
     """
     start = channel.receive()
-    if not isinstance(start, Start):
+    if not isinstance(start, StartEngine):
         return
     confine(start.options)
     inbox = Inbox()
     turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else OwnCores()
-    reader = Reader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
+    reader = CommandReader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
     reader.start()
     try:
         backend = load(start.options, _weights_teller(channel, turn))
@@ -117,7 +141,7 @@ def _weights_teller(channel: EngineChannel, turn: EngineTurn) -> Callable[[float
     return loaded
 
 
-def _warm_up(backend: Native, turn: EngineTurn) -> None:
+def _warm_up(backend: NativeModel, turn: EngineTurn) -> None:
     turn.load_on()
     while not backend.warm_up():
         turn.pass_on()
@@ -125,11 +149,11 @@ def _warm_up(backend: Native, turn: EngineTurn) -> None:
 
 def _serve(
     channel: EngineChannel,
-    backend: Native,
+    backend: NativeModel,
     core: AnyCore,
     inbox: Inbox,
     turn: EngineTurn,
-    reader: Reader,
+    reader: CommandReader,
 ) -> None:
     def hand_on(command: Work) -> None:
         inbox.put(command)
@@ -163,7 +187,7 @@ def _work(channel: EngineChannel, inbox: Inbox, core: AnyCore, turn: EngineTurn)
 
 def _handle(channel: EngineChannel, core: AnyCore, turn: EngineTurn, command: Work) -> None:
     """An adapter is tried with a token, so it is loaded as pieces of a model are: when it is our turn."""
-    if not isinstance(command, Checked):
+    if not isinstance(command, CheckedAdapter):
         core.handle(command)
         return
     turn.load_on()
@@ -204,7 +228,7 @@ def _step(channel: EngineChannel, core: AnyCore, turn: EngineTurn) -> None:
     turn.settle(core.work)
 
 
-class Reader:
+class CommandReader:
     """The thread that takes commands in while something is computed. It does nothing slow with them."""
 
     def __init__(self, channel: EngineChannel, inbox: Inbox, turn: EngineTurn, *, grace_s: float) -> None:
@@ -214,14 +238,14 @@ class Reader:
         self._grace_s = grace_s
         self._take: Callable[[Request], None] | None = None
         """None: before the engine is ready there is nothing to take."""
-        self._backend: Native | None = None
+        self._backend: NativeModel | None = None
         """What is interrupted; None: it is not loaded yet."""
-        self._is_worth: Callable[[Recall], bool] = lambda recall: False
+        self._is_worth: Callable[[ShortenTurn], bool] = lambda recall: False
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
-    def interrupts(self, backend: Native, is_worth: Callable[[Recall], bool]) -> None:
+    def interrupts(self, backend: NativeModel, is_worth: Callable[[ShortenTurn], bool]) -> None:
         """From now on the backend's step is interrupted where a recall asks for it, and is worth it."""
         self._is_worth, self._backend = is_worth, backend
 
@@ -244,17 +268,17 @@ class Reader:
 
     def _handle(self, command: Command) -> None:
         match command:
-            case Start():
+            case StartEngine():
                 pass  # once is enough
-            case Turn() | Recall():
+            case GrantTurn() | ShortenTurn():
                 self._handle_turn(command)
             case _:
                 assert self._take is not None, "nobody is sent requests before it is ready"
                 self._take(command)
 
-    def _handle_turn(self, command: Turn | Recall) -> None:
+    def _handle_turn(self, command: GrantTurn | ShortenTurn) -> None:
         assert isinstance(self._turn, SharedTurn), "it shares its cores with nobody"
-        if isinstance(command, Turn):
+        if isinstance(command, GrantTurn):
             self._turn.granted(command)
             return
         self._turn.recalled(command)

@@ -1,7 +1,9 @@
-"""Live requests' outputs in the engine: tokens become events, and it is decided when an output ends."""
+"""Turns the bytes of tokens into text: whole tokens, whole characters, never a part of a stop string."""
 
 from __future__ import annotations
 
+import codecs
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -15,12 +17,95 @@ from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
 from openai_cpu_server.engine.parts import OutputParts, StopShield
-from openai_cpu_server.engine.text import Release, TextStream
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.spans import Advance
+from openai_cpu_server.scheduler.spans import SequenceAdvance
 
-_NOTHING = Release(0, "")
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+@dataclass(frozen=True)
+class ReleasedText:
+    """Text that may be shown, and how many of the held tokens it belongs to."""
+
+    num_tokens: int
+    text: str
+    stop: str | None = None
+    """The stop string that was found; `text` ends before it."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
+
+
+class TextStream:
+    """Takes each token's bytes, and releases text token by token.
+
+    Held back are tokens that end within a character, or within what may become a stop string.
+    """
+
+    def __init__(self, stop: Iterable[str]) -> None:
+        self._stop = [s.encode() for s in stop]
+        self._held = b""
+        self._ends: list[int] = []
+        """Where each held token ends in `_held`."""
+
+    def watch(self, stop: Iterable[str]) -> None:
+        """Look for these stop strings instead, in what comes from now on and in what is held."""
+        self._stop = [s.encode() for s in stop]
+
+    def push(self, piece: bytes) -> ReleasedText:
+        self._held += piece
+        self._ends.append(len(self._held))
+        found = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
+        if found:
+            return self._cut(*min(found, key=lambda place: place[0]))
+        return self._release(self._num_releasable())
+
+    def flush(self) -> ReleasedText:
+        """Release all that is held, at the end. An unfinished character becomes U+FFFD."""
+        return self._release(len(self._ends))
+
+    def _cut(self, at: int, stop: bytes) -> ReleasedText:
+        text = self._held[:at].decode(errors="replace")
+        starts = [0, *self._ends[:-1]]
+        return ReleasedText(sum(start < at for start in starts), text, stop.decode())
+
+    def _num_releasable(self) -> int:
+        safe = len(self._held) - max(self._unfinished_stop(), self._unfinished_character())
+        num_tokens = bisect_right(self._ends, safe)
+        while num_tokens and self._splits_character(self._ends[num_tokens - 1]):
+            num_tokens -= 1
+        return num_tokens
+
+    def _release(self, num_tokens: int) -> ReleasedText:
+        cut = self._ends[num_tokens - 1] if num_tokens else 0
+        text = self._held[:cut].decode(errors="replace")
+        self._held = self._held[cut:]
+        self._ends = [end - cut for end in self._ends[num_tokens:]]
+        return ReleasedText(num_tokens, text)
+
+    def _unfinished_stop(self) -> int:
+        """Length of the longest end of the held bytes that some stop string begins with."""
+        return max((_overlap(self._held, s) for s in self._stop), default=0)
+
+    def _unfinished_character(self) -> int:
+        if not self._held or self._held[-1] < 0x80:
+            return 0
+        decoder = _utf8(errors="replace")
+        decoder.decode(self._held)
+        return len(decoder.getstate()[0])
+
+    def _splits_character(self, at: int) -> bool:
+        return at < len(self._held) and self._held[at] & 0xC0 == 0x80
+
+
+def _overlap(text: bytes, stop: bytes) -> int:
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+_NOTHING = ReleasedText(0, "")
 Events = tuple[TokenEvent, ...]
 
 
@@ -31,7 +116,7 @@ class _Token:
     is_forced: bool = False
 
 
-class Output:
+class SequenceOutput:
     """Turns each advance of its sequence into events: none or one, and one for each part of the output where
     a step goes from one to the next. The one with `finish` is the last.
 
@@ -74,7 +159,7 @@ class Output:
         reason = self._push([_Token(token, None, is_forced=True) for token in beginning])
         return () if reason is None else self._event(self._finish(reason))
 
-    def advance(self, advance: Advance) -> Events:
+    def advance(self, advance: SequenceAdvance) -> Events:
         self._scores.extend(advance.scores)
         if advance.samples:
             return self._sampled(advance)
@@ -89,7 +174,7 @@ class Output:
         self._gained = _NOTHING
         return self._event(self._finish(reason))
 
-    def _sampled(self, advance: Advance) -> Events:
+    def _sampled(self, advance: SequenceAdvance) -> Events:
         """What has failed behind the samples matters only if the output does not end before."""
         reason = self._push(_tokens(advance.samples))
         if reason is not None:
@@ -98,7 +183,7 @@ class Output:
             return self._failed(advance)
         return self._event(None) if self._gained.num_tokens else ()
 
-    def _failed(self, advance: Advance) -> Events:
+    def _failed(self, advance: SequenceAdvance) -> Events:
         finish = self._finish(FinishReason.ERROR)
         error, is_own = advance.failure or advance.fault, advance.failure is not None
         return self._event(msgspec.structs.replace(finish, error=error, is_own_fault=is_own))
@@ -142,10 +227,10 @@ class Output:
             self._shield = None
             self._text.watch(self._sequence.request.stop)
 
-    def _gain(self, release: Release) -> None:
+    def _gain(self, release: ReleasedText) -> None:
         gained = self._gained
         num_tokens, text = gained.num_tokens + release.num_tokens, gained.text + release.text
-        self._gained = Release(num_tokens, text, release.stop)
+        self._gained = ReleasedText(num_tokens, text, release.stop)
 
     def _event(self, finish: Finish | None) -> Events:
         gained, self._gained = self._gained, _NOTHING
@@ -186,7 +271,7 @@ class LiveOutputs:
         self._sequences = sequences
         self._backend = backend
         self._tell = tell
-        self._outputs: dict[str, Output] = {}
+        self._outputs: dict[str, SequenceOutput] = {}
         self.num_forced = 0
         """Output tokens that no figures have told of yet."""
 
@@ -210,7 +295,7 @@ class LiveOutputs:
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...], *, now_s: float
     ) -> None:
         sequence = self._sequences.submit(request, output, beginning, now_s=now_s)
-        self._outputs[request.id] = Output(
+        self._outputs[request.id] = SequenceOutput(
             sequence,
             piece=partial(self._backend.piece, special=request.show_control_tokens),
             name=partial(self._backend.piece, special=True),
@@ -224,7 +309,7 @@ class LiveOutputs:
         self.num_forced += len(beginning)
         self._take(sequence, events)
 
-    def advance(self, advance: Advance) -> None:
+    def advance(self, advance: SequenceAdvance) -> None:
         """What goes wrong with one sequence's output is the end of that sequence."""
         sequence = advance.sequence
         self.num_forced += sum(len(sample.forced) for sample in advance.samples)
@@ -269,7 +354,7 @@ class LiveOutputs:
             self._sequences.finish(sequence)
 
 
-def _has_failed(advance: Advance) -> bool:
+def _has_failed(advance: SequenceAdvance) -> bool:
     return advance.failure is not None or advance.fault is not None
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.contract.thinking import OutputMarks, OutputPart, Thinking, Thoughts
+from openai_cpu_server.contract.request import OutputMarks, OutputPart, Thinking, Thoughts
 
 _BLANKS = string.whitespace
 """What may stand before the thoughts: the same as for `Thoughts`, which reads bytes."""

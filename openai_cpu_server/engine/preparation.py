@@ -14,7 +14,7 @@ from types import TracebackType
 
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import (
-    Cancel,
+    CancelRequest,
     ClearCache,
     Handling,
     HideSteps,
@@ -24,9 +24,9 @@ from openai_cpu_server.contract.messages import (
     UnloadAdapter,
 )
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.engine.base import Checked, Prepared, Refused, Work
+from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 
-Request = Submit | Cancel | ClearCache | LoadAdapter | UnloadAdapter | ShowSteps | HideSteps
+Request = Submit | CancelRequest | ClearCache | LoadAdapter | UnloadAdapter | ShowSteps | HideSteps
 """Commands that are taken once the engine is ready."""
 _END = (-1, 0, None)
 """It sorts before all requests."""
@@ -43,8 +43,8 @@ class Preparation:
 
     def __init__(
         self,
-        prepare: Callable[[Submit], Prepared | Refused],
-        check: Callable[[Adapter], Checked],
+        prepare: Callable[[Submit], PreparedRequest | RefusedRequest],
+        check: Callable[[Adapter], CheckedAdapter],
         *,
         announce: Callable[[Handling], None],
         hand_on: Callable[[Work], None],
@@ -80,7 +80,7 @@ class Preparation:
                 self._queue.put((request.priority, next(self._numbers), command))
             case LoadAdapter():
                 self._queue.put((_BEHIND_REQUESTS, next(self._numbers), command))
-            case Cancel(id=request_id) if self._is_put_off(request_id):
+            case CancelRequest(id=request_id) if self._is_put_off(request_id):
                 pass
             case _:
                 self._hand_on(command)
@@ -106,11 +106,11 @@ class Preparation:
         with self._lock:
             self._hand_on(prepared)
             if self._cancelled.pop(submit.request.id):
-                self._hand_on(Cancel(id=submit.request.id))
+                self._hand_on(CancelRequest(id=submit.request.id))
 
-    def _prepared(self, submit: Submit) -> Prepared | Refused:
+    def _prepared(self, submit: Submit) -> PreparedRequest | RefusedRequest:
         if self._cancelled[submit.request.id]:
-            return Refused(submit, "It was cancelled before it began.")
+            return RefusedRequest(submit, "It was cancelled before it began.")
         self._announce(Handling(id=submit.request.id))
         prepared = self._prepare(submit)
         self._announce(Handling(id=None))

@@ -14,28 +14,25 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from openai_cpu_server.contract.cost import CostCurve
-from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import ModelKind
-from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.engine.build import build_core, build_embed_core
-from openai_cpu_server.engine.channel import EngineChannel
-from openai_cpu_server.engine.core import EngineCore
-from openai_cpu_server.engine.embed_core import EmbedCore
-from openai_cpu_server.engine.loop import run_engine
-from openai_cpu_server.engine.offspring import (
+from openai_cpu_server.child_processes.confine import confine
+from openai_cpu_server.child_processes.signals import (
     die_with_parent,
     leave_signals_to_parent,
     wake_at_parents_death,
 )
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve, ModelKind
+from openai_cpu_server.contract.step import Backend
+from openai_cpu_server.engine.embedding import EmbedCore
+from openai_cpu_server.engine.generating import EngineCore, build_core, build_embed_core
+from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.embed.embedder import LlamaEmbedder
+from openai_cpu_server.llama.embedder import LlamaEmbedder
+from openai_cpu_server.llama.gguf.file_types import model_kind
 from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name
-from openai_cpu_server.llama.gguf.kind import model_kind
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
-from openai_cpu_server.sandbox.confine import confine
 
 logger = logging.getLogger(__name__)
 

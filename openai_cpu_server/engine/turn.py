@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from openai_cpu_server.contract.messages import ALONE, Recall, Sharing, Turn, TurnBack, Wants
+from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, Sharing, ShortenTurn, TurnBack
 from openai_cpu_server.contract.request import Priority
 
 PIECE_S = 0.05
@@ -17,7 +17,7 @@ _MEMORY_S = 5.0
 """What was seen of the others counts for about so long, in time in which this engine wanted to compute."""
 _SLOWEST = 20.0
 """Estimates are made longer by this factor at most."""
-_LOADING = Wants(work=Priority.BATCH, is_loading=True)
+_LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 
 class EngineTurn(Protocol):
@@ -89,7 +89,7 @@ class SharedTurn:
 
     def __init__(
         self,
-        send: Callable[[Wants | TurnBack], None],
+        send: Callable[[EngineWants | TurnBack], None],
         *,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -107,12 +107,12 @@ class SharedTurn:
         self._has_computed = False
         """A step of this turn has ended, or none is to begin."""
         self._is_closed = False
-        self._told = Wants()
+        self._told = EngineWants()
         self._slowness = _Slowness(clock())
 
     # -- for the reader ----------------------------------------------------------------------------------
 
-    def granted(self, turn: Turn) -> None:
+    def granted(self, turn: GrantTurn) -> None:
         now_s = self._clock()
         with self._changed:
             self._is_held, self._has_computed = True, False
@@ -122,7 +122,7 @@ class SharedTurn:
             self._changed.notify_all()
         self._wake()
 
-    def recalled(self, recall: Recall) -> None:
+    def recalled(self, recall: ShortenTurn) -> None:
         with self._changed:
             if self._is_held:
                 self._until_s = self._clock() + recall.after_ms / 1000
@@ -150,9 +150,9 @@ class SharedTurn:
     def settle(self, work: Priority | None) -> None:
         self._note()
         if self._is_held and (work is None or (self.is_wanted and self._has_computed)):
-            self._give_back(Wants(work=work))
+            self._give_back(EngineWants(work=work))
         else:
-            self._tell(Wants(work=work))
+            self._tell(EngineWants(work=work))
 
     def computed(self) -> None:
         self._has_computed = True
@@ -177,12 +177,12 @@ class SharedTurn:
         if self._is_closed:
             raise ConnectionError("the client is gone")
 
-    def _tell(self, wants: Wants) -> None:
+    def _tell(self, wants: EngineWants) -> None:
         if wants != self._told:
             self._told = wants
             self._send(wants)
 
-    def _give_back(self, wants: Wants) -> None:
+    def _give_back(self, wants: EngineWants) -> None:
         with self._changed:
             self._is_held, self._until_s = False, math.inf
         self._told = wants

@@ -13,14 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Lifespan
 
-from openai_cpu_server.api.access.limit_headers import NAMES as LIMIT_HEADERS
-from openai_cpu_server.api.errors import ErrorShape, shape_at
-from openai_cpu_server.api.gates.browsers import canonical_origin
-from openai_cpu_server.api.gates.entrance import Entrance, HostGate
-from openai_cpu_server.api.gates.ticket import Endings, ticket_of
-from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.http.context import EndedRequests, ticket_of
+from openai_cpu_server.http.errors import ErrorShape, shape_at
+from openai_cpu_server.http.gate import Entrance, HostGate, canonical_origin
+from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.openapi import ROW as DOCUMENT
 from openai_cpu_server.http.openapi import OpenApiRoute
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import Guard, ServedRoute, guarded_nowhere
 
 _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
@@ -31,7 +30,7 @@ def application(
     served: Sequence[ServedRoute],
     guard: Guard,
     *,
-    endings: Endings,
+    endings: EndedRequests,
     options: ApiOptions,
     headers: Sequence[str],
     lifespan: Lifespan[Starlette] | None,
@@ -52,7 +51,7 @@ def application(
 
 
 def _gates(
-    options: ApiOptions, endings: Endings, headers: Sequence[str], shapes: Sequence[ErrorShape]
+    options: ApiOptions, endings: EndedRequests, headers: Sequence[str], shapes: Sequence[ErrorShape]
 ) -> list[Middleware]:
     """The layers around the router."""
     return [

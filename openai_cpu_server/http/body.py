@@ -41,7 +41,7 @@ class BodyBudget:
         self._held_bytes -= num_bytes
 
 
-class HeldBody:
+class BodyQuota:
     """One body's part of the budget, or that of a WebSocket's unfinished messages. At most `most_bytes` of it
     are in memory; the rest is on disk."""
 

@@ -1,24 +1,257 @@
-"""What stands before the handler of each route: who may come in, and what they may use."""
+"""What every request passes: the name that the server is called by, its id and its one end; then, before the
+handler of its route, who may come in, from which pages, and what they may use."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
+from collections.abc import Collection, Sequence
+from ipaddress import ip_address
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openai_cpu_server.api.access.access import Access, Callers, Metering
-from openai_cpu_server.api.access.clients import is_local
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.access.rate_limits import Lease, RateLimits
-from openai_cpu_server.api.gates.browsers import canonical_origin, check_origin, is_own_host
-from openai_cpu_server.api.gates.ticket import Ticket, ticket_of
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.errors import BodyTooLarge, TooManyConnections
-from openai_cpu_server.http.body import BodyBudget, HeldBody, check_announced, paced
-from openai_cpu_server.http.context import PRIORITY_HEADER, RequestContext, Sender, put_context
-from openai_cpu_server.http.identity import Claim
+from openai_cpu_server.errors import (
+    BodyTooLarge,
+    HostRefused,
+    InvalidRequest,
+    JobsUnavailable,
+    OriginRefused,
+    TooManyConnections,
+)
+from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, paced
+from openai_cpu_server.http.clients import Claim, is_local
+from openai_cpu_server.http.context import (
+    PRIORITY_HEADER,
+    EndedRequests,
+    RequestContext,
+    Sender,
+    Ticket,
+    limit_headers_of,
+    open_ticket,
+    put_context,
+    ticket_of,
+)
+from openai_cpu_server.http.errors import ErrorShape, is_ours, shape_at
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import Access, Callers, Identity, Metering
+from openai_cpu_server.http.limits import Lease, RateLimits
+from openai_cpu_server.http.options import ApiOptions
+
+ANY = "*"
+_HOST = re.compile(r"(?P<name>\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z._-]+)(?::(?P<port>[0-9]{1,5}))?")
+_DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+_BEFORE_HOST = {"0.9", "1.0"}
+_SECURE = {"https", "wss"}
+_READING = {"GET", "HEAD", "OPTIONS"}
+"""They change nothing, and what they answer a page of another origin cannot read."""
+
+
+class Origin(NamedTuple):
+    """Where a page comes from, as browsers compare it."""
+
+    scheme: str
+    host: str
+    port: int | None
+    """None: it has none, as an application's `app://name`."""
+
+    @classmethod
+    def of(cls, text: str) -> Origin | None:
+        """None for what names no origin, such as `null`, which is many pages' and nobody's own."""
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError:
+            return None
+        if not parts.scheme or not parts.hostname or parts.path not in ("", "/"):
+            return None
+        if parts.username is not None or parts.query or parts.fragment:
+            return None
+        return cls(parts.scheme, parts.hostname.rstrip("."), port or _DEFAULT_PORTS.get(parts.scheme))
+
+    def __str__(self) -> str:
+        """As browsers write it: without the port where it is the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        is_usual = self.port is None or self.port == _DEFAULT_PORTS.get(self.scheme)
+        return f"{self.scheme}://{host}" if is_usual else f"{self.scheme}://{host}:{self.port}"
+
+
+def canonical_origin(text: str) -> str:
+    """As browsers write it, so that it can be compared; what is no origin (`*`, `null`) stays as it is."""
+    origin = Origin.of(text)
+    return text if origin is None else str(origin)
+
+
+def host_name(host: str) -> str | None:
+    """The name in a `Host` header, without its port; None for what is no name and no address."""
+    match = _HOST.fullmatch(host)
+    return match["name"].lower().rstrip(".") if match else None
+
+
+def is_own_host(scope: Scope, allowed: Collection[str]) -> bool:
+    """Whether the server was called by one of these names, or by an address.
+
+    An address needs no permission: a page's own name is never one. A client that sends no Host at all, as
+    was allowed before HTTP/1.1, is no browser.
+    """
+    if ANY in allowed:
+        return True
+    hosts = Headers(scope=scope).getlist("host")
+    if not hosts:
+        return scope.get("http_version") in _BEFORE_HOST
+    name = host_name(hosts[0]) if len(hosts) == 1 else None
+    return name is not None and (name in allowed or _is_address(name))
+
+
+def check_origin(scope: Scope, allowed: Collection[str]) -> None:
+    """Raises OriginRefused for a page that is neither this server's nor of an allowed origin, which are
+    canonical.
+
+    A browser sends some POSTs of any page without asking, and opens any WebSocket; all else that changes
+    something needs a preflight.
+    """
+    headers = Headers(scope=scope)
+    given = headers.get("origin")
+    if given is None or (scope["type"] == "http" and scope["method"] in _READING):
+        return
+    if canonical_origin(given) in allowed or ANY in allowed:
+        return
+    origin = Origin.of(given)
+    if origin is None or origin != _own_origin(scope, headers):
+        raise OriginRefused(given)
+
+
+def _own_origin(scope: Scope, headers: Headers) -> Origin | None:
+    """Where a page of this server comes from, by the name that it was called by.
+
+    A proxy in front may end HTTPS, and says so; a page cannot say it in its place.
+    """
+    scheme = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() or scope["scheme"]
+    host = headers.get("host", "")
+    if host_name(host) is None:
+        return None
+    return Origin.of(f"{'https' if scheme in _SECURE else 'http'}://{host}")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+logger = logging.getLogger(__name__)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SOCKET_REFUSED = 403
+"""The status that the web server makes of a WebSocket closed before it opened: nothing is at its path."""
+_SWITCHING_PROTOCOLS = 101
+
+
+class Entrance:
+    """Failures become responses. What names no route is refused here, the rest by the guard of its route."""
+
+    def __init__(self, app: ASGIApp, *, endings: EndedRequests, shapes: Sequence[ErrorShape] = ()) -> None:
+        """`shapes`: those of APIs whose failures look otherwise than OpenAI's."""
+        self._app = app
+        self._endings = endings
+        self._shapes = shapes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        ticket = open_ticket(scope)
+        shape = shape_at(ticket.path, self._shapes)
+
+        async def tagged(message: Message) -> None:
+            status = _begun(message)
+            if ticket.status is None and status is not None:
+                message.setdefault("headers", [])
+                said = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, ticket.id)}
+                MutableHeaders(scope=message).update(said)
+                ticket.status = status
+            await send(message)
+
+        try:
+            _check_path(scope["path"])
+            await self._app(scope, receive, tagged)
+        except ClientDisconnect:
+            ticket.client_gone()
+        except Exception as error:
+            ticket.failed(error)
+            if isinstance(error, JobsUnavailable):
+                logger.error("request %s: the jobs database failed: %s", ticket.id, error.reason)
+            if ticket.status is not None:
+                _leave_incomplete(error, scope)
+                return
+            response = shape.response(error, ticket.id)
+            await response(scope, receive, tagged)
+        finally:
+            self._endings.end(ticket)
+
+
+class HostGate:
+    """Stands around all, preflights of browsers included: whoever calls by another's name is refused."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        endings: EndedRequests,
+        hosts: Collection[str] | None,
+        shapes: Sequence[ErrorShape] = (),
+    ) -> None:
+        """`hosts`: names that the server goes by, beside its addresses; None: any."""
+        self._app = app
+        self._hosts = hosts
+        self._refusing = Entrance(self._refuse, endings=endings, shapes=shapes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_request = scope["type"] in ("http", "websocket")
+        if is_request and self._hosts is not None and not is_own_host(scope, self._hosts):
+            await self._refusing(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises HostRefused."""
+        raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
+
+
+def _check_path(path: str) -> None:
+    """Raises InvalidRequest for control characters: patterns and logs may take them for an end."""
+    if _CONTROL.search(path):
+        message = "The path has control characters."
+        raise InvalidRequest(message, code="invalid_path")
+
+
+def _begun(message: Message) -> int | None:
+    """The status of a response or of a WebSocket's handshake that begins with this message."""
+    match message["type"]:
+        case "http.response.start" | "websocket.http.response.start":
+            status: int = message["status"]
+            return status
+        case "websocket.accept":
+            return _SWITCHING_PROTOCOLS
+        case "websocket.close":
+            return _SOCKET_REFUSED
+    return None
+
+
+def _leave_incomplete(error: Exception, scope: Scope) -> None:
+    """It is too late for another response: the web server closes the connection, and the client sees it cut.
+
+    Raises the error for a stack in the log, unless it is one with a name, such as a file that was deleted.
+    """
+    if is_ours(error) or scope["type"] == "websocket":
+        raise error
+
 
 _SPOOLED_BYTES = 1024 * 1024
 """Starlette's reader of forms keeps so much of a file in memory."""
@@ -77,7 +310,7 @@ class RouteGuard:
             Sender.of(identity, header=header, default=self._options.default_priority),
             claim=claim,
             lease=self._lease(access, identity),
-            body=HeldBody(self._bodies, most_bytes),
+            body=BodyQuota(self._bodies, most_bytes),
             timeout_s=self._options.request_timeout_s,
         )
 
@@ -89,7 +322,7 @@ class RouteGuard:
     def _max_bytes(self, access: Access) -> int:
         return self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
 
-    def _counted(self, receive: Receive, held: HeldBody, max_bytes: int) -> Receive:
+    def _counted(self, receive: Receive, held: BodyQuota, max_bytes: int) -> Receive:
         """Returns a `receive` that raises for a body that is too large, too slow or too much."""
         in_time, received = paced(receive, self._options.read_timeout_s), 0
 

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.access.access import OPEN, Callers
-from openai_cpu_server.api.errors import HTTP_CODES, TABLE, ErrorObject
-from openai_cpu_server.api.schemas.base import Body
+from openai_cpu_server.http.errors import HTTP_CODES, TABLE, ErrorObject
+from openai_cpu_server.http.keys import OPEN, Callers
+from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.routes import WEBSOCKET, JsonSchema, RouteRow
 
 _BODY_NAME = "request.{model}"

@@ -9,7 +9,7 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.jobs.records import Page
+from openai_cpu_server.jobs.records import PageQuery
 
 ORDERS = ("asc", "desc")
 PAGE_QUERY: Mapping[str, dict[str, object]] = {
@@ -25,14 +25,14 @@ def json_response(
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
-def page_of(query: QueryParams, *, known: frozenset[str], default: int, most: int) -> Page:
+def page_of(query: QueryParams, *, known: frozenset[str], default: int, most: int) -> PageQuery:
     """Raises InvalidRequest for what is wrong or not in `known`."""
     for name in query:
         if name not in known:
             raise InvalidRequest(
                 f"Unknown parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter"
             )
-    return Page(
+    return PageQuery(
         limit=_limit(query.get("limit"), default, most),
         after=query.get("after") or None,
         is_ascending=_is_ascending(query.get("order")),

@@ -1,8 +1,8 @@
 """The one table of routes. Its rows make the router, what each route asks of whoever comes, how large a body
 may be, and the OpenAPI document.
 
-Each family and each room of administration has its rows beside its handlers, in a `RouteRoom`; `api/rooms.py`
-lists these.
+Each family and each room of administration has its rows beside its handlers, in a `RouteRoom`;
+`api/application.py` lists these.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from openai_cpu_server.api.access.access import INFERENCE, Access, unmetered
-from openai_cpu_server.api.errors import CLIENT_GONE, ErrorObject, ErrorShape
-from openai_cpu_server.api.gates.ticket import ticket_of
-from openai_cpu_server.api.schemas.base import Body
-from openai_cpu_server.http.context import RequestContext
+from openai_cpu_server.http.context import RequestContext, ticket_of
+from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
+from openai_cpu_server.http.keys import INFERENCE, Access, unmetered
+from openai_cpu_server.http.parse import Body
 
 JsonSchema = dict[str, object]
 Handler = Union[Callable[[Request], Awaitable[ASGIApp]], Callable[[WebSocket], Awaitable[None]]]

@@ -15,22 +15,23 @@ import anyio
 from anyio.abc import TaskGroup
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Identity
-from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.gates.ticket import Endings, Ticket
-from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.errors import RequestsLimited
-from openai_cpu_server.http.body import BodyBudget, HeldBody
+from openai_cpu_server.http.body import BodyBudget, BodyQuota
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
+    EndedRequests,
     RequestContext,
     Sender,
     ServedRequest,
+    Ticket,
     context_of,
     served,
 )
-from openai_cpu_server.observe.ended import Origin
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.observe.ended import RequestOrigin
 
 _RETRY_S = 1.0
 
@@ -54,7 +55,7 @@ class SocketParts(NamedTuple):
     keys: KeyRing
     limits: RateLimits
     bodies: BodyBudget
-    endings: Endings
+    endings: EndedRequests
     options: ApiOptions
 
 
@@ -128,16 +129,16 @@ class OpenSocket:
         except (WebSocketDisconnect, RuntimeError):  # the latter: it is closing for a reason of the server's
             self._close()
 
-    def held(self, num_bytes: int) -> HeldBody:
+    def held(self, num_bytes: int) -> BodyQuota:
         """A message's part of what all bodies may have. Raises BodiesFull."""
-        held = HeldBody(self._parts.bodies, num_bytes)
+        held = BodyQuota(self._parts.bodies, num_bytes)
         held.has_grown(num_bytes)
         return held
 
     def ticket(self, *, has_headers: bool = False) -> Ticket:
         """Requests count and are logged one by one, in the trace of the handshake. `has_headers`: their last
         messages tell the headers that a response would have."""
-        return self._handshake.ticket.inner(Origin.WEBSOCKET, has_headers=has_headers)
+        return self._handshake.ticket.inner(RequestOrigin.WEBSOCKET, has_headers=has_headers)
 
     def serving(self, ticket: Ticket) -> AbstractAsyncContextManager[ServedRequest]:
         """`async with` it around all that is done for one request of this socket."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,25 +16,40 @@ from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import (
     NO_LIMITS,
     BatchRecord,
+    FilePurpose,
     FileRecord,
-    Page,
-    Purpose,
+    PageQuery,
     StorageLimits,
-    Stored,
+    StoredAmount,
 )
-from openai_cpu_server.jobs.responses import ResponseShelf, storable
-from openai_cpu_server.jobs.run.reading import FileReader
+from openai_cpu_server.jobs.responses import KeptResponses, storable
+from openai_cpu_server.jobs.run.batch import FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
-from openai_cpu_server.jobs.run.runner import Runner
-from openai_cpu_server.jobs.store.batches import BatchStore
-from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.store.lease import new_holder
-from openai_cpu_server.jobs.store.ledger import Ledger
-from openai_cpu_server.jobs.store.storage import Space, Storage, disk_space
-from openai_cpu_server.jobs.store.upload import Source, prune, upload
+from openai_cpu_server.jobs.run.runner import BatchRunner
+from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore, new_holder
+from openai_cpu_server.jobs.store.files import FileStore, UploadSource, prune, upload
+from openai_cpu_server.jobs.store.storage import DiskSpace, StorageRoom, disk_space
 from openai_cpu_server.jobs.usage import UsageBook
-from openai_cpu_server.jobs.window import window_seconds
 from openai_cpu_server.storage.database import Database, DatabaseThreads
+
+_SPAN = re.compile(r"(?=[0-9])(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,7})s)?")
+_MAX_S = 30 * 24 * 3600
+
+
+def window_seconds(text: str) -> int:
+    """The seconds of `24h`, `90m`, `1h30m` or `45s`. Raises InvalidRequest."""
+    found = _SPAN.fullmatch(text)
+    hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+    total = 3600 * hours + 60 * minutes + seconds
+    if not 0 < total <= _MAX_S:
+        raise InvalidRequest(
+            "Invalid value for 'completion_window': expected a span such as '24h', '90m' or '1h30m', "
+            "at most 720h.",
+            param="completion_window",
+            code="invalid_value",
+        )
+    return total
+
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank")
 
@@ -51,26 +67,26 @@ class Jobs:
         options: JobOptions,
         *,
         clock: Callable[[], float] = time.time,
-        space: Callable[[Path], Space] = disk_space,
+        space: Callable[[Path], DiskSpace] = disk_space,
     ) -> None:
         self._database = database
         self._model = options.model
         self._clock = clock
         self._threads = DatabaseThreads(database, "jobs-db")
-        self.storage = Storage(database, self._threads, clock=clock, space=space)
+        self.storage = StorageRoom(database, self._threads, clock=clock, space=space)
         self._files = FileStore(database)
         self._batches = BatchStore(database)
         self._reader = FileReader(self._files, self._threads)
-        self._runner = Runner(
+        self._runner = BatchRunner(
             files=self._files,
-            ledger=Ledger(database, holder=new_holder(), lease_s=options.lease_s),
+            ledger=BatchLedger(database, holder=new_holder(), lease_s=options.lease_s),
             reader=self._reader,
             threads=self._threads,
             storage=self.storage,
             options=options,
             clock=clock,
         )
-        self.responses = ResponseShelf(
+        self.responses = KeptResponses(
             database,
             self._threads,
             self.storage,
@@ -128,7 +144,7 @@ class Jobs:
         self,
         owner: str,
         filename: str,
-        content: Source,
+        content: UploadSource,
         *,
         num_bytes: int = 0,
         limits: StorageLimits = NO_LIMITS,
@@ -140,20 +156,20 @@ class Jobs:
         record = FileRecord(
             id=_new_id("file-"),
             owner=owner,
-            purpose=Purpose.BATCH,
+            purpose=FilePurpose.BATCH,
             filename=storable(filename),
             bytes=0,
             created_at=now,
             expires_at=None if lifetime_s is None else now + lifetime_s,
         )
-        async with self.storage.reserved(owner, limits, Stored(num_bytes=num_bytes, num_files=1)):
+        async with self.storage.reserved(owner, limits, StoredAmount(num_bytes=num_bytes, num_files=1)):
             return await upload(self._files, self._threads, record, content)
 
     async def file(self, owner: str, file_id: str) -> FileRecord:
         return await self._threads.read(self._files.get, owner, storable(file_id), self._clock())
 
     async def list_files(
-        self, owner: str, page: Page, purpose: Purpose | None = None
+        self, owner: str, page: PageQuery, purpose: FilePurpose | None = None
     ) -> tuple[list[FileRecord], bool]:
         """One page of files, and whether there are more."""
         return await self._threads.read(self._files.page, owner, _storable_page(page), self._clock(), purpose)
@@ -186,7 +202,7 @@ class Jobs:
             known = " or ".join(f"'{name}'" for name in ENDPOINTS)
             message = f"Invalid value for 'endpoint': expected {known}."
             raise InvalidRequest(message, param="endpoint", code="invalid_value")
-        await self.storage.check(owner, limits, Stored(num_bytes=1))
+        await self.storage.check(owner, limits, StoredAmount(num_bytes=1))
         now, batch_id = int(self._clock()), _new_id("batch_")
         batch = BatchRecord(
             id=batch_id,
@@ -209,7 +225,7 @@ class Jobs:
     async def batch(self, owner: str, batch_id: str) -> BatchRecord:
         return await self._threads.read(self._batches.get, owner, storable(batch_id))
 
-    async def list_batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
+    async def list_batches(self, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
         """One page of batches, the newest first, and whether there are more."""
         return await self._threads.read(self._batches.page, owner, _storable_page(page))
 
@@ -220,7 +236,7 @@ class Jobs:
         return batch
 
 
-def _storable_page(page: Page) -> Page:
+def _storable_page(page: PageQuery) -> PageQuery:
     return page if page.after is None else msgspec.structs.replace(page, after=storable(page.after))
 
 

@@ -51,7 +51,7 @@ _MOVES = {
 ACTIVE = tuple(status for status in BatchStatus if not status.has_ended)
 
 
-class Purpose(enum.Enum):
+class FilePurpose(enum.Enum):
     BATCH = "batch"
     BATCH_OUTPUT = "batch_output"
     PARTIAL = "partial"
@@ -64,25 +64,29 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     """The name of the API key to which the file belongs; "" if the server has no keys."""
-    purpose: Purpose
+    purpose: FilePurpose
     filename: str
     bytes: int
     created_at: int
     expires_at: int | None = None
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class StoredAmount(msgspec.Struct, frozen=True, kw_only=True):
     """How much is stored of an owner."""
 
     num_bytes: int = 0
     """Of files, results of batches, and responses."""
     num_files: int = 0
 
-    def __add__(self, other: Stored) -> Stored:
-        return Stored(num_bytes=self.num_bytes + other.num_bytes, num_files=self.num_files + other.num_files)
+    def __add__(self, other: StoredAmount) -> StoredAmount:
+        return StoredAmount(
+            num_bytes=self.num_bytes + other.num_bytes, num_files=self.num_files + other.num_files
+        )
 
-    def __sub__(self, other: Stored) -> Stored:
-        return Stored(num_bytes=self.num_bytes - other.num_bytes, num_files=self.num_files - other.num_files)
+    def __sub__(self, other: StoredAmount) -> StoredAmount:
+        return StoredAmount(
+            num_bytes=self.num_bytes - other.num_bytes, num_files=self.num_files - other.num_files
+        )
 
 
 class StorageLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +95,7 @@ class StorageLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
     max_files: int | None = None
 
-    def excess(self, stored: Stored) -> str | None:
+    def excess(self, stored: StoredAmount) -> str | None:
         """Says which limit this would exceed; None: none."""
         if self.max_files is not None and stored.num_files > self.max_files:
             return f"files: Limit {self.max_files}"
@@ -166,7 +170,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of a list is asked for."""
 
     limit: int
@@ -220,7 +224,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: float | None = None
 
 
-class Link(msgspec.Struct, frozen=True):
+class ChainedResponse(msgspec.Struct, frozen=True):
     """A response in a chain of responses, with its own items."""
 
     record: ResponseRecord

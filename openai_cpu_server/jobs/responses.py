@@ -1,19 +1,246 @@
-"""Stored responses as the API uses them: kept for a time, and those of dead processes seen as such."""
+"""Stored responses: as they lie in the database, and as the API uses them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import msgspec
+from sqlalchemy import CTE, ColumnElement, Connection, RowMapping, and_, delete, func, insert, select, update
 
-from openai_cpu_server.jobs.records import ItemRecord, Link, Page, ResponseRecord
-from openai_cpu_server.jobs.store.lease import has_died, new_holder
-from openai_cpu_server.jobs.store.responses import ResponseStore
-from openai_cpu_server.jobs.store.storage import Storage
+from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.jobs.records import (
+    ChainedResponse,
+    ItemRecord,
+    PageQuery,
+    ResponseRecord,
+    ResponseStatus,
+)
+from openai_cpu_server.jobs.store.batches import has_died, new_holder
+from openai_cpu_server.jobs.store.database import response_events, response_items, responses, rows_of
+from openai_cpu_server.jobs.store.storage import StorageRoom
 from openai_cpu_server.storage.database import Database, DatabaseThreads
+
+_ACTIVE = tuple(status.value for status in ResponseStatus if not status.has_ended)
+_SLACK_S = 24 * 3600
+"""A response that others go on from lives as long as they do. It may be a day less, for fewer writes."""
+_PURGED_AT_ONCE = 500
+
+
+class ResponseStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, record: ResponseRecord, items: Sequence[ItemRecord]) -> None:
+        """Store a response with what went into it and, if it has ended, what came out."""
+        with self._database.write() as connection:
+            connection.execute(insert(responses).values(**_row(record)))
+            _add_items(connection, record.id, items, first=0)
+            if record.previous_id is not None:
+                _keep_as_long(connection, record)
+
+    def finish(self, record: ResponseRecord, outputs: Sequence[ItemRecord], events: bytes) -> bool:
+        """Store the end of a background response. False if it has ended otherwise or is deleted."""
+        with self._database.write() as connection:
+            active = and_(responses.c.id == record.id, responses.c.status.in_(_ACTIVE))
+            if connection.execute(update(responses).where(active).values(**_row(record))).rowcount != 1:
+                return False
+            _add_items(connection, record.id, outputs, first=_num_items(connection, record.id))
+            connection.execute(insert(response_events).values(response_id=record.id, content=events))
+        return True
+
+    def get(self, owner: str, response_id: str, now_s: float) -> ResponseRecord:
+        """One response. Raises JobObjectNotFound."""
+        query = select(responses).where(_visible(owner, response_id, now_s))
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        if row is None:
+            raise response_not_found(response_id)
+        return _record(row)
+
+    def chain(self, owner: str, response_id: str, now_s: float, *, max_bytes: int) -> list[ChainedResponse]:
+        """A response and all that it goes on from, the oldest first.
+
+        Raises JobObjectNotFound, also if an earlier one was deleted; InvalidRequest for more bytes than that.
+        """
+        with self._database.read() as connection:
+            known = connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s)))
+            if known.first() is None:
+                raise response_not_found(response_id)
+            chain = _chain(owner, response_id)
+            own = response_items.c.response_id.in_(select(chain.c.id))
+            size = connection.execute(select(func.sum(func.length(response_items.c.content))).where(own))
+            if (size.scalar() or 0) > max_bytes:
+                raise _too_long(max_bytes)
+            query = select(responses).where(responses.c.id.in_(select(chain.c.id)))
+            records = [_record(row) for row in connection.execute(query).mappings()]
+            items = _items_of(connection, own)
+        return _linked(response_id, {record.id: record for record in records}, items)
+
+    def inputs(
+        self, owner: str, response_id: str, page: PageQuery, now_s: float
+    ) -> tuple[list[ItemRecord], bool]:
+        """One page of what went into a response, and whether there is more. Raises JobObjectNotFound."""
+        number = response_items.c.number
+        own = and_(response_items.c.response_id == response_id, response_items.c.is_output.is_(False))
+        last = select(number).where(own, response_items.c.id == page.after)
+        with self._database.read() as connection:
+            known = connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s)))
+            if known.first() is None:
+                raise response_not_found(response_id)
+            found = rows_of(connection, select(response_items).where(own), number, page, last)
+        if found is None:
+            raise JobObjectNotFound(f"There is no item '{page.after}'.", param="after")
+        return [_item(row) for row in found.rows], found.has_more
+
+    def items(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
+        """Items of any response of this owner, as far as they are there."""
+        seen = and_(responses.c.owner == owner, responses.c.expires_at > now_s)
+        query = select(response_items.c.id, response_items.c.content).join(
+            responses, responses.c.id == response_items.c.response_id
+        )
+        with self._database.read() as connection:
+            found = connection.execute(query.where(seen, response_items.c.id.in_(ids)))
+            return {item_id: bytes(content) for item_id, content in found}
+
+    def events(self, response_id: str) -> bytes | None:
+        """The stream of a background response; None: it has none, or has not ended."""
+        query = select(response_events.c.content).where(response_events.c.response_id == response_id)
+        with self._database.read() as connection:
+            content = connection.execute(query).scalar()
+        return None if content is None else bytes(content)
+
+    def renew(self, response_id: str, *, until_s: float, status: ResponseStatus, response: bytes) -> bool:
+        """Say that a background response is still being run. False if somebody has ended or deleted it."""
+        active = and_(responses.c.id == response_id, responses.c.status.in_(_ACTIVE))
+        values = {"lease_until": until_s, "status": status.value, "response": response}
+        with self._database.write() as connection:
+            return connection.execute(update(responses).where(active).values(values)).rowcount == 1
+
+    def end(self, record: ResponseRecord) -> bool:
+        """Store another end than its own: it was cancelled, or who ran it has died. False: it has ended."""
+        active = and_(responses.c.id == record.id, responses.c.status.in_(_ACTIVE))
+        values = {"status": record.status.value, "response": record.response}
+        with self._database.write() as connection:
+            return connection.execute(update(responses).where(active).values(values)).rowcount == 1
+
+    def delete(self, owner: str, response_id: str, now_s: float) -> None:
+        """Delete a response and its items. Raises JobObjectNotFound."""
+        with self._database.write() as connection:
+            known = connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s)))
+            if known.first() is None:
+                raise response_not_found(response_id)
+            _delete(connection, [response_id])
+
+    def purge(self, now_s: float) -> int:
+        """Delete some of what has expired. Returns how many; call again while there are any."""
+        expired = select(responses.c.id).where(responses.c.expires_at <= now_s).limit(_PURGED_AT_ONCE)
+        with self._database.write() as connection:
+            ids = list(connection.execute(expired).scalars())
+            _delete(connection, ids)
+        return len(ids)
+
+
+def response_not_found(response_id: str, *, param: str = "id") -> JobObjectNotFound:
+    return JobObjectNotFound(f"Response with id '{response_id[:64]}' not found.", param=param)
+
+
+def _too_long(max_bytes: int) -> InvalidRequest:
+    message = f"The responses that this one goes on from have more than {max_bytes} bytes."
+    return InvalidRequest(message, param="previous_response_id", code="context_length_exceeded")
+
+
+def _visible(owner: str, response_id: str, now_s: float) -> ColumnElement[bool]:
+    return and_(responses.c.id == response_id, responses.c.owner == owner, responses.c.expires_at > now_s)
+
+
+def _chain(owner: str, response_id: str) -> CTE:
+    """The ids of a response and of all that it goes on from."""
+    last = select(responses.c.id, responses.c.previous_id).where(
+        responses.c.id == response_id, responses.c.owner == owner
+    )
+    chain = last.cte("chain", recursive=True)
+    earlier = select(responses.c.id, responses.c.previous_id).where(
+        responses.c.id == chain.c.previous_id, responses.c.owner == owner
+    )
+    return chain.union_all(earlier)
+
+
+def _linked(
+    last_id: str, records: dict[str, ResponseRecord], items: dict[str, list[ItemRecord]]
+) -> list[ChainedResponse]:
+    """The chain in its order. Raises JobObjectNotFound where one is missing."""
+    links: list[ChainedResponse] = []
+    wanted: str | None = last_id
+    while wanted is not None:
+        if wanted not in records:
+            raise response_not_found(wanted)
+        links.append(ChainedResponse(records[wanted], tuple(items[wanted])))
+        wanted = records[wanted].previous_id
+    return links[::-1]
+
+
+def _items_of(connection: Connection, which: ColumnElement[bool]) -> dict[str, list[ItemRecord]]:
+    query = select(response_items).where(which).order_by(response_items.c.number)
+    found: dict[str, list[ItemRecord]] = defaultdict(list)
+    for row in connection.execute(query).mappings():
+        found[row["response_id"]].append(_item(row))
+    return found
+
+
+def _keep_as_long(connection: Connection, record: ResponseRecord) -> None:
+    """Keep the responses that this one goes on from as long as this one."""
+    assert record.previous_id is not None
+    chain = _chain(record.owner, record.previous_id)
+    short = and_(
+        responses.c.id.in_(select(chain.c.id)), responses.c.expires_at < record.expires_at - _SLACK_S
+    )
+    connection.execute(update(responses).where(short).values(expires_at=record.expires_at))
+
+
+def _add_items(connection: Connection, response_id: str, items: Sequence[ItemRecord], *, first: int) -> None:
+    rows = [
+        {
+            "response_id": response_id,
+            "number": number,
+            "id": item.id,
+            "is_output": item.is_output,
+            "content": item.content,
+        }
+        for number, item in enumerate(items, first)
+    ]
+    if rows:
+        connection.execute(insert(response_items), rows)
+
+
+def _num_items(connection: Connection, response_id: str) -> int:
+    counted = select(func.count()).select_from(response_items)
+    return connection.execute(counted.where(response_items.c.response_id == response_id)).scalar_one()
+
+
+def _delete(connection: Connection, ids: Sequence[str]) -> None:
+    for table in (response_items, response_events):
+        connection.execute(delete(table).where(table.c.response_id.in_(ids)))
+    connection.execute(delete(responses).where(responses.c.id.in_(ids)))
+
+
+def _row(record: ResponseRecord) -> dict[str, object]:
+    return {**msgspec.structs.asdict(record), "status": record.status.value}
+
+
+def _record(row: RowMapping) -> ResponseRecord:
+    fields = {name: row[name] for name in ResponseRecord.__struct_fields__}
+    fields["status"] = ResponseStatus(row["status"])
+    fields["response"], fields["written"] = bytes(row["response"]), bytes(row["written"])
+    return ResponseRecord(**fields)
+
+
+def _item(row: RowMapping) -> ItemRecord:
+    return ItemRecord(id=row["id"], content=bytes(row["content"]), is_output=row["is_output"])
+
 
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0
@@ -22,14 +249,14 @@ _LEASE_S = 30.0
 """After so many seconds without a sign of life, a response of another machine counts as left behind."""
 
 
-class ResponseShelf:
+class KeptResponses:
     """An `owner` sees only its own responses: anything else raises JobObjectNotFound."""
 
     def __init__(
         self,
         database: Database,
         threads: DatabaseThreads,
-        storage: Storage,
+        storage: StorageRoom,
         *,
         lifetime_s: float,
         clock: Callable[[], float] = time.time,
@@ -78,12 +305,12 @@ class ResponseShelf:
     async def get(self, owner: str, response_id: str) -> ResponseRecord:
         return await self._threads.read(self._store.get, owner, storable(response_id), self._clock())
 
-    async def chain(self, owner: str, response_id: str, *, max_bytes: int) -> list[Link]:
+    async def chain(self, owner: str, response_id: str, *, max_bytes: int) -> list[ChainedResponse]:
         """A response and all that it goes on from, the oldest first. Raises InvalidRequest if it is long."""
         known, now_s = storable(response_id), self._clock()
         return await self._threads.read(self._store.chain, owner, known, now_s, max_bytes=max_bytes)
 
-    async def inputs(self, owner: str, response_id: str, page: Page) -> tuple[list[ItemRecord], bool]:
+    async def inputs(self, owner: str, response_id: str, page: PageQuery) -> tuple[list[ItemRecord], bool]:
         """One page of what went into a response, and whether there is more."""
         known = msgspec.structs.replace(page, after=None if page.after is None else storable(page.after))
         return await self._threads.read(

@@ -21,7 +21,7 @@ _OVERHEAD_BYTES = 4 << 20
 """A graph of a few nodes, what its tensors need beside their data, and ggml's scratch for a few threads."""
 
 
-class Type(enum.IntEnum):
+class GgmlType(enum.IntEnum):
     """`ggml_type` of ggml.h."""
 
     F32 = 0
@@ -38,14 +38,14 @@ class Type(enum.IntEnum):
 
 
 PRODUCT_TYPES = (
-    Type.Q4_0,
-    Type.Q4_1,
-    Type.Q5_0,
-    Type.Q5_1,
-    Type.Q8_0,
-    Type.Q4_K,
-    Type.Q5_K,
-    Type.Q6_K,
+    GgmlType.Q4_0,
+    GgmlType.Q4_1,
+    GgmlType.Q5_0,
+    GgmlType.Q5_1,
+    GgmlType.Q8_0,
+    GgmlType.Q4_K,
+    GgmlType.Q5_K,
+    GgmlType.Q6_K,
 )
 """The types of weights whose products we compute."""
 
@@ -58,7 +58,7 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     v: Floats
     mask: Floats | None
     """(rows, cells): 0, -inf, or something to add."""
-    cell_type: Type = Type.F16
+    cell_type: GgmlType = GgmlType.F16
     scale: float = 1.0
     max_bias: float = 0.0
     """ALiBi's; 0: none."""
@@ -72,10 +72,10 @@ class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
     """(outputs, depth)"""
     activations: Floats
     """(rows, depth)"""
-    weight_type: Type
+    weight_type: GgmlType
 
 
-class Graphs:
+class GgmlGraphs:
     """Computes single operations. Threads are those of ggml."""
 
     def __init__(self, ggml: ctypes.CDLL) -> None:
@@ -92,15 +92,17 @@ class Graphs:
     def attending(self, case: AttentionCase) -> Iterator[Computing]:
         """The same as often as one likes. Tensors are laid out as llama.cpp does it."""
         with self._context(case.q, case.k, case.v, case.mask) as context:
-            q = self._rows_by_head(context, case.q, Type.F32)
+            q = self._rows_by_head(context, case.q, GgmlType.F32)
             k = self._rows_by_head(context, case.k, case.cell_type)
             v = self._rows_by_head(context, case.v, case.cell_type)
-            mask = None if case.mask is None else self._tensor(context, case.mask, Type.F16)
+            mask = None if case.mask is None else self._tensor(context, case.mask, GgmlType.F16)
             node = self._ggml.ggml_flash_attn_ext(
                 context, q, k, v, mask, case.scale, case.max_bias, case.soft_cap
             )
             if case.sinks is not None:
-                self._ggml.ggml_flash_attn_ext_add_sinks(node, self._tensor(context, case.sinks, Type.F32))
+                self._ggml.ggml_flash_attn_ext_add_sinks(
+                    node, self._tensor(context, case.sinks, GgmlType.F32)
+                )
             yield self._computing(context, [node], case.q.shape)
 
     def product(self, case: ProductCase, *, threads: int) -> Floats:
@@ -114,17 +116,17 @@ class Graphs:
         shape = len(case.activations), len(case.weights)
         results = np.empty((copies, *shape), np.float32)
         with self._context(*copies * [case.weights], case.activations, results) as context:
-            activations = self._tensor(context, case.activations, Type.F32)
+            activations = self._tensor(context, case.activations, GgmlType.F32)
             first = self._tensor(context, case.weights, case.weight_type)
             weights = [first, *(self._copy(context, first) for _ in range(copies - 1))]
             nodes = [self._ggml.ggml_mul_mat(context, one, activations) for one in weights]
             yield self._computing(context, nodes, shape)
 
-    def as_stored(self, values: Floats, cell_type: Type) -> Floats:
+    def as_stored(self, values: Floats, cell_type: GgmlType) -> Floats:
         """What is left of values that are stored in a type."""
         with self._context(values, values) as context:
             stored = self._tensor(context, values, cell_type)
-            node = self._ggml.ggml_cast(context, stored, Type.F32)
+            node = self._ggml.ggml_cast(context, stored, GgmlType.F32)
             return self._computing(context, [node], values.shape)(1)
 
     @contextmanager
@@ -137,15 +139,15 @@ class Graphs:
         finally:
             self._ggml.ggml_free(context)
 
-    def _rows_by_head(self, context: int, values: Floats, kind: Type) -> Any:
+    def _rows_by_head(self, context: int, values: Floats, kind: GgmlType) -> Any:
         """A view (width, rows, heads) of values whose heads lie beside each other, as in llama.cpp's pool."""
         return self._ggml.ggml_permute(context, self._tensor(context, values, kind), 0, 2, 1, 3)
 
-    def _tensor(self, context: int, values: Floats, kind: Type) -> Any:
+    def _tensor(self, context: int, values: Floats, kind: GgmlType) -> Any:
         sizes = (ctypes.c_int64 * values.ndim)(*reversed(values.shape))
         tensor = self._ggml.ggml_new_tensor(context, kind, values.ndim, sizes)
         source = np.ascontiguousarray(values, np.float32)
-        if kind is Type.F32:
+        if kind is GgmlType.F32:
             ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
         else:
             width = values.shape[-1]

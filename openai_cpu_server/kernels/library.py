@@ -24,7 +24,7 @@ class Kernel(enum.IntEnum):
     PRODUCTS = 1
 
 
-class Library:
+class KernelLibrary:
     """The library in this process. Its switches hold for all of the process."""
 
     def __init__(self, handle: ctypes.CDLL) -> None:
@@ -87,7 +87,7 @@ def obstacle(path: Path | None = None) -> str | None:
     if version != GGML_OF:
         return f"the library is made for llama-cpp-python {GGML_OF}, not {version}"
     try:
-        suits = Library(ctypes.CDLL(str(path))).suits_this_cpu
+        suits = KernelLibrary(ctypes.CDLL(str(path))).suits_this_cpu
     except (OSError, AttributeError) as error:
         return f"the library cannot be loaded: {error}"
     return None if suits else "the library was compiled for another CPU"

@@ -15,11 +15,11 @@ from openai_cpu_server.kernels.graphs import (
     AttentionCase,
     Computing,
     Floats,
-    Graphs,
+    GgmlGraphs,
+    GgmlType,
     ProductCase,
-    Type,
 )
-from openai_cpu_server.kernels.library import Kernel, Library, library_path, obstacle
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
 
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3
@@ -28,7 +28,7 @@ _TOLERANCE = 5e-3
 _found: dict[Kernel, KernelState] = {}
 """By this process, for its first model: neither ggml nor the kernels change in it."""
 
-Operation = Callable[[Graphs], AbstractContextManager[Computing]]
+Operation = Callable[[GgmlGraphs], AbstractContextManager[Computing]]
 """What it stores it stores once: quantising takes far longer than computing."""
 
 
@@ -40,14 +40,14 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
     why_not = obstacle()
     if why_not is not None:
         return Kernels.off(why_not)
-    library = Library(ctypes.CDLL(str(library_path())))
+    library = KernelLibrary(ctypes.CDLL(str(library_path())))
     for kernel in Kernel:
         library.switch_off(kernel)
     if asked == "off":
         return Kernels.off("--kernels off")
     for kernel, operations in ((Kernel.ATTENTION, attention_proofs), (Kernel.PRODUCTS, product_proofs)):
         if kernel not in _found:
-            _found[kernel] = proved(library, kernel, Graphs(ggml), operations(), pause)
+            _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations(), pause)
         elif _found[kernel].is_on:
             library.switch_on(kernel)
     return Kernels(attention=_found[Kernel.ATTENTION], products=_found[Kernel.PRODUCTS])
@@ -57,7 +57,7 @@ def attention_proofs() -> Iterator[Operation]:
     """Attentions that reach every path of the kernel: one row that threads share, many; tiles, a ragged
     end, holes, rows that see less than others."""
     random = np.random.default_rng(0)
-    for rows, cells, cell_type in ((1, 700, Type.F16), (40, 250, Type.F16), (5, 96, Type.Q8_0)):
+    for rows, cells, cell_type in ((1, 700, GgmlType.F16), (40, 250, GgmlType.F16), (5, 96, GgmlType.Q8_0)):
         q = random.standard_normal((rows, 4, 64), np.float32)
         k, v = random.standard_normal((2, cells, 2, 64), np.float32)
         sees = random.random((rows, cells)) < 0.5
@@ -79,9 +79,9 @@ def product_proofs() -> Iterator[Operation]:
 
 
 def proved(
-    library: Library,
+    library: KernelLibrary,
     kernel: Kernel,
-    graphs: Graphs,
+    graphs: GgmlGraphs,
     operations: Iterator[Operation],
     pause: Callable[[], None] = lambda: None,
 ) -> KernelState:

@@ -25,7 +25,7 @@ class _Native(NamedTuple):
     scale: float
 
 
-class Adapters:
+class NativeAdapters:
     """Owns the adapters of one model, and sets one of them on its context.
 
     Not thread-safe but for `check`.

@@ -10,10 +10,10 @@ from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import SavedBlock, Step, StepResult
 from openai_cpu_server.errors import AdapterFailed
-from openai_cpu_server.llama.adapters import Adapters
+from openai_cpu_server.llama.adapters import NativeAdapters
 from openai_cpu_server.llama.grammar.constraints import Constraints
-from openai_cpu_server.llama.host.machine import Machine
-from openai_cpu_server.llama.loading import Loaded, load
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.loading import LoadedParts, load
 from openai_cpu_server.llama.slots import SlotTable
 from openai_cpu_server.llama.steps import StepRunner
 
@@ -24,11 +24,11 @@ class LlamaBackend:
     Not thread-safe but for `interrupt` and `forced`.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedParts) -> None:
         """The backend owns `loaded` from here on, and closes it."""
         self._loaded = loaded
         self._constraints = Constraints(loaded.vocabulary)
-        self._adapters = Adapters(loaded.model, loaded.context)
+        self._adapters = NativeAdapters(loaded.model, loaded.context)
         self._slots = SlotTable(loaded, self._constraints)
         self._steps = StepRunner(loaded, self._slots, self._constraints, self._adapters)
         self._can_interrupt = not loaded.model.is_recurrent

@@ -10,8 +10,8 @@ import numpy as np
 
 from openai_cpu_server.contract.step import Span, num_right
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.cells.batch import Batch
-from openai_cpu_server.llama.cells.context import Context, Decoded, Logits, PoolFull
+from openai_cpu_server.llama.cells.batch import TokenBatch
+from openai_cpu_server.llama.cells.context import Context, DecodeOutcome, Logits, PoolFull
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
@@ -35,7 +35,7 @@ class DraftRequest(NamedTuple):
     """The most tokens that may be read for it now; None: as many as a batch holds."""
 
 
-class Draft(NamedTuple):
+class ModelDraft(NamedTuple):
     """What the draft model found for a slot."""
 
     tokens: tuple[int, ...]
@@ -58,7 +58,7 @@ class DraftModel:
         self._vocabulary = vocabulary
         self._num_common = num_common
         self._context = context
-        self._batch = Batch(context.batch_tokens)
+        self._batch = TokenBatch(context.batch_tokens)
         self._held: dict[int, list[int]] = {}
         self._claims: dict[int, int] = {}
         """The cells claimed for each slot whose reading has begun:
@@ -72,7 +72,7 @@ class DraftModel:
         """The number of the slot's tokens that it has computed."""
         return len(self._held.get(slot, ()))
 
-    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
+    def draft(self, requests: Sequence[DraftRequest]) -> dict[int, ModelDraft]:
         """Greedy drafts by slot. A slot is missing while not enough of it
         is read, or if there is no room for it."""
         spans = self._reading([one for one in requests if max(one.tokens) < self._num_common])
@@ -86,7 +86,7 @@ class DraftModel:
             for slot, token in sure.items():
                 drafts.setdefault(slot, []).append(token)
             spans = [self._next(slot, drafts[slot]) for slot in sure if len(drafts[slot]) < counts[slot]]
-        return {slot: Draft(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
+        return {slot: ModelDraft(tuple(drafts.get(slot, ())), tried) for slot, tried in num_tried.items()}
 
     def forget(self, slot: int) -> None:
         """Free what belongs to the slot, because it is closed."""
@@ -152,8 +152,8 @@ class DraftModel:
         try:
             decoded = self._context.decode(self._batch)
         except PoolFull:  # cells that are free only after a trim of other slots
-            decoded = Decoded.INTERRUPTED
-        if decoded is Decoded.INTERRUPTED:
+            decoded = DecodeOutcome.INTERRUPTED
+        if decoded is DecodeOutcome.INTERRUPTED:
             for span in spans:
                 self._context.trim(span.slot, span.start)
             return {}

@@ -1,4 +1,4 @@
-"""From options to a loaded model with its context, or one line that says why not."""
+"""From options to a loaded model with its context and our kernels, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -12,18 +12,32 @@ import msgspec
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, ModelInfo
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.cells.abort import AbortSwitch
-from openai_cpu_server.llama.cells.context import SLOTS_MAX, Context, ContextOptions
+from openai_cpu_server.kernels.library import obstacle
+from openai_cpu_server.kernels.proof import kernels_in_use
+from openai_cpu_server.llama.bindings import libggml
+from openai_cpu_server.llama.cells.context import SLOTS_MAX, AbortSwitch, Context, ContextOptions
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.host.cores import Cores
-from openai_cpu_server.llama.host.machine import Machine
-from openai_cpu_server.llama.kernels import switch_kernels
-from openai_cpu_server.llama.model.fingerprint import cells_fingerprint
-from openai_cpu_server.llama.model.kv_size import KVType
-from openai_cpu_server.llama.model.model import Model
-from openai_cpu_server.llama.model.room import DRAFT_KV_TYPE, Room, batch_tokens
+from openai_cpu_server.llama.host import Machine, ThreadBinding
+from openai_cpu_server.llama.model.kv_size import DRAFT_KV_TYPE, KVType, MemoryRoom, batch_tokens
+from openai_cpu_server.llama.model.model import Model, cells_fingerprint
+from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+
+def switch_kernels(asked: str, pause: Callable[[], None] = lambda: None) -> Kernels:
+    """What is asked for (`auto` or `off`) and proved is on afterwards, for all models of this process.
+
+    `pause` is called between two small computations of the proof.
+    """
+    native_log()
+    return kernels_in_use(asked, libggml, pause)
+
+
+def are_kernels_expected() -> bool:
+    """Whether an engine that starts here will find kernels that it can try. Switches nothing."""
+    return obstacle() is None
+
 
 _SCORED_OUTPUTS = 64
 """Rows of logits for prompt scoring, beside one per running sequence."""
@@ -42,7 +56,7 @@ class SlotsSetAside(NamedTuple):
 _NUM_SET_ASIDE = len(SlotsSetAside._fields)
 
 
-class Loaded(NamedTuple):
+class LoadedParts(NamedTuple):
     """A loaded model with all that belongs to it. Its owner closes the context, then the model."""
 
     model: Model
@@ -56,7 +70,7 @@ class Loaded(NamedTuple):
     draft_model: DraftModel | None
 
 
-def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> Loaded:
+def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
     """Load what the options name. Raises `StartupError`; then nothing stays loaded.
 
     Whoever is told of the progress, 0 to 1, may let others compute before it returns. What comes behind 1
@@ -68,7 +82,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         header = GgufHeader(Path(options.model_path))
         draft = _draft_header(options)
         kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
-        room = Room.of(header, draft, kv_type, machine.free_memory())
+        room = MemoryRoom.of(header, draft, kv_type, machine.free_memory())
         repack = repacks(options, header, our_products=kernels.products.is_on)
         model = Model.open(header, repack=repack, on_progress=on_progress)
         undo.callback(model.close)
@@ -90,16 +104,16 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             )
         undo.pop_all()
     set_aside = SlotsSetAside(scratch=options.max_seqs, padding=options.max_seqs + 1)
-    return Loaded(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
+    return LoadedParts(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
 
 
 def _draft_header(options: EngineOptions) -> GgufHeader | None:
     return None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
 
 
-def _cores(options: ContextOptions) -> Cores:
+def _cores(options: ContextOptions) -> ThreadBinding:
     """Bind threads only if small and large steps have as many: a change of the number starts new threads."""
-    return Cores(options.threads if options.threads == options.threads_batch else 1)
+    return ThreadBinding(options.threads if options.threads == options.threads_batch else 1)
 
 
 def _load_draft_model(
@@ -108,7 +122,7 @@ def _load_draft_model(
     large: Vocabulary,
     info: ModelInfo,
     abort: AbortSwitch,
-    cores: Cores,
+    cores: ThreadBinding,
 ) -> DraftModel:
     """Load the draft model. Raises `StartupError`; then nothing of it stays loaded."""
     with ExitStack() as undo:
@@ -183,7 +197,7 @@ def _info(
     model: Model,
     vocabulary: Vocabulary,
     context: Context,
-    room: Room,
+    room: MemoryRoom,
     kernels: Kernels,
 ) -> ModelInfo:
     can_share = not model.is_recurrent and not model.has_window

@@ -11,20 +11,19 @@ import numpy as np
 
 from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
-from openai_cpu_server.llama.adapters import Adapters
-from openai_cpu_server.llama.cells.batch import Batch, Layout
-from openai_cpu_server.llama.cells.context import Decoded, Logits, PoolFull
-from openai_cpu_server.llama.draft_model import Draft, DraftRequest
+from openai_cpu_server.llama.adapters import NativeAdapters
+from openai_cpu_server.llama.cells.batch import BatchLayout, TokenBatch
+from openai_cpu_server.llama.cells.context import DecodeOutcome, Logits, PoolFull
+from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
-from openai_cpu_server.llama.loading import Loaded
-from openai_cpu_server.llama.sampling.logprobs import BadLogits, score
-from openai_cpu_server.llama.sampling.slot import Sampled
-from openai_cpu_server.llama.slots import SlotTable
+from openai_cpu_server.llama.loading import LoadedParts
+from openai_cpu_server.llama.sampling.sampler import BadLogits, score
+from openai_cpu_server.llama.slots import SampledSpan, SlotTable
 
-_NO_DRAFT = Draft((), 0)
+_NO_DRAFT = ModelDraft((), 0)
 
-Drafts = Mapping[int, Draft]
+Drafts = Mapping[int, ModelDraft]
 """The draft model's drafts, by slot."""
 
 
@@ -32,7 +31,7 @@ class StepRunner:
     """Not thread-safe."""
 
     def __init__(
-        self, loaded: Loaded, slots: SlotTable, constraints: Constraints, adapters: Adapters
+        self, loaded: LoadedParts, slots: SlotTable, constraints: Constraints, adapters: NativeAdapters
     ) -> None:
         self._info = loaded.info
         self._abort = loaded.abort
@@ -43,7 +42,7 @@ class StepRunner:
         self._slots = slots
         self._constraints = constraints
         self._adapters = adapters
-        self._batch = Batch(loaded.info.max_step_tokens)
+        self._batch = TokenBatch(loaded.info.max_step_tokens)
 
     def warm_up(self) -> bool:
         """Compute one token and forget it. False: that was interrupted."""
@@ -51,7 +50,7 @@ class StepRunner:
         with self._abort.armed():
             decoded = self._context.decode(self._batch)
         self._context.clear()
-        if decoded is Decoded.INTERRUPTED:
+        if decoded is DecodeOutcome.INTERRUPTED:
             return False
         if self._draft_model is not None:
             self._draft_model.warm_up()
@@ -74,7 +73,7 @@ class StepRunner:
             spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
             with self._constraints.foreseeing(self._constrained(spans)):
                 layout, decoded, padding = self._compute(spans, step.padding)
-        if decoded is Decoded.INTERRUPTED:
+        if decoded is DecodeOutcome.INTERRUPTED:
             for span in spans:  # llama.cpp keeps what it finished
                 self._context.trim(span.slot, span.start)
             return StepResult(interrupted=True, verbs_ms=verbs_ms)
@@ -120,7 +119,7 @@ class StepRunner:
         length = self._slots[span.slot].num_allowed(span.draft)
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
-    def _compute(self, spans: Sequence[Span], padding: int) -> tuple[Layout, Decoded, int]:
+    def _compute(self, spans: Sequence[Span], padding: int) -> tuple[BatchLayout, DecodeOutcome, int]:
         """Compute the spans. The number returned is the padding that was computed:
         all of it, or 0 without room for it."""
         if not padding:
@@ -137,7 +136,7 @@ class StepRunner:
     def _padding(self, count: int) -> Span:
         return Span(slot=self._padding_slot, start=0, tokens=(self._any_token,) * count, sample=False)
 
-    def _fill(self, spans: Sequence[Span]) -> Layout:
+    def _fill(self, spans: Sequence[Span]) -> BatchLayout:
         layout = self._batch.fill(spans)
         most = self._info.max_step_outputs
         assert layout.num_outputs <= most, f"{layout.num_outputs} outputs in a step of at most {most}"
@@ -147,14 +146,14 @@ class StepRunner:
         self,
         planned: Sequence[Span],
         spans: Sequence[Span],
-        layout: Layout,
+        layout: BatchLayout,
         drafts: Drafts,
         drafting_ms: float,
     ) -> StepResult:
         if not layout.num_outputs:
             return StepResult()
         logits = self._context.logits(layout.num_outputs)
-        sampled: dict[int, Sampled] = {}
+        sampled: dict[int, SampledSpan] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         errors: dict[int, RequestFailed] = {}
         for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
@@ -183,7 +182,7 @@ class StepRunner:
             faults={slot: str(error) for slot, error in errors.items() if not error.is_own_fault},
         )
 
-    def _drafted(self, span: Span, sampled: Sampled, draft: Draft) -> Drafted:
+    def _drafted(self, span: Span, sampled: SampledSpan, draft: ModelDraft) -> Drafted:
         num_known = self._draft_model.num_known(span.slot) if self._draft_model is not None else 0
         return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
 
@@ -195,7 +194,7 @@ class StepRunner:
                 score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True)
             )
 
-    def _sample(self, span: Span, logits: Logits) -> Sampled:
+    def _sample(self, span: Span, logits: Logits) -> SampledSpan:
         """Sample from `logits`, (1 + draft, vocabulary).
         What goes wrong with that ends its own request only."""
         opened = self._slots[span.slot]

@@ -1,24 +1,104 @@
-"""Finds the file that a value of `--model` means, and the model that is served where nobody names one."""
+"""Finds the file that a value of `--model` or `--adapter` means, and the model that is served where nobody
+names one."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import logging
 import os
 import pkgutil
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source.aliases import ALIASES
-from openai_cpu_server.model_source.demo import DemoFiles
-from openai_cpu_server.model_source.hub_name import PREFIX, HubName, parse_hub_name
-from openai_cpu_server.model_source.packaged import PACKAGED
-from openai_cpu_server.user_folders import expanded, require_utf8
+from openai_cpu_server.config.adapters import AdapterSource
+from openai_cpu_server.config.folders import expanded, require_utf8, user_cache_dir
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
+from openai_cpu_server.llama.gguf.adapter_file import file_digest
+from openai_cpu_server.model_source.names import PREFIX, HubName, parse_hub_name
+from openai_cpu_server.model_source.package import PACKAGED
+
+_SMOLLM2 = "hf:bartowski/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct-Q4_K_M.gguf"
+ALIASES = {
+    "gemma-2-2b": "hf:bartowski/gemma-2-2b-it-GGUF/gemma-2-2b-it-Q4_K_M.gguf",
+    "llama-3.2-1b": "hf:bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q4_K_M.gguf",
+    "llama-3.2-3b": "hf:bartowski/Llama-3.2-3B-Instruct-GGUF/Llama-3.2-3B-Instruct-Q4_K_M.gguf",
+    "mistral-7b": "hf:TheBloke/Mistral-7B-Instruct-v0.2-GGUF/mistral-7b-instruct-v0.2.Q4_K_M.gguf",
+    "phi-3-mini": "hf:microsoft/Phi-3-mini-4k-instruct-gguf/Phi-3-mini-4k-instruct-q4.gguf",
+    "qwen2.5-0.5b": "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF/qwen2.5-0.5b-instruct-q4_k_m.gguf",
+    "qwen2.5-1.5b": "hf:Qwen/Qwen2.5-1.5B-Instruct-GGUF/qwen2.5-1.5b-instruct-q4_k_m.gguf",
+    "smollm2": _SMOLLM2,
+    "smollm2-135m": _SMOLLM2,
+    "tinyllama-1.1b": "hf:TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF/tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf",
+}
+
 
 logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class DemoFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The places to look in, in this order.
+    The defaults are an installed package, then a checkout of its repository."""
+
+    models: tuple[Path, ...] = (
+        _PACKAGE / "model_assets" / "demo.gguf",
+        _PACKAGE.parent / "model_assets" / "demo.gguf",
+    )
+    generator: Path = _PACKAGE.parent / "scripts" / "make_model.py"
+    cache: Path = msgspec.field(default_factory=user_cache_dir)
+    """The folder for the random model."""
+
+    def path(self) -> Path:
+        """The model's file. Raises StartupError."""
+        for model in self.models:
+            if model.is_file():
+                return model
+        if not self.generator.is_file():
+            raise StartupError("this installation has no demo model: name another with --model")
+        return self._random_model()
+
+    def _random_model(self) -> Path:
+        path = self.cache / f"random-{self._generator_digest()}.gguf"
+        if not path.is_file():
+            self._make(path)
+        logger.warning("there is no demo model here: %s has random weights and says nothing sensible", path)
+        return path
+
+    def _make(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                made = Path(folder) / path.name
+                _run(self.generator, made)
+                made.replace(path)
+        except OSError as error:
+            raise StartupError(f"cannot make a random model in {path.parent}: {error.strerror}") from None
+        except KeyboardInterrupt:
+            raise StartupError("interrupted while making a random model") from None
+
+    def _generator_digest(self) -> str:
+        """A digest of the generator: if it changes, the model is made anew."""
+        digest = hashlib.sha256()
+        for source in sorted(self.generator.parent.rglob("*.py")):
+            digest.update(source.read_bytes())
+        return digest.hexdigest()[:12]
+
+
+def _run(generator: Path, output: Path) -> None:
+    command = [sys.executable, str(generator), "--shape", "tiny", "--quant", "f16", "--output", str(output)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise StartupError(f"cannot make a random model: {lines[-1]}")
+
 
 _DEMO = "demo"
 _DEFAULT = "smollm2"
@@ -129,3 +209,75 @@ def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name.lower(), known, n=2)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
     return f"unknown model {name!r}{hint}: PATH, {PREFIX}OWNER/REPO[/FILE], or one of {', '.join(known)}"
+
+
+_HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
+"""It is imported when it is called: the hub's library takes a quarter of a start."""
+
+
+class AdapterFiles:
+    """Its methods block: they read whole files, and may download some."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: what clients name must lie in it; None: clients may name nothing."""
+        self._folder = folder
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where what clients name lies: the folder, and the hub's cache."""
+        if self._folder is None:
+            return ()
+        hub: Path = pkgutil.resolve_name(_HUB_CACHE)()
+        return (self._folder.resolve(), hub)
+
+    def of_operator(self, source: AdapterSource) -> Adapter:
+        """What whoever starts the server names may lie anywhere. Raises `StartupError`."""
+        try:
+            return _adapter(source, resolve_model(source.path))
+        except AdapterFailed as error:
+            raise StartupError(str(error)) from None
+
+    def of_client(self, source: AdapterSource) -> Adapter:
+        """What a client names. Raises `AdapterNotAllowed`, `AdapterFailed`.
+
+        A path outside of the folder is refused in the same words whether there is a file or not: nobody
+        learns so what lies on this machine.
+        """
+        if self._folder is None:
+            raise AdapterNotAllowed(
+                "This server loads no adapters over the API; start it with --adapter-dir DIR."
+            )
+        if source.path.startswith(PREFIX):
+            return self._of_hub(source)
+        return _adapter(source, self._within(self._folder, source.path))
+
+    def _of_hub(self, source: AdapterSource) -> Adapter:
+        try:
+            return _adapter(source, resolve_model(source.path))
+        except StartupError as error:
+            raise AdapterFailed(f"{error}.") from None
+
+    def _within(self, folder: Path, name: str) -> Path:
+        """The file in the folder, links followed."""
+        root = folder.resolve()
+        try:
+            path = (root / name).resolve()
+            is_file = path.is_file()
+        except (OSError, RuntimeError, ValueError):  # too long a name, a loop of links, a zero byte
+            raise AdapterNotAllowed(_OUTSIDE) from None
+        if not path.is_relative_to(root):
+            raise AdapterNotAllowed(_OUTSIDE)
+        if not is_file:
+            raise AdapterFailed(f"There is no file {name} in the server's --adapter-dir.")
+        return path
+
+
+_OUTSIDE = "The path leads out of the server's --adapter-dir."
+
+
+def _adapter(source: AdapterSource, path: Path) -> Adapter:
+    try:
+        require_utf8(path)
+    except StartupError as error:
+        raise AdapterFailed(f"{error}.") from None
+    return Adapter(name=source.name, path=str(path), digest=file_digest(path), scale=source.scale)

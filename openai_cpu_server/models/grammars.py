@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
 from functools import partial
-from typing import Union
+from typing import Generic, NamedTuple, TypeVar, Union
 
 import msgspec
 
@@ -19,7 +22,82 @@ from openai_cpu_server.contract.grammar import (
     RefusedGrammar,
 )
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.remembered import Remembered
+
+V = TypeVar("V")
+
+_ENTRY_BYTES = 500
+"""What an entry takes beside its value: its key, a digest mostly, and its place in the table."""
+
+
+class _Entry(NamedTuple, Generic[V]):
+    value: V
+    num_bytes: int
+
+
+class LruCache(Generic[V]):
+    """The least recently used is forgotten first. Any thread may use it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, _Entry[V]] = OrderedDict()
+        self._num_bytes = 0
+        self._being_made: dict[Hashable, Future[V]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable) -> V | None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry.value
+
+    def get_or_make(self, key: Hashable, make: Callable[[], V], num_bytes: Callable[[V], int]) -> V:
+        """While one thread makes it, others wait for that. What `make` raises is raised to them, too."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+                return entry.value
+            others = self._being_made.get(key)
+            if others is None:
+                mine = self._being_made[key] = Future[V]()
+        return self._made(key, mine, make, num_bytes) if others is None else others.result()
+
+    def _made(
+        self, key: Hashable, mine: Future[V], make: Callable[[], V], num_bytes: Callable[[V], int]
+    ) -> V:
+        try:
+            value = make()
+            self.put(key, value, num_bytes(value))
+            mine.set_result(value)
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._being_made[key]
+        return value
+
+    def put(self, key: Hashable, value: V, num_bytes: int) -> None:
+        """`num_bytes`: what the value takes. One that is too large alone is not kept."""
+        entry = _Entry(value, num_bytes + _ENTRY_BYTES)
+        with self._lock:
+            self._remove(key)
+            if entry.num_bytes > self._max_bytes:
+                return
+            self._entries[key] = entry
+            self._num_bytes += entry.num_bytes
+            while self._num_bytes > self._max_bytes:
+                self._remove(next(iter(self._entries)))
+
+    def _remove(self, key: Hashable) -> None:
+        if (entry := self._entries.pop(key, None)) is not None:
+            self._num_bytes -= entry.num_bytes
+
 
 _REMEMBERED_BYTES = 16 * 2**20
 """Thousands of ordinary grammars of some kilobytes, or some of the largest that `Limits` lets pass."""
@@ -28,7 +106,7 @@ _LONGEST = 200_000
 NO_PARTS: Mapping[str, bytes] = {}
 
 
-class Grammar(msgspec.Struct, frozen=True):
+class CheckedGrammar(msgspec.Struct, frozen=True):
     lark: str
     """For an engine."""
     rules: bytes
@@ -41,7 +119,7 @@ class Grammar(msgspec.Struct, frozen=True):
     """What it cost, as a share of what one schema may cost. It counts each time, be it remembered or not."""
 
 
-class Grammars:
+class ModelGrammars:
     """May be used in any thread. `param` is the field that an error names."""
 
     def __init__(
@@ -50,25 +128,25 @@ class Grammars:
         """`is_flexible`: JSON may have white space between its tokens."""
         self.is_flexible = is_flexible
         self._make = make
-        self._known: Remembered[Union[MadeGrammar, RefusedGrammar]] = Remembered(remembered_bytes)
+        self._known: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
 
-    def of_schema(self, schema: Mapping[str, object], param: str, *, strict: bool = True) -> Grammar:
+    def of_schema(self, schema: Mapping[str, object], param: str, *, strict: bool = True) -> CheckedGrammar:
         """If it is not strict, what cannot be enforced is left out and named."""
         made = self._made(GrammarSource.SCHEMA, param, json.dumps(schema), strict=strict)
         paths = tuple(f"{_param(param, path)}.{keyword}" for path, keyword in made.unenforced)
-        return Grammar(made.lark, made.rules, paths, is_json=True, share=made.share)
+        return CheckedGrammar(made.lark, made.rules, paths, is_json=True, share=made.share)
 
-    def of_any_object(self, param: str) -> Grammar:
+    def of_any_object(self, param: str) -> CheckedGrammar:
         made = self._made(GrammarSource.ANY_OBJECT, param)
-        return Grammar(made.lark, made.rules, is_json=True)
+        return CheckedGrammar(made.lark, made.rules, is_json=True)
 
-    def of_regex(self, pattern: str, param: str) -> Grammar:
+    def of_regex(self, pattern: str, param: str) -> CheckedGrammar:
         return self._plain(GrammarSource.REGEX, param, pattern)
 
-    def of_choices(self, choices: list[str], param: str) -> Grammar:
+    def of_choices(self, choices: list[str], param: str) -> CheckedGrammar:
         return self._plain(GrammarSource.CHOICES, param, json.dumps(choices))
 
-    def of_text(self, gbnf: str, param: str) -> Grammar:
+    def of_text(self, gbnf: str, param: str) -> CheckedGrammar:
         if len(gbnf) > _LONGEST:
             message = f"The grammar is too large: more than {_LONGEST} characters."
             raise InvalidRequest(message, param=param)
@@ -78,9 +156,9 @@ class Grammars:
         """The Lark of parts that are put together: `root` is GBNF, and names them."""
         return self._made(GrammarSource.PARTS, param, root, parts=parts).lark
 
-    def _plain(self, source: GrammarSource, param: str, text: str) -> Grammar:
+    def _plain(self, source: GrammarSource, param: str, text: str) -> CheckedGrammar:
         made = self._made(source, param, text)
-        return Grammar(made.lark, made.rules)
+        return CheckedGrammar(made.lark, made.rules)
 
     def _made(
         self,

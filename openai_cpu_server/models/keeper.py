@@ -12,7 +12,7 @@ from typing import Protocol
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.errors import ModelInUse, ModelNotLoaded, ModelTooLarge
-from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, Resident
+from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, ResidentModel
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class LoadObserver(Protocol):
         ...
 
 
-class Sleeper(Protocol):
+class UnloadableEngine(Protocol):
     """An engine whose process can be ended and started again."""
 
     @property
@@ -79,11 +79,11 @@ class Sleeper(Protocol):
 
 
 @dataclass(eq=False)
-class Kept:
+class KeptModel:
     """A model that the keeper knows."""
 
     name: str
-    engine: Sleeper
+    engine: UnloadableEngine
     need: MemoryNeed
     keep_alive_s: float | None
     """Idle for so long, it is unloaded; None: never."""
@@ -114,8 +114,8 @@ class Kept:
         return self.engine.process_state is EngineState.READY and not self.is_pinned and not is_busy
 
     @property
-    def resident(self) -> Resident:
-        return Resident(
+    def resident(self) -> ResidentModel:
+        return ResidentModel(
             name=self.name,
             num_bytes=self.need.total,
             last_use_s=self.engine.last_use_s,
@@ -151,22 +151,22 @@ class ModelKeeper:
         self._clock = clock
         self._patience_s = patience_s
         self._retry_s = retry_s
-        self._models: list[Kept] = []
+        self._models: list[KeptModel] = []
         self._news = asyncio.Event()
         self._loads: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         """Whoever unloads holds it."""
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[KeptModel]:
         return iter(list(self._models))
 
-    def add(self, model: Kept) -> None:
+    def add(self, model: KeptModel) -> None:
         self._models.append(model)
 
-    def remove(self, model: Kept) -> None:
+    def remove(self, model: KeptModel) -> None:
         self._models.remove(model)
 
-    def why_never(self, model: Kept) -> str | None:
+    def why_never(self, model: KeptModel) -> str | None:
         """Why it can never be loaded, with the arithmetic; None: it can."""
         if model.limit_bytes is not None:
             own = MemoryBudget(model.limit_bytes, option="its 'memory':")
@@ -175,11 +175,11 @@ class ModelKeeper:
         pinned = [one.resident for one in self._models if one.is_pinned and one is not model]
         return self.budget.why_never(model.name, model.need, pinned)
 
-    def fits_beside(self, model: Kept) -> bool:
+    def fits_beside(self, model: KeptModel) -> bool:
         """Whether it can be loaded now, if need be after others are unloaded that may go."""
         return self._to_unload(model) is not None
 
-    def may_retry(self, model: Kept) -> bool:
+    def may_retry(self, model: KeptModel) -> bool:
         """It has failed, long enough ago for another try."""
         failed_s = model.engine.failed_s
         if failed_s is None:
@@ -188,7 +188,7 @@ class ModelKeeper:
         wait_s = min(self._retry_s * 2.0 ** model.tries(now_s), _LONGEST_RETRY_S)
         return now_s - failed_s >= wait_s
 
-    def want(self, model: Kept) -> None:
+    def want(self, model: KeptModel) -> None:
         """A request needs it. Raises ModelTooLarge, and EngineUnavailable for one that has just failed, or
         whose place another has taken."""
         if model.is_replaced:
@@ -199,7 +199,7 @@ class ModelKeeper:
             raise unavailable(model.engine.status())
         self._want(model)
 
-    async def load(self, model: Kept) -> None:
+    async def load(self, model: KeptModel) -> None:
         """Returns when it is loaded. Raises ModelTooLarge, ModelNotLoaded."""
         if (why := self.why_never(model)) is not None:
             raise ModelTooLarge(f"It cannot be loaded: {why}.")
@@ -212,7 +212,7 @@ class ModelKeeper:
                 f"The model '{model.name}' is not loaded: {status.reason or status.state.value}."
             )
 
-    async def unload(self, model: Kept) -> None:
+    async def unload(self, model: KeptModel) -> None:
         """Returns when its process has ended. Raises ModelInUse while it has requests."""
         async with self._turn:
             if not model.is_in_memory:
@@ -245,7 +245,7 @@ class ModelKeeper:
             alarm.cancel()
         self._news.clear()
 
-    def _want(self, model: Kept) -> None:
+    def _want(self, model: KeptModel) -> None:
         if model.wanted_s is None:
             model.wanted_s = self._clock()
             model.begun.clear()
@@ -280,7 +280,7 @@ class ModelKeeper:
             elif model.may_go and model.is_idle(self._clock()):
                 await self._sleep(model, "idle")
 
-    async def _try(self, model: Kept) -> None:
+    async def _try(self, model: KeptModel) -> None:
         """Load it if there is room, or make some."""
         if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
             self._begun(model)
@@ -295,13 +295,13 @@ class ModelKeeper:
             await self._sleep(one, "room")
         self._load(model)
 
-    def _to_unload(self, model: Kept) -> list[Kept] | None:
+    def _to_unload(self, model: KeptModel) -> list[KeptModel] | None:
         residents = [one for one in self._models if one.is_in_memory and one is not model]
         indexed = [_numbered(one.resident, number) for number, one in enumerate(residents)]
         names = self.budget.to_unload(model.need.total, indexed)
         return None if names is None else [residents[int(name)] for name in names]
 
-    def _press(self, model: Kept) -> None:
+    def _press(self, model: KeptModel) -> None:
         """After a while the one that was loaded first, of those in use, is sent nothing new."""
         assert model.wanted_s is not None
         busy = [
@@ -321,7 +321,7 @@ class ModelKeeper:
         one.is_held_back = True
         one.engine.hold_back()
 
-    async def _sleep(self, model: Kept, why: str) -> None:
+    async def _sleep(self, model: KeptModel, why: str) -> None:
         logger.info("unloading %s (%s)", model.name, why)
         model.is_held_back = False
         await model.engine.sleep()
@@ -329,7 +329,7 @@ class ModelKeeper:
         if model.engine.has_requests:  # they were held back, or have come meanwhile
             self._want(model)
 
-    def _load(self, model: Kept) -> None:
+    def _load(self, model: KeptModel) -> None:
         if model.engine.process_state not in (EngineState.ASLEEP, EngineState.FAILED):
             self._begun(model)
             return
@@ -342,11 +342,11 @@ class ModelKeeper:
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
-    def _begun(self, model: Kept) -> None:
+    def _begun(self, model: KeptModel) -> None:
         model.wanted_s = None
         model.begun.set()
 
-    async def _follow(self, model: Kept) -> None:
+    async def _follow(self, model: KeptModel) -> None:
         """Tells how it went."""
         started_s = self._clock()
         state = await model.engine.settled()
@@ -357,9 +357,9 @@ class ModelKeeper:
         self._news.set()
 
 
-def _numbered(resident: Resident, number: int) -> Resident:
+def _numbered(resident: ResidentModel, number: int) -> ResidentModel:
     """Two may have the same name while one takes the place of the other."""
-    return Resident(
+    return ResidentModel(
         name=str(number),
         num_bytes=resident.num_bytes,
         last_use_s=resident.last_use_s,

@@ -32,7 +32,7 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Resident(msgspec.Struct, frozen=True, kw_only=True):
+class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is loaded, or being loaded."""
 
     name: str
@@ -50,7 +50,7 @@ class MemoryBudget:
         self.limit_bytes = limit_bytes
         self._option = option
 
-    def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[Resident]) -> str | None:
+    def why_never(self, name: str, need: MemoryNeed, pinned: Iterable[ResidentModel]) -> str | None:
         """The arithmetic, if it cannot even be loaded alone beside those that are pinned; None: it can."""
         stay = [one for one in pinned if one.name != name]
         left = self.limit_bytes - sum(one.num_bytes for one in stay)
@@ -62,11 +62,11 @@ class MemoryBudget:
             f"({self._option} {self.limit_bytes // _MIB} MiB{beside})"
         )
 
-    def to_unload(self, num_bytes: int, residents: Sequence[Resident]) -> tuple[str, ...] | None:
+    def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[str, ...] | None:
         """Who has to go for so many bytes, the least recently used first, and nobody in vain.
         None: those who may go are not enough."""
         missing = num_bytes + sum(one.num_bytes for one in residents) - self.limit_bytes
-        chosen: list[Resident] = []
+        chosen: list[ResidentModel] = []
         for one in sorted(residents, key=lambda one: one.last_use_s):
             if missing > 0 and one.may_go and one.num_bytes > 0:
                 chosen.append(one)
@@ -76,7 +76,7 @@ class MemoryBudget:
         return tuple(one.name for one in _spared(chosen, -missing))
 
 
-def _spared(chosen: list[Resident], spare_bytes: int) -> list[Resident]:
+def _spared(chosen: list[ResidentModel], spare_bytes: int) -> list[ResidentModel]:
     """Leave out those who need not go after all, the most recently used first."""
     kept = list(chosen)
     for one in reversed(chosen):

@@ -1,20 +1,23 @@
-"""All served models, and which one a name means."""
+"""All served models, which one a name means, and what each can be asked for."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import (
     AdapterNotFound,
     EngineUnavailable,
     InvalidRequest,
     ModelNotFound,
     RouterNotModel,
+    WrongModelKind,
 )
-from openai_cpu_server.models.routing.router import Router
+from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
 _WORST_FIRST = (
@@ -28,7 +31,7 @@ _WORST_FIRST = (
 )
 
 
-class Chosen(NamedTuple):
+class ChosenModel(NamedTuple):
     """A model, and the name that it was asked for by."""
 
     name: str
@@ -49,7 +52,7 @@ class ModelRegistry:
     An adapter of a model is called `MODEL:ADAPTER`. Where a model has that very name, that is meant.
     """
 
-    def __init__(self, models: Sequence[ServedModel], routers: Sequence[Router] = ()) -> None:
+    def __init__(self, models: Sequence[ServedModel], routers: Sequence[ModelRouter] = ()) -> None:
         """At least one model; the first is meant where no name is given."""
         assert models, "there is nothing to serve"
         self._models = list(models)
@@ -78,7 +81,7 @@ class ModelRegistry:
 
     def choose(
         self, name: str | None, allowed: Collection[str] | None, *, adapter: str | None = None
-    ) -> Chosen:
+    ) -> ChosenModel:
         """The model of this name; without a name, of the first that is allowed.
 
         `adapter`: where a request names it beside its model. Raises ModelNotFound, RouterNotModel,
@@ -101,25 +104,25 @@ class ModelRegistry:
             return self.default.name
         return next(iter(self.names(allowed)), self.default.name)
 
-    def _named(self, name: str) -> Chosen | None:
+    def _named(self, name: str) -> ChosenModel | None:
         if name in self._by_name:
-            return Chosen(name, self._by_name[name])
+            return ChosenModel(name, self._by_name[name])
         base, colon, adapter = name.rpartition(":")
-        return Chosen(name, self._by_name[base], adapter) if colon and base in self._by_name else None
+        return ChosenModel(name, self._by_name[base], adapter) if colon and base in self._by_name else None
 
-    def _adapted(self, name: str, adapter: str) -> Chosen | None:
+    def _adapted(self, name: str, adapter: str) -> ChosenModel | None:
         """The model of this name with the adapter that a field of its own names."""
         chosen = self._named(name)
         if chosen is None:
             return None
         if chosen.adapter is None:
-            return Chosen(f"{name}:{adapter}", chosen.model, adapter)
+            return ChosenModel(f"{name}:{adapter}", chosen.model, adapter)
         if chosen.adapter != adapter:
             message = f"'model' names the adapter '{chosen.adapter}', and 'lora' another one."
             raise InvalidRequest(message, param="lora", code="invalid_value")
         return chosen
 
-    def router(self, name: str | None, allowed: Collection[str] | None) -> Router | None:
+    def router(self, name: str | None, allowed: Collection[str] | None) -> ModelRouter | None:
         """The router of this name; None: it is the name of a model, or of nothing."""
         if name is None or (allowed is not None and name not in allowed):
             return None
@@ -198,7 +201,7 @@ def _adapted_names(model: ServedModel) -> Iterator[str]:
             yield f"{model.name}:{status.adapter.name}"
 
 
-def _check_there(chosen: Chosen, *, param: str | None) -> None:
+def _check_there(chosen: ChosenModel, *, param: str | None) -> None:
     """Raises AdapterNotFound."""
     statuses = {status.adapter.name: status for status in chosen.model.engine.adapters()}
     status = statuses.get(chosen.adapter or "")
@@ -210,3 +213,48 @@ def _check_there(chosen: Chosen, *, param: str | None) -> None:
 
 def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:
     return {label: sum(count[label] for count in counts) for label in counts[0]}
+
+
+class Ability(enum.Enum):
+    """The value is a verb for people."""
+
+    GENERATE = "generate text"
+    EMBED = "embed"
+    RERANK = "rerank"
+
+
+def is_able(model: ServedModel, ability: Ability) -> bool:
+    """A model that generates can rerank if its template asks for yes or no; one that embeds, by cosine."""
+    if ability is Ability.GENERATE:
+        return model.kind is ModelKind.GENERATES
+    if ability is Ability.EMBED:
+        return model.kind is ModelKind.EMBEDS
+    return model.kind is not ModelKind.GENERATES or model.rerank is not None
+
+
+def choose_able(
+    models: ModelRegistry,
+    name: str | None,
+    allowed: Collection[str] | None,
+    ability: Ability,
+    *,
+    adapter: str | None = None,
+) -> ChosenModel:
+    """The model of this name; without a name, the first that is allowed and able.
+
+    `adapter`: where a request names it beside its model.
+
+    Raises ModelNotFound, AdapterNotFound, and WrongModelKind for a model that is there but not able.
+    """
+    if name is None:
+        name = next(iter(_able_names(models, allowed, ability)), None)
+    chosen = models.choose(name, allowed, adapter=adapter)
+    if not is_able(chosen.model, ability):
+        able = _able_names(models, allowed, ability)
+        raise WrongModelKind(chosen.name, ability.value, able=able)
+    return chosen
+
+
+def _able_names(models: ModelRegistry, allowed: Collection[str] | None, ability: Ability) -> tuple[str, ...]:
+    names = models.names(allowed)
+    return tuple(name for name in names if is_able(models.choose(name, allowed).model, ability))

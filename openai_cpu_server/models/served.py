@@ -1,17 +1,84 @@
-"""One served model: its names, its engine, and all that a request to it needs."""
+"""One served model: its names, its engine, and all that a request to it needs; also of one whose file cannot
+be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+import msgspec
 
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
-from openai_cpu_server.contract.model_info import ModelInfo, ModelKind, Tokenizer
-from openai_cpu_server.models.grammars import Grammars
-from openai_cpu_server.models.pieces import Pieces
-from openai_cpu_server.models.thinking import ModelThinking
-from openai_cpu_server.prompt.chat_prompts import Prompts
+from openai_cpu_server.contract.grammar import GrammarOrder
+from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, ModelKind, SequenceMarks, Tokenizer
+from openai_cpu_server.errors import EngineUnavailable
+from openai_cpu_server.models.grammars import ModelGrammars
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPromptMaker, Conversation
+from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasoning
 from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.prompt.tool_formats import ToolFormat
+
+LOWEST = -9999.0
+"""It stands for minus infinity, which JSON cannot say."""
+
+
+class ShownPiece(msgspec.Struct, frozen=True):
+    """A token's text and bytes. Control tokens show their name and have no bytes."""
+
+    text: str
+    bytes: tuple[int, ...] | None
+
+
+class ShownPieces:
+    """Remembers every token once shown: top log-probabilities name the same ones over and over."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._known: dict[int, ShownPiece] = {}
+
+    def __getitem__(self, token: int) -> ShownPiece:
+        piece = self._known.get(token)
+        if piece is None:
+            piece = self._known[token] = self._look_up(token)
+        return piece
+
+    def _look_up(self, token: int) -> ShownPiece:
+        raw = self.tokenizer.piece(token)
+        if not raw:
+            return ShownPiece(_text(self.tokenizer.piece(token, special=True)), None)
+        return ShownPiece(_text(raw), tuple(raw))
+
+
+def finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST else LOWEST
+
+
+def _text(raw: bytes) -> str:
+    r"""Bytes that are no text by themselves are written as OpenAI does: `bytes:\xe2\x82`."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class ModelThinking(msgspec.Struct, frozen=True):
+    """`is_on` and `budget` are for requests that do not say."""
+
+    template: TemplateReasoning
+    is_on: bool | None = None
+    """None: as the template has it."""
+    budget: int | None = None
+    """Tokens; None: any number."""
+
+    @property
+    def form(self) -> ReasoningFormat:
+        return self.template.form
 
 
 class ServedModel:
@@ -24,9 +91,9 @@ class ServedModel:
         created: int,
         engine: Engine,
         tokenizer: Tokenizer,
-        prompts: Prompts,
+        prompts: ChatPromptMaker,
         tool_format: ToolFormat,
-        grammars: Grammars,
+        grammars: ModelGrammars,
         rerank: RerankPrompts | None = None,
         kind: ModelKind = ModelKind.GENERATES,
         may_retry: Callable[[], bool] = lambda: False,
@@ -55,7 +122,7 @@ class ServedModel:
         self.prompts = prompts
         self.rerank = rerank
         self.grammars = grammars
-        self.pieces = Pieces(tokenizer)
+        self.pieces = ShownPieces(tokenizer)
 
     @property
     def name(self) -> str:
@@ -69,3 +136,133 @@ class ServedModel:
         if info is None or has_failed or state is EngineState.STOPPED:
             raise unavailable(self.engine.status())
         return info
+
+
+_AGAIN_S = 10
+
+
+class UnreadableModel:
+    """The contract's `Tokenizer` and `GrammarMaker`, and `Prompts`. Whatever needs tokens raises
+    EngineUnavailable with the reason."""
+
+    has_template = False
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    @property
+    def vocab_size(self) -> int:
+        return 0
+
+    @property
+    def bos_text(self) -> str:
+        return ""
+
+    @property
+    def eos_text(self) -> str:
+        return ""
+
+    @property
+    def bos(self) -> int | None:
+        return None
+
+    @property
+    def adds_bos(self) -> bool:
+        return False
+
+    @property
+    def fim(self) -> FimTokens | None:
+        return None
+
+    @property
+    def marks(self) -> SequenceMarks:
+        return SequenceMarks()
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        return frozenset()
+
+    def least_tokens(self, text: str) -> int:
+        return 0
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        self._refuse()
+
+    def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
+        self._refuse()
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        self._refuse()
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        self._refuse()
+
+    def prompt(self, conversation: Conversation) -> ChatPrompt:
+        self._refuse()
+
+    def __call__(self, order: GrammarOrder) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise EngineUnavailable(f"The model could not be loaded: {self._reason}", _AGAIN_S)
+
+
+WAIT_S = 2.0
+"""So long after reading a file has begun, requests wait for its end. Then they go on without it: 4 GB may
+take ten seconds."""
+_NICE = 19
+
+
+class _Reading(NamedTuple):
+    digest: asyncio.Future[str | None]
+    until_s: float
+    """Nobody waits for it behind this time, on the monotonic clock."""
+
+
+class FileDigests:
+    """Its methods belong to one event loop's thread."""
+
+    def __init__(self, *, wait_s: float = WAIT_S) -> None:
+        self._wait_s = wait_s
+        self._known: weakref.WeakKeyDictionary[ServedModel, _Reading] = weakref.WeakKeyDictionary()
+
+    def begin(self, model: ServedModel) -> None:
+        """Reads its file, if nobody has begun to."""
+        if model not in self._known:
+            self._known[model] = _Reading(_read(model), time.monotonic() + self._wait_s)
+
+    async def of(self, model: ServedModel) -> str | None:
+        """None: it is not known yet, or the model's file is another by now."""
+        self.begin(model)
+        digest, until_s = self._known[model]
+        if digest.done():
+            return digest.result()
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(digest), until_s - time.monotonic())
+        return None
+
+
+def _read(model: ServedModel) -> asyncio.Future[str | None]:
+    """The end of the server does not wait for the thread."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[str | None] = loop.create_future()
+
+    def read() -> None:
+        _step_back()
+        digest = model.content_digest()
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(_tell, future, digest)
+
+    threading.Thread(target=read, name="digest", daemon=True).start()
+    return future
+
+
+def _tell(future: asyncio.Future[str | None], digest: str | None) -> None:
+    if not future.done():
+        future.set_result(digest)
+
+
+def _step_back() -> None:
+    """Linux knows priorities of threads: whoever computes tokens goes before this one."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,17 +1,113 @@
-"""The facts about a request that has ended. They are collected once, and all observers read them."""
+"""The facts about a request that has ended, with the times between its tokens.
+
+They are collected once, and all observers read them.
+"""
 
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
-from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.usage import Amounts
-from openai_cpu_server.observe.distribution import Distribution
+from openai_cpu_server.contract.figures import Amounts, Figures
+
+BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+)
+"""Upper bounds of the buckets. A CPU takes milliseconds for a token and minutes for a long prompt."""
+_PARTS = 8
+"""The parts of each bucket, for quantiles."""
+_LOWEST_S = 0.0001
 
 
-class Origin(enum.Enum):
+def _fine(low: float, high: float) -> list[float]:
+    return [low * (high / low) ** (part / _PARTS) for part in range(1, _PARTS)] + [high]
+
+
+_FINE_S = tuple(bound for low, high in pairwise((_LOWEST_S, *BOUNDS_S)) for bound in _fine(low, high))
+
+
+class Distribution:
+    """Counts durations. It is not thread-safe."""
+
+    __slots__ = ("_counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.sum_s = 0.0
+        self._counts: dict[int, int] = {}
+        """The counts by index of the fine bucket.
+        The bucket behind the last bound takes everything larger."""
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        index = bisect_left(_FINE_S, seconds)
+        self._counts[index] = self._counts.get(index, 0) + count
+        self.sum_s += seconds * count
+
+    def merge(self, other: Distribution) -> None:
+        for index, count in other._counts.items():
+            self._counts[index] = self._counts.get(index, 0) + count
+        self.sum_s += other.sum_s
+
+    @property
+    def num(self) -> int:
+        return sum(self._counts.values())
+
+    @property
+    def mean_s(self) -> float | None:
+        return self.sum_s / self.num if self._counts else None
+
+    def quantile_s(self, share: float) -> float | None:
+        """A quantile in seconds; None if empty.
+        It is at most a third off, usually far less. Larger values count as the last bound."""
+        wanted = share * self.num
+        below = 0
+        for index, count in sorted(self._counts.items()):
+            if below + count >= wanted:
+                return _between(index, (wanted - below) / count)
+            below += count
+        return None
+
+    def cumulative(self) -> Iterator[tuple[float, int]]:
+        """The (upper bound, how many are not above it) for each of `BOUNDS_S`."""
+        entries = sorted(self._counts.items())
+        below, position = 0, 0
+        for number, bound in enumerate(BOUNDS_S, start=1):
+            while position < len(entries) and entries[position][0] < number * _PARTS:
+                below += entries[position][1]
+                position += 1
+            yield bound, below
+
+
+def _between(index: int, share: float) -> float:
+    """The value at this share of the fine bucket."""
+    if index == len(_FINE_S):
+        return _FINE_S[-1]
+    low = _FINE_S[index - 1] if index else 0.0
+    return low + share * (_FINE_S[index] - low)
+
+
+class RequestOrigin(enum.Enum):
     """The way in which a request came in."""
 
     HTTP = "http"
@@ -78,9 +174,9 @@ class AnswerUse(enum.Enum):
         return self in (AnswerUse.EXACT, AnswerUse.SEMANTIC)
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    origin: Origin
+    origin: RequestOrigin
     method: str
     route: str
     """The route as the server defines it (`/v1/models/{id}`), one of few; `other` for unknown ones."""
@@ -112,7 +208,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return self.ended_s - self.started_s
 
 
-def amounts_of(request: Ended, call: EndedCall) -> Amounts:
+def amounts_of(request: EndedRequest, call: EndedCall) -> Amounts:
     """What a call came to for its key. Tokens count from the first token on that it has brought."""
     has_brought = bool(call.inputs) if call.inputs is not None else call.ttft_s is not None
     if not has_brought:

@@ -13,7 +13,7 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
 
 
-class Reading(NamedTuple):
+class GaugeReading(NamedTuple):
     """One engine at one moment."""
 
     model: str
@@ -22,7 +22,7 @@ class Reading(NamedTuple):
     token_bytes: int
 
     @classmethod
-    def of(cls, model: str, engine: Engine) -> Reading:
+    def of(cls, model: str, engine: Engine) -> GaugeReading:
         info = engine.info
         return cls(model, engine.status(), engine.kv_stats(), info.kv_bytes_per_token if info else 0)
 
@@ -33,7 +33,7 @@ class EngineGauges(Collector):
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        readings = [Reading.of(model, engine) for model, engine in self._engines()]
+        readings = [GaugeReading.of(model, engine) for model, engine in self._engines()]
         yield _memory(readings)
         yield _states(readings)
         yield _gauge(
@@ -53,7 +53,7 @@ class EngineGauges(Collector):
         yield from _cache(readings)
 
 
-def _memory(readings: list[Reading]) -> Metric:
+def _memory(readings: list[GaugeReading]) -> Metric:
     """The API process is counted once, with whichever engine."""
     engines = sum(one.status.engine_rss_bytes for one in readings)
     first = readings[0].status
@@ -64,7 +64,7 @@ def _memory(readings: list[Reading]) -> Metric:
     )
 
 
-def _states(readings: list[Reading]) -> Metric:
+def _states(readings: list[GaugeReading]) -> Metric:
     family = GaugeMetricFamily(
         "ocs_model_state",
         "1 for the state that the model is in, 0 for all others.",
@@ -76,7 +76,7 @@ def _states(readings: list[Reading]) -> Metric:
     return family
 
 
-def _requests(readings: list[Reading]) -> Iterator[Metric]:
+def _requests(readings: list[GaugeReading]) -> Iterator[Metric]:
     labels = ("model", "priority")
     running = GaugeMetricFamily("ocs_requests_running", "Sequences in the engine's slots.", labels=labels)
     waiting = GaugeMetricFamily("ocs_requests_waiting", "Sequences that wait for a slot.", labels=labels)
@@ -88,7 +88,7 @@ def _requests(readings: list[Reading]) -> Iterator[Metric]:
     yield waiting
 
 
-def _pool(readings: list[Reading]) -> Iterator[Metric]:
+def _pool(readings: list[GaugeReading]) -> Iterator[Metric]:
     yield _of_kv(readings, "ocs_kv_pool_blocks", "Blocks of the KV pool.", lambda kv: kv.pool_blocks)
     yield _of_kv(
         readings,
@@ -104,7 +104,7 @@ def _pool(readings: list[Reading]) -> Iterator[Metric]:
     )
 
 
-def _cache(readings: list[Reading]) -> Iterator[Metric]:
+def _cache(readings: list[GaugeReading]) -> Iterator[Metric]:
     def capacity(kv: KVStats) -> int:
         return kv.cache_capacity_blocks
 
@@ -127,22 +127,22 @@ def _cache(readings: list[Reading]) -> Iterator[Metric]:
 
 
 def _of_kv(
-    readings: list[Reading], name: str, documentation: str, value_of: Callable[[KVStats], float]
+    readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[KVStats], float]
 ) -> Metric:
     return _gauge(readings, name, documentation, lambda one: value_of(one.kv) if one.kv else 0)
 
 
 def _of_kv_bytes(
-    readings: list[Reading], name: str, documentation: str, blocks_of: Callable[[KVStats], int]
+    readings: list[GaugeReading], name: str, documentation: str, blocks_of: Callable[[KVStats], int]
 ) -> Metric:
-    def num_bytes(one: Reading) -> int:
+    def num_bytes(one: GaugeReading) -> int:
         return blocks_of(one.kv) * one.kv.cache_block_tokens * one.token_bytes if one.kv else 0
 
     return _gauge(readings, name, documentation, num_bytes)
 
 
 def _gauge(
-    readings: list[Reading], name: str, documentation: str, value_of: Callable[[Reading], float]
+    readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[GaugeReading], float]
 ) -> Metric:
     family = GaugeMetricFamily(name, documentation, labels=("model",))
     for one in readings:

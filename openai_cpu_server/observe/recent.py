@@ -1,16 +1,48 @@
-"""The last minutes in slices of time, for `/v1/stats`. Memory and work are bounded, whatever the load."""
+"""A window of time in slices. Memory and work are bounded, whatever the load."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from openai_cpu_server.contract.messages import StepFigures
-from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import AnswerUse, Ended, EndedCall
-from openai_cpu_server.observe.window import SlicedWindow
+from openai_cpu_server.observe.ended import AnswerUse, Distribution, EndedCall, EndedRequest
+
+S = TypeVar("S")
+
+
+class SlicedWindow(Generic[S]):
+    """What happened in each of the last slices; those in which nothing did are missing.
+
+    `new` makes an empty one. Slices are numbered from `origin_s` on.
+    """
+
+    def __init__(
+        self, new: Callable[[], S], *, slice_s: float, num_slices: int, origin_s: float = 0.0
+    ) -> None:
+        self._new = new
+        self._slice_s = slice_s
+        self._origin_s = origin_s
+        self._slices: deque[tuple[int, S]] = deque(maxlen=num_slices)
+
+    def number(self, now_s: float) -> int:
+        return math.floor((now_s - self._origin_s) / self._slice_s)
+
+    def at(self, now_s: float) -> S:
+        """The slice of this moment, to add to."""
+        number = self.number(now_s)
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append((number, self._new()))
+        return self._slices[-1][1]
+
+    def between(self, first: int, end: int) -> list[S]:
+        """The slices from `first` on and before `end`."""
+        return [one for number, one in self._slices if first <= number < end]
+
 
 SLICE_S = 10.0
 _NUM_SLICES = 30
@@ -18,7 +50,7 @@ _SUCCESS = range(200, 300)
 
 
 @dataclass
-class Sums:
+class RecentSums:
     """Sums over a span of time. Calls are counted when they end, tokens when they are computed."""
 
     calls: int = 0
@@ -34,7 +66,7 @@ class Sums:
     ttft: Distribution = field(default_factory=Distribution)
     gaps: Distribution = field(default_factory=Distribution)
 
-    def call_ended(self, request: Ended, call: EndedCall) -> None:
+    def call_ended(self, request: EndedRequest, call: EndedCall) -> None:
         self.calls += 1
         self.failed += request.code is not None or request.status not in _SUCCESS
         self.latency.add(request.seconds)
@@ -49,7 +81,7 @@ class Sums:
         self.drafted_tokens += figures.drafted
         self.accepted_tokens += figures.accepted
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: RecentSums) -> None:
         self.calls += other.calls
         self.failed += other.failed
         self.output_tokens += other.output_tokens
@@ -63,26 +95,28 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     seconds: float
-    sums: Sums
+    sums: RecentSums
 
 
-class Recent:
+class RecentActivity:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total = Sums()
+        self.total = RecentSums()
         """The sums since the start."""
         self.answers: Counter[AnswerUse] = Counter()
         """What the cache of answers did, since the start."""
         self._clock = clock
         self._started_s = clock()
-        self._slices = SlicedWindow(Sums, slice_s=SLICE_S, num_slices=_NUM_SLICES, origin_s=self._started_s)
+        self._slices = SlicedWindow(
+            RecentSums, slice_s=SLICE_S, num_slices=_NUM_SLICES, origin_s=self._started_s
+        )
 
     @property
     def uptime_s(self) -> float:
         return self._clock() - self._started_s
 
-    def ended(self, request: Ended) -> None:
+    def ended(self, request: EndedRequest) -> None:
         if request.answer is not None:
             self.answers[request.answer] += 1
         if request.call is not None:
@@ -93,26 +127,26 @@ class Recent:
         for sums in (self.total, self._now()):
             sums.step_done(figures)
 
-    def window(self) -> Span:
+    def window(self) -> TimeSpan:
         """The last five minutes, or all since the start if that is less."""
         return self._last(_NUM_SLICES)
 
-    def moment(self) -> Span:
+    def moment(self) -> TimeSpan:
         """The last 10 to 20 seconds."""
         return self._last(2)
 
-    def _last(self, num_slices: int) -> Span:
+    def _last(self, num_slices: int) -> TimeSpan:
         now = self._slices.number(self._clock())
         first = max(0, now - num_slices + 1)
         seconds = max(self.uptime_s - first * SLICE_S, 1e-9)
-        return Span(seconds, _sum(self._slices.between(first, now + 1)))
+        return TimeSpan(seconds, _sum(self._slices.between(first, now + 1)))
 
-    def _now(self) -> Sums:
+    def _now(self) -> RecentSums:
         return self._slices.at(self._clock())
 
 
-def _sum(parts: Iterable[Sums]) -> Sums:
-    total = Sums()
+def _sum(parts: Iterable[RecentSums]) -> RecentSums:
+    total = RecentSums()
     for part in parts:
         total.merge(part)
     return total

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from openai_cpu_server import __version__
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.observe.ended import Ended, EndedCall, TraceParent
+from openai_cpu_server.observe.ended import EndedCall, EndedRequest, TraceParent
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -68,7 +68,7 @@ class Tracing:
         """Send what is left. A collector that does not answer is not waited for long."""
         self._provider.shutdown()
 
-    def ended(self, request: Ended) -> None:
+    def ended(self, request: EndedRequest) -> None:
         if request.is_quiet:
             return
         epoch_s = time.time() - time.monotonic()
@@ -124,7 +124,7 @@ def _phases(call: EndedCall) -> Iterator[Phase]:
         yield Phase("decode", start_s, decode_s, {"ocs.output_tokens": figures.output_tokens})
 
 
-def _of_request(request: Ended) -> Iterator[tuple[str, AttributeValue]]:
+def _of_request(request: EndedRequest) -> Iterator[tuple[str, AttributeValue]]:
     """Attributes of a request, with the names of OpenTelemetry's conventions where there are some."""
     yield "http.request.method", request.method
     yield "http.route", request.route

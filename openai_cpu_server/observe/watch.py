@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+from openai_cpu_server.contract.figures import Amounts
 from openai_cpu_server.contract.messages import StepFigures
-from openai_cpu_server.contract.usage import Amounts
-from openai_cpu_server.observe.ended import Ended, amounts_of
+from openai_cpu_server.observe.ended import EndedRequest, amounts_of
 from openai_cpu_server.observe.metrics import Metrics
-from openai_cpu_server.observe.recent import Recent
+from openai_cpu_server.observe.recent import RecentActivity
 from openai_cpu_server.observe.tracing import Tracing
 
 Book = Callable[[str, str, Amounts], None]
@@ -31,7 +31,7 @@ class Watch:
     def __init__(
         self,
         metrics: Metrics,
-        recent: Recent,
+        recent: RecentActivity,
         tracing: Tracing | None = None,
         *,
         model: str,
@@ -47,7 +47,7 @@ class Watch:
     @classmethod
     def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
         """An observer with all counts at zero, in a registry of its own."""
-        return cls(Metrics(CollectorRegistry(), model=model), Recent(), tracing, model=model)
+        return cls(Metrics(CollectorRegistry(), model=model), RecentActivity(), tracing, model=model)
 
     def know_keys(self, key_of: Callable[[str], str], book: Book | None) -> None:
         """`key_of`: the name of a client's key, by the label that requests carry; "" for one that has none.
@@ -55,7 +55,7 @@ class Watch:
         self._key_of = key_of
         self._book = book or _keeps_no_book
 
-    def ended(self, request: Ended) -> None:
+    def ended(self, request: EndedRequest) -> None:
         """Call this once for every request, however it ended."""
         self.metrics.ended(request)
         self.recent.ended(request)

@@ -1,23 +1,181 @@
-"""Turns a conversation into the prompt's text."""
+"""Turns a conversation into the prompt's text, whose contents stay text: only the template's own words become
+control tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from openai_cpu_server.contract.model_info import ControlToken, SequenceMarks, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.messages import Message, content_text, template_messages
-from openai_cpu_server.prompt.reasoning.echo import Echo, with_echo
-from openai_cpu_server.prompt.reasoning.stage import Stage, begun_answer, stage_behind, stage_within
-from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
-from openai_cpu_server.prompt.template import Template
+from openai_cpu_server.prompt.reasoning import (
+    TemplateReasoning,
+    ThinkingStage,
+    ThoughtsField,
+    begun_answer,
+    stage_behind,
+    stage_within,
+    with_echo,
+)
+from openai_cpu_server.prompt.template import Message, PromptTemplate, content_text, template_messages
+
+
+class _Place(NamedTuple):
+    start: int
+    end: int
+    token: ControlToken
+
+
+class ControlNames:
+    """The names of one vocabulary's control tokens, and how to find them."""
+
+    def __init__(self, tokens: Iterable[ControlToken]) -> None:
+        self._tokens = {token.text: token for token in tokens}
+        by_first: dict[str, set[int]] = {}
+        for name in self._tokens:
+            by_first.setdefault(name[0], set()).add(len(name))
+        self._lengths = {first: sorted(lengths, reverse=True) for first, lengths in by_first.items()}
+        firsts = "".join(map(re.escape, sorted(by_first)))
+        self._first = re.compile(f"[{firsts}]") if firsts else re.compile(r"(?!)")
+        # Words alone stay: templates compare values such as `string` and `function`.
+        self._heads = {part for name in self._tokens for part in _beginnings(name) if not part.isalnum()}
+        self._tails = {part for name in self._tokens for part in _endings(name) if not part.isalnum()}
+        self._reach = max(map(len, self._tokens), default=1) - 1
+
+    def places(self, text: str) -> Iterator[_Place]:
+        """Where names stand in a text; of two at one place the longer."""
+        behind = 0
+        for first in self._first.finditer(text):
+            start = first.start()
+            if start < behind:
+                continue
+            ends = (start + length for length in self._lengths[text[start]])
+            found = next((end for end in ends if text[start:end] in self._tokens), None)
+            if found is not None:
+                behind = found
+                yield _Place(start, found, self._tokens[text[start:found]])
+
+    def spelt(self, text: str) -> list[tuple[int, int]]:
+        """The parts of a value that could become a control token, alone or with what a template writes beside
+        it."""
+        found = [(place.start, place.end) for place in self.places(text)]
+        head = next((n for n in range(min(self._reach, len(text)), 0, -1) if text[:n] in self._tails), 0)
+        if head and not (found and found[0][0] < head):
+            found.insert(0, (0, head))
+        tail = next((n for n in range(min(self._reach, len(text)), 0, -1) if text[-n:] in self._heads), 0)
+        if tail and not (found and found[-1][1] > len(text) - tail):
+            found.append((len(text) - tail, len(text)))
+        return found
+
+
+class Literals:
+    """What the values of one request spell, and the stand-ins for it.
+
+    A user, a tool's result or a web page may spell the name of a control token, such as `<|im_end|>`. Where
+    one does, a stand-in takes its place while the template renders, and the stretch of text around it is
+    tokenised without control tokens. Such stretches lie between the control tokens that the template wrote,
+    where tokenisers cut anyway: all other tokens stay what they were. What spells nothing costs a search.
+    """
+
+    def __init__(self, names: ControlNames) -> None:
+        self._names = names
+        self._stem = f"{secrets.randbits(96):029d}"  # digits pass through all that templates do to texts
+        self._spelt: list[str] = []
+        self._stand_in = re.compile(self._stem + r"(\d{6})")
+
+    def hidden(self, value: Any) -> Any:
+        """The value, of JSON's types, with stand-ins in its texts, the names of its fields too."""
+        if isinstance(value, str):
+            return self._hidden_text(value)
+        if isinstance(value, Mapping):
+            return {self._hidden_text(name): self.hidden(each) for name, each in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, bytes):
+            return [self.hidden(each) for each in value]
+        return value
+
+    def hidden_messages(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+        """The messages with stand-ins, also in arguments of calls: there JSON's escapes can hide a name."""
+        return [self.hidden(self._plainly_called(message)) for message in messages]
+
+    def shown(self, text: str) -> str:
+        """The text, with what was spelt in place of the stand-ins."""
+        return self._stand_in.sub(lambda found: self._spelt[int(found[1])], text) if self._spelt else text
+
+    def encode(self, text: str, tokenizer: Tokenizer, *, add_special: bool) -> list[int]:
+        """The tokens of a rendered text."""
+        if not self._spelt or self._stem not in text:
+            return tokenizer.encode(text, add_special=add_special, parse_special=True)
+        around = tokenizer.marks if add_special else SequenceMarks()
+        tokens = list(around.begin)
+        for part, is_literal in self._stretches(text):
+            tokens += tokenizer.encode(self.shown(part), add_special=False, parse_special=not is_literal)
+        return [*tokens, *around.end]
+
+    def _plainly_called(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, Sequence):
+            return message
+        return {**message, "tool_calls": [self._plain_call(call) for call in calls]}
+
+    def _plain_call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call.get("function")
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(arguments, str) or "\\" not in arguments:
+            return call
+        try:
+            plain = json.dumps(json.loads(arguments), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return call
+        if not any(self._names.places(plain)):
+            return call
+        return {**call, "function": {**function, "arguments": plain}}
+
+    def _hidden_text(self, text: str) -> str:
+        parts, behind = [], 0
+        for start, end in self._names.spelt(text):
+            parts += [text[behind:start], f"{self._stem}{len(self._spelt):06d}"]
+            self._spelt.append(text[start:end])
+            behind = end
+        return "".join([*parts, text[behind:]])
+
+    def _stretches(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The text in parts: those with stand-ins reach from one control token of the template to the
+        next."""
+        begun, behind, strips = 0, 0, False
+        for place in (*self._names.places(text), None):
+            end = len(text) if place is None else place.start
+            if self._stem in text[behind:end]:
+                if behind > begun:
+                    yield text[begun:behind], False
+                yield _stripped(text[behind:end], before=strips, behind=place), True
+                begun = end
+            behind, strips = (end, False) if place is None else (place.end, place.token.strips_behind)
+        if begun < len(text):
+            yield text[begun:], False
+
+
+def _stripped(text: str, *, before: bool, behind: _Place | None) -> str:
+    """Without the white space that belongs to the control tokens around it."""
+    text = text.lstrip() if before else text
+    return text.rstrip() if behind is not None and behind.token.strips_before else text
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    return (name[:end] for end in range(1, len(name)))
+
+
+def _endings(name: str) -> Iterator[str]:
+    return (name[begin:] for begin in range(1, len(name)))
 
 
 class ChatText(NamedTuple):
     """A prompt, and where the output behind it begins."""
 
     text: str
-    stage: Stage
+    stage: ThinkingStage
 
 
 class _Begun(NamedTuple):
@@ -28,7 +186,7 @@ class _Begun(NamedTuple):
 
 
 def render_chat(
-    template: Template,
+    template: PromptTemplate,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, object]] | None = None,
@@ -46,7 +204,7 @@ def render_chat(
     """
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
-    echo = Echo.NOWHERE if reasoning is None else reasoning.echo
+    echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo
     told = template_messages(finished, as_parts=template.wants_parts, shape=template.call_shape)
     text = template.render(
         [with_echo(message, echo) for message in told],
@@ -55,7 +213,7 @@ def render_chat(
         extra=extra,
     )
     if reasoning is None:
-        return ChatText(text + (prefill.content if prefill else ""), Stage.BEHIND)
+        return ChatText(text + (prefill.content if prefill else ""), ThinkingStage.BEHIND)
     rendered = ChatText(text, stage_behind(text, reasoning.form))
     if thinks_not:
         rendered = _closed(rendered, reasoning)
@@ -70,10 +228,10 @@ def needs_special_tokens(text: str, *, bos_text: str) -> bool:
 def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:
     """With the thoughts closed, if they are open, or if nothing tells the model to do without."""
     form = reasoning.form
-    if rendered.stage is Stage.WITHIN:
-        return ChatText(f"{rendered.text}\n{form.end}{form.gap}{form.answer_begin}", Stage.BEHIND)
-    if rendered.stage is Stage.BEFORE and (not reasoning.has_switch or form.begin in rendered.text):
-        return ChatText(rendered.text + form.empty, Stage.BEHIND)
+    if rendered.stage is ThinkingStage.WITHIN:
+        return ChatText(f"{rendered.text}\n{form.end}{form.gap}{form.answer_begin}", ThinkingStage.BEHIND)
+    if rendered.stage is ThinkingStage.BEFORE and (not reasoning.has_switch or form.begin in rendered.text):
+        return ChatText(rendered.text + form.empty, ThinkingStage.BEHIND)
     return rendered
 
 

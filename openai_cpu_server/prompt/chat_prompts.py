@@ -1,29 +1,204 @@
-"""A conversation becomes prompt tokens: rendered by the model's template, tokenised."""
+"""A conversation becomes prompt tokens: tools and earlier answers as its template wants them, rendered,
+tokenised."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import msgspec
 
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.errors import PromptFarTooLong, TemplateFailed
-from openai_cpu_server.prompt.chat import ChatText, needs_special_tokens, render_chat
-from openai_cpu_server.prompt.literals import ControlNames, Literals
-from openai_cpu_server.prompt.messages import Message
-from openai_cpu_server.prompt.reasoning.stage import Stage
-from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
-from openai_cpu_server.prompt.template import Template
-from openai_cpu_server.prompt.tool_formats import ToolFormat
-from openai_cpu_server.prompt.tool_texts import told_tools
-from openai_cpu_server.prompt.written import Written, written_parts
+from openai_cpu_server.errors import InvalidRequest, PromptFarTooLong, TemplateFailed
+from openai_cpu_server.prompt.chat import ChatText, ControlNames, Literals, needs_special_tokens, render_chat
+from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
+from openai_cpu_server.prompt.template import Message, PromptTemplate, arguments_object, content_text
+from openai_cpu_server.prompt.tool_formats import ToolFormat, WrittenCall
+
+Tools = Sequence[Mapping[str, object]]
+
+
+def told_tools(
+    messages: Sequence[Message], tools: Tools, template: PromptTemplate, form: ToolFormat
+) -> tuple[Sequence[Message], Tools]:
+    """The messages as the template can show them, and the tools that are left for it to show."""
+    shape = None if form.replaces_template else template.call_shape
+    if shape is None:
+        messages = with_written_calls(messages, form)
+    else:
+        messages = with_history_ids(with_single_calls(messages) if shape.one_by_one else messages, form)
+    if not tools or (template.shows_tools and not form.replaces_template):
+        return messages, tools
+    if template.shows_system_tools and not form.replaces_template:
+        return with_system_tools(messages, tools), ()
+    return with_instructions(messages, tools, form, as_system=template.shows_system), ()
+
+
+def with_history_ids(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
+    """The messages, with the ids of calls in the form that the format's templates want."""
+    return [_with_ids(message, form) for message in messages]
+
+
+def with_single_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with a message of its own for each call, and each result behind its call."""
+    single: list[Message] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls")
+        if not isinstance(calls, Sequence) or len(calls) < 2:
+            single.append(message)
+            continue
+        results = list(takewhile(lambda each: each.get("role") == "tool", rest))
+        del rest[: len(results)]
+        for index, call in enumerate(calls):
+            single.append({**message, "tool_calls": [call], **({"content": None} if index else {})})
+            of_call = [result for result in results if result.get("tool_call_id") == call["id"]]
+            single += of_call[:1]
+            results = [result for result in results if result not in of_call[:1]]
+        single += results
+    return single
+
+
+def with_written_calls(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
+    """The messages, with earlier calls and results as text.
+    A last message that calls stays: it is an error anyway."""
+    texts: list[Message] = []
+    for index, message in enumerate(messages):
+        if message.get("role") == "tool":
+            _add_result(texts, message)
+        elif message.get("tool_calls") and index < len(messages) - 1:
+            texts.append(_written(message, form))
+        else:
+            texts.append(message)
+    return texts
+
+
+def with_system_tools(messages: Sequence[Message], tools: Tools) -> list[Message]:
+    """The messages, with the tools as JSON in a field of the system message."""
+    listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if messages and messages[0].get("role") in ("system", "developer"):
+        return [{**messages[0], "tools": listed}, *messages[1:]]
+    content = "You are a helpful assistant with some tools."
+    return [{"role": "system", "content": content, "tools": listed}, *messages]
+
+
+def with_instructions(
+    messages: Sequence[Message], tools: Tools, form: ToolFormat, *, as_system: bool = True
+) -> list[Message]:
+    """The messages, with the tools and how to call them in the system message; in the first message if the
+    template shows none."""
+    instructions = _instructions(tools, form)
+    first = messages[0] if messages else {}
+    if first.get("role") in ("system", "developer"):
+        text = content_text(first.get("content"), "messages[0].content")
+        return [{**first, "content": f"{text}\n\n{instructions}"}, *messages[1:]]
+    if not as_system and first.get("role") == "user":
+        text = content_text(first.get("content"), "messages[0].content")
+        return [{**first, "content": f"{instructions}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": instructions}, *messages]
+
+
+def _with_ids(message: Message, form: ToolFormat) -> Message:
+    fields = dict(message)
+    if isinstance(answered := message.get("tool_call_id"), str):
+        fields["tool_call_id"] = form.history_id(answered)
+    if isinstance(calls := message.get("tool_calls"), Sequence):
+        fields["tool_calls"] = [{**call, "id": form.history_id(call["id"])} for call in calls]
+    return fields
+
+
+def _instructions(tools: Tools, form: ToolFormat) -> str:
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    example = form.written([WrittenCall("NAME", {"PARAMETER": "VALUE"})])
+    return f"You can call these functions:\n{listed}\nTo call them, end your answer with:\n{example}"
+
+
+def _written(message: Message, form: ToolFormat) -> Message:
+    calls = message["tool_calls"]
+    assert isinstance(calls, Sequence)
+    written = form.written([_call(call["function"]) for call in calls])
+    text = content_text(message.get("content"))
+    return {"role": "assistant", "content": f"{text}\n{written}" if text else written}
+
+
+def _call(function: Mapping[str, object]) -> WrittenCall:
+    arguments = arguments_object(function["arguments"])
+    # Arguments that are no object were never ours: they are shown under a name that says so.
+    known = arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
+    return WrittenCall(str(function["name"]), known)
+
+
+_RESULTS = "Results of the functions:"
+
+
+def _add_result(texts: list[Message], message: Message) -> None:
+    """Add a result to the message before it, if that has results:
+    many templates demand that roles take turns."""
+    result = content_text(message.get("content"))
+    last = texts[-1].get("content") if texts else None
+    if isinstance(last, str) and texts[-1].get("role") == "user" and last.startswith(_RESULTS):
+        texts[-1] = {"role": "user", "content": f"{last}\n{result}"}
+    else:
+        texts.append({"role": "user", "content": f"{_RESULTS}\n{result}"})
+
+
+Written = Mapping[int, Sequence[int]]
+"""By the index of an assistant's message: the tokens that the model wrote for it."""
+Render = Callable[[Sequence[Message]], str]
+"""Renders messages, up to where the model's next answer begins."""
+
+
+def written_parts(messages: Sequence[Message], written: Written, render: Render) -> list[str] | None:
+    """The prompt's text before, between and behind the written answers.
+
+    A template writes an answer of before from its text: it trims white space, and writes calls anew from
+    their arguments. Tokenised again, even the very same text can become other tokens than those that were
+    sampled. So a mark is rendered in place of such an answer, and the tokens are put where the mark stands.
+
+    None: the template does not show a plain answer where one of these stands.
+    """
+    places = sorted(written)
+    marks = [f"w{secrets.token_hex(12)}w" for _ in places]
+    marked = list(messages)
+    for place, mark in zip(places, marks, strict=True):
+        marked[place] = {"role": "assistant", "content": mark}
+    try:
+        parts = _split(render(marked), marks)
+        opening = render(marked[: places[0]])
+    except (TemplateFailed, InvalidRequest):
+        return None
+    return parts and _without_blanks(parts, opening)
+
+
+def _split(text: str, marks: Sequence[str]) -> list[str] | None:
+    """None: a mark is missing, or stands there twice, or elsewhere."""
+    parts = []
+    for mark in marks:
+        if text.count(mark) != 1:
+            return None
+        before, _, text = text.partition(mark)
+        parts.append(before)
+    return [*parts, text]
+
+
+def _without_blanks(parts: Sequence[str], opening: str) -> list[str]:
+    """The parts, each ending where the model began to write: some templates set a blank before an answer of
+    before that they do not set when they ask for one."""
+    first = parts[0]
+    if first == opening or first.rstrip() != opening.rstrip() or not first.startswith(opening):
+        return list(parts)
+    blanks = first[len(opening) :]
+    return [part.removesuffix(blanks) for part in parts[:-1]] + [parts[-1]]
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     """At least one."""
-    stage: Stage
+    stage: ThinkingStage
     """Where the output begins."""
     wants_thoughts: bool
     """The model surely thinks first."""
@@ -45,7 +220,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What is surely longer is not tokenised."""
 
 
-class Prompts(Protocol):
+class ChatPromptMaker(Protocol):
     """Makes the prompts of one model. It takes milliseconds: do not call it in an event loop."""
 
     @property
@@ -57,12 +232,12 @@ class Prompts(Protocol):
 
 
 class ChatPrompts:
-    """`Prompts` of this process. `template`: None for a model without one. `reasoning`: None for a model that
-    does not think."""
+    """`ChatPromptMaker` of this process. `template`: None for a model without one. `reasoning`: None for a
+    model that does not think."""
 
     def __init__(
         self,
-        template: Template | None,
+        template: PromptTemplate | None,
         tokenizer: Tokenizer,
         tool_format: ToolFormat,
         names: ControlNames,
@@ -97,7 +272,7 @@ class ChatPrompts:
         written = asked.written if self._reasoning is None else {}
         parts = written_parts(messages, written, rendering.text) if written else None
         if parts is not None:
-            return ChatPrompt(self._spliced(parts, written, literals, asked), Stage.BEHIND, False)
+            return ChatPrompt(self._spliced(parts, written, literals, asked), ThinkingStage.BEHIND, False)
         text, stage = rendering.of(messages)
         tokens = self._encoded(text, literals, asked.most_tokens)
         if not tokens:
@@ -125,7 +300,7 @@ class _Rendering:
 
     def __init__(
         self,
-        template: Template,
+        template: PromptTemplate,
         form: ToolFormat,
         reasoning: TemplateReasoning | None,
         literals: Literals,

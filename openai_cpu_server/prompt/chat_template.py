@@ -9,8 +9,8 @@ from typing import NoReturn
 import jinja2
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
-from openai_cpu_server.prompt.messages import CallShape, template_messages
 from openai_cpu_server.prompt.sandbox import MAX_STEPS, ChatEnvironment
+from openai_cpu_server.prompt.template import CallShape, template_messages
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000

@@ -8,9 +8,8 @@ from typing import Protocol
 
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import TemplateFailed
-from openai_cpu_server.prompt.chat import needs_special_tokens
-from openai_cpu_server.prompt.literals import ControlNames, Literals
-from openai_cpu_server.prompt.template import Template
+from openai_cpu_server.prompt.chat import ControlNames, Literals, needs_special_tokens
+from openai_cpu_server.prompt.template import PromptTemplate
 
 _PLACE = re.compile(r"(\{query\}|\{document\})")
 _YES_OR_NO = re.compile(r"\b(yes)\b.*\b(no)\b", re.IGNORECASE | re.DOTALL)
@@ -20,7 +19,7 @@ _QUERY, _DOCUMENT = "query 5b1f", "document 5b1f"
 class RerankTemplate:
     """Asks whether a document fits a query. Several threads may render at once."""
 
-    def __init__(self, source: str | Template) -> None:
+    def __init__(self, source: str | PromptTemplate) -> None:
         """`source`: text with `{query}` and `{document}`, as llama.cpp has it, or a chat template that shows
         messages of the roles `query` and `document`, as vLLM has it."""
         self._parts = _PLACE.split(source) if isinstance(source, str) else None
@@ -81,14 +80,14 @@ class TemplatePrompts:
         return (*tokenizer.marks.begin * needs_begin, *tokens)
 
 
-def rerank_template(own: str | None, chat: Template | None) -> RerankTemplate | None:
+def rerank_template(own: str | None, chat: PromptTemplate | None) -> RerankTemplate | None:
     """`own`: the file's template for reranking, which goes before `chat`. None: neither is for reranking."""
     if own is not None and {"{query}", "{document}"} <= set(_PLACE.split(own)):
         return RerankTemplate(own)
     return RerankTemplate(chat) if chat is not None and _asks_yes_or_no(chat) else None
 
 
-def _asks_yes_or_no(template: Template) -> bool:
+def _asks_yes_or_no(template: PromptTemplate) -> bool:
     """Many chat templates show any role; one of a reranker says beside that what may be answered."""
     messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
     try:

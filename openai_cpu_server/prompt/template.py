@@ -1,14 +1,110 @@
-"""What the rest of the house knows of a model's chat template. Who only knows this runs no jinja2."""
+"""What the rest of the house knows of a model's chat template, and messages as templates expect them.
+
+Who only knows this runs no jinja2.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from openai_cpu_server.prompt.messages import CallShape
+from openai_cpu_server.contract.model_info import FimTokens
+from openai_cpu_server.errors import InvalidRequest, TooManyValues
+from openai_cpu_server.json_size import check_size
+
+Message = Mapping[str, object]
 
 
-class Template(Protocol):
+class CallShape(NamedTuple):
+    """How a template wants earlier calls."""
+
+    text_arguments: bool = False
+    """Their arguments as JSON text, as OpenAI writes them; else as an object."""
+    no_content: bool = False
+    """A message without text has None for content; else "" ."""
+    one_by_one: bool = False
+    """A message has one call at most."""
+
+
+def template_messages(
+    messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
+) -> list[dict[str, object]]:
+    """The messages as templates expect them.
+
+    `developer` becomes `system`. The parts of a content become one text (with `as_parts`, a text becomes one
+    part). Arguments of tool calls have the shape that the template wants. Fields that are None are left out.
+
+    Raises InvalidRequest for content that is no text.
+    """
+    shape = shape or CallShape()
+    return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
+
+
+def content_text(content: object, param: str = "messages") -> str:
+    """The text of a content. Line breaks join parts, as in llama-server and vLLM. Raises InvalidRequest."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "\n".join(_part_text(part, f"{param}[{index}]") for index, part in enumerate(content))
+    raise _no_text(param)
+
+
+def _message(message: Message, param: str, as_parts: bool, shape: CallShape) -> dict[str, object]:
+    fields = {name: value for name, value in message.items() if value is not None}
+    if fields.get("role") == "developer":
+        fields["role"] = "system"
+    text = content_text(message.get("content"), f"{param}.content")
+    fields["content"] = [{"type": "text", "text": text}] if as_parts else text
+    tool_calls = fields.pop("tool_calls", None)
+    # Templates ask whether the field is there, not whether it has something in it.
+    if isinstance(tool_calls, Sequence) and tool_calls:
+        fields["tool_calls"] = [_tool_call(call, shape) for call in tool_calls]
+        if shape.no_content and not text:
+            fields["content"] = None
+    return fields
+
+
+def _part_text(part: object, param: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise _no_text(param)
+    return text
+
+
+def _tool_call(call: object, shape: CallShape) -> object:
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return call
+    arguments = function.get("arguments")
+    if not shape.text_arguments:
+        arguments = arguments_object(arguments)
+    elif not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def arguments_object(arguments: object) -> object:
+    """The arguments as an object.
+    OpenAI writes them as JSON text; text that is no JSON object, or too much of it, stays as it is."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        check_size(arguments.encode(errors="surrogatepass"))
+        parsed: object = json.loads(arguments)
+    except (ValueError, RecursionError, TooManyValues):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _no_text(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Invalid value for '{param}': only text is supported.", param=param, code="invalid_value"
+    )
+
+
+class PromptTemplate(Protocol):
     """What a template shows was found out by trying, once."""
 
     source: str
@@ -32,3 +128,8 @@ class Template(Protocol):
     ) -> str:
         """The prompt's text. Raises TemplateFailed."""
         ...
+
+
+def fim_tokens(prefix: Sequence[int], suffix: Sequence[int], fim: FimTokens) -> tuple[int, ...]:
+    """The prompt in the order prefix, suffix, middle: what the model generates then is the middle."""
+    return (fim.prefix, *prefix, fim.suffix, *suffix, fim.middle)

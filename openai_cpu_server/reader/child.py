@@ -8,8 +8,8 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from openai_cpu_server.contract.frames import framed, read_frame
-from openai_cpu_server.sandbox.spawn import death_cause, spawn_options
+from openai_cpu_server.child_processes.spawn import death_cause, spawn_options
+from openai_cpu_server.contract.framing import framed, read_frame
 
 _MODULE = "openai_cpu_server.reader.process"
 _PATIENCE_S = 60.0

@@ -9,9 +9,8 @@ import msgspec
 
 from openai_cpu_server.contract.grammar import GrammarOrder, MadeGrammar, RefusedGrammar
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import FimTokens, Marks
-from openai_cpu_server.prompt.reasoning.stage import Stage
-from openai_cpu_server.prompt.reasoning.template import TemplateReasoning
+from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
+from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +40,7 @@ class CloseModel(msgspec.Struct, frozen=True, tag=True):
     key: int
 
 
-class Encode(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class EncodeTexts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     key: int
     texts: Sequence[str]
     add_special: bool
@@ -80,7 +79,7 @@ class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Options that the user has chosen."""
 
 
-Work = Union[OpenModel, CloseModel, Encode, RenderChat, RenderRerank, MakeGrammar, FindProfile]
+Work = Union[OpenModel, CloseModel, EncodeTexts, RenderChat, RenderRerank, MakeGrammar, FindProfile]
 
 
 # -- what comes of it ----------------------------------------------------------------------------------------
@@ -96,7 +95,7 @@ class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     eos_text: str
     adds_bos: bool
     fim: FimTokens | None
-    marks: Marks
+    marks: SequenceMarks
     end_tokens: frozenset[int]
     pieces: bytes
     """The bytes of all tokens, one behind the other."""
@@ -118,13 +117,13 @@ class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     facts: VocabularyFacts | None = None
 
 
-class Tokens(msgspec.Struct, frozen=True, tag=True):
+class EncodedTexts(msgspec.Struct, frozen=True, tag=True):
     tokens: Sequence[Sequence[int]]
 
 
 class Rendered(msgspec.Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
-    stage: Stage
+    stage: ThinkingStage
     wants_thoughts: bool
 
 
@@ -138,11 +137,11 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
     """The profile in words; None: there is none."""
 
 
-class Closed(msgspec.Struct, frozen=True, tag=True):
+class ModelClosed(msgspec.Struct, frozen=True, tag=True):
     """There is nothing to tell."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """An exception of `errors.py`, by the name of its class."""
 
     kind: str
@@ -151,10 +150,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     code: str | None = None
 
 
-Result = Union[ModelOpened, Tokens, Rendered, GrammarResult, Profiled, Closed, Refused]
+Result = Union[ModelOpened, EncodedTexts, Rendered, GrammarResult, Profiled, ModelClosed, WorkRefused]
 
 
-class Reply(msgspec.Struct, frozen=True):
+class WorkReply(msgspec.Struct, frozen=True):
     result: Result
     is_last: bool = False
     """The process has grown, and ends: another is to take its place."""

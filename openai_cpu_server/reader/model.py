@@ -11,12 +11,13 @@ from typing import Union
 
 from openai_cpu_server.contract.grammar import GrammarOrder, MadeGrammar, RefusedGrammar
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import FimTokens, Marks
+from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
 from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.reader.messages import (
-    Encode,
+    EncodedTexts,
+    EncodeTexts,
     FindProfile,
     GrammarResult,
     MakeGrammar,
@@ -25,10 +26,9 @@ from openai_cpu_server.reader.messages import (
     RenderChat,
     Rendered,
     RenderRerank,
-    Tokens,
     VocabularyFacts,
 )
-from openai_cpu_server.reader.pool import Lane, OpenedKey, ReaderPool
+from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkLane
 
 _LONG_CHARS = 128 * 1024
 """Tokenising this takes 20 to 60 ms, and more takes more."""
@@ -93,7 +93,7 @@ class ReadTokenizer:
         return self._facts.fim
 
     @property
-    def marks(self) -> Marks:
+    def marks(self) -> SequenceMarks:
         return self._facts.marks
 
     def least_tokens(self, text: str) -> int:
@@ -112,14 +112,14 @@ class ReadTokenizer:
         return list(tokens)
 
     def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
-        work = Encode(
+        work = EncodeTexts(
             key=self._key.number,
             texts=[_sound(text) for text in texts],
             add_special=add_special,
             parse_special=parse_special,
         )
         result = self._pool.do(work, model=self._key, lane=_lane(sum(map(len, texts))))
-        assert isinstance(result, Tokens)
+        assert isinstance(result, EncodedTexts)
         return [list(tokens) for tokens in result.tokens]
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -179,7 +179,7 @@ class ReadRerank:
         work = RenderRerank(key=self._key.number, query=_sound(query), documents=texts)
         num_chars = sum(map(len, texts)) + len(query) * len(texts)
         result = self._pool.do(work, model=self._key, lane=_lane(num_chars))
-        assert isinstance(result, Tokens)
+        assert isinstance(result, EncodedTexts)
         return [tuple(tokens) for tokens in result.tokens]
 
 
@@ -193,7 +193,7 @@ class ReadGrammars:
         """Raises what `ReaderPool.do` raises, but for a grammar that kills: that is refused, and whoever
         remembers it need not ask again."""
         try:
-            result = self._pool.do(MakeGrammar(order), lane=Lane.LONG)
+            result = self._pool.do(MakeGrammar(order), lane=WorkLane.LONG)
         except DeadlyInput as error:
             return RefusedGrammar(str(error), error.code)
         assert isinstance(result, GrammarResult)
@@ -224,8 +224,8 @@ class _Words:
                 self._known.popitem(last=False)
 
 
-def _lane(num_chars: int) -> Lane:
-    return Lane.LONG if num_chars > _LONG_CHARS else Lane.SHORT
+def _lane(num_chars: int) -> WorkLane:
+    return WorkLane.LONG if num_chars > _LONG_CHARS else WorkLane.SHORT
 
 
 def _sound(text: str) -> str:

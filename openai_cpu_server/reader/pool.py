@@ -32,11 +32,11 @@ from openai_cpu_server.reader.messages import (
     ModelOpened,
     ModelSource,
     OpenModel,
-    Refused,
-    Reply,
     Result,
     VocabularyFacts,
     Work,
+    WorkRefused,
+    WorkReply,
 )
 
 logger = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", SILENCE})
 _AGAIN_S = 5
 
 _encoder = msgspec.msgpack.Encoder()
-_replies = msgspec.msgpack.Decoder(Reply)
+_replies = msgspec.msgpack.Decoder(WorkReply)
 
 
-class Lane(enum.Enum):
+class WorkLane(enum.Enum):
     """Work that takes long waits for work that does, and for nobody else; nor does anybody wait for it."""
 
     SHORT = "short"
@@ -78,7 +78,7 @@ class _Reader:
         """Numbers of the models that are open in it."""
         child.send(_encoder.encode(readable))
 
-    def do(self, work: Work) -> Reply:
+    def do(self, work: Work) -> WorkReply:
         """Raises ReaderDied, and whatever keeps the work from being told."""
         self.child.send(_encoder.encode(work))
         try:
@@ -132,7 +132,7 @@ class ReaderPool:
         number = next(self._numbers)
         work = OpenModel(key=number, source=source, is_known=False)
         try:
-            with self._borrowed(Lane.SHORT) as place:
+            with self._borrowed(WorkLane.SHORT) as place:
                 opened = self._tried(place, work, None)
                 if place.reader is not None:
                     place.reader.known.add(number)
@@ -150,7 +150,7 @@ class ReaderPool:
         for numbers in self._closed_models.values():
             numbers.add(key.number)
 
-    def do(self, work: Work, *, model: OpenedKey | None = None, lane: Lane = Lane.SHORT) -> Result:
+    def do(self, work: Work, *, model: OpenedKey | None = None, lane: WorkLane = WorkLane.SHORT) -> Result:
         """Raises what the work raises; DeadlyInput where it kills the process again and again; ReaderLost
         where somebody else does; EngineUnavailable where there is none."""
         with self._borrowed(lane) as place:
@@ -178,7 +178,7 @@ class ReaderPool:
         self.close()
 
     @contextmanager
-    def _borrowed(self, lane: Lane) -> Iterator[_Place]:
+    def _borrowed(self, lane: WorkLane) -> Iterator[_Place]:
         with self._free:
             while (place := self._lendable(lane)) is None:
                 self._free.wait()
@@ -190,13 +190,13 @@ class ReaderPool:
                 place.is_lent = False
                 self._free.notify_all()
 
-    def _lendable(self, lane: Lane) -> _Place | None:
+    def _lendable(self, lane: WorkLane) -> _Place | None:
         """Short work goes where long work does not, if it can."""
         if self._is_closing:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
-        if lane is Lane.SHORT and not self._short.is_lent:
+        if lane is WorkLane.SHORT and not self._short.is_lent:
             return self._short
-        is_there = self._any.reader is not None or lane is Lane.LONG
+        is_there = self._any.reader is not None or lane is WorkLane.LONG
         return self._any if is_there and not self._any.is_lent else None
 
     def _tried(self, place: _Place, work: Work, model: OpenedKey | None) -> Result:
@@ -233,7 +233,7 @@ class ReaderPool:
         if reply.is_last:
             place.reader = None
             reader.child.close()
-        if isinstance(reply.result, Refused):
+        if isinstance(reply.result, WorkRefused):
             raise _raised(reply.result)
         return reply.result
 
@@ -247,7 +247,7 @@ class ReaderPool:
         if isinstance(result, ModelOpened) and result.digest == model.digest:
             reader.known.add(model.number)
             return
-        why = result.message if isinstance(result, Refused) else "it has another vocabulary"
+        why = result.message if isinstance(result, WorkRefused) else "it has another vocabulary"
         reader.do(CloseModel(model.number))
         message = f"The model's file has changed and must be loaded anew by an administrator: {why}"
         raise EngineUnavailable(message, _AGAIN_S)
@@ -271,7 +271,7 @@ class ReaderPool:
         return place.reader
 
 
-def _raised(refused: Refused) -> ServerError:
+def _raised(refused: WorkRefused) -> ServerError:
     if refused.kind == InvalidRequest.__name__:
         return InvalidRequest(refused.message, param=refused.param, code=refused.code)
     known: dict[str, type[ServerError]] = {

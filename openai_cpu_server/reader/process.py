@@ -19,12 +19,12 @@ from typing import BinaryIO, Union
 import msgspec
 import psutil
 
-from openai_cpu_server.contract.frames import framed, read_frame
-from openai_cpu_server.engine.offspring import die_with_parent, leave_signals_to_parent
+from openai_cpu_server.child_processes.confine import confine
+from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
+from openai_cpu_server.contract.framing import framed, read_frame
 from openai_cpu_server.llama.model.native import native_log
-from openai_cpu_server.reader.messages import OpenModel, Refused, Reply, Result, Work
-from openai_cpu_server.reader.work import Worker
-from openai_cpu_server.sandbox.confine import confine
+from openai_cpu_server.reader.messages import OpenModel, Result, Work, WorkRefused, WorkReply
+from openai_cpu_server.reader.work import ReaderWorker
 
 STACK_BYTES = 512 * 2**20
 """Only what is used of it takes memory."""
@@ -69,7 +69,7 @@ def _limit(kind: int, most: int) -> None:
 
 def _serve(sock: socket.socket, stream: BinaryIO) -> None:
     """Until the other side is gone."""
-    worker, bounds = Worker(), _Bounds()
+    worker, bounds = ReaderWorker(), _Bounds()
     while (payload := read_frame(stream)) is not None:
         work = _works.decode(payload)
         bounds.begin()
@@ -78,17 +78,17 @@ def _serve(sock: socket.socket, stream: BinaryIO) -> None:
             gc.freeze()
             bounds.open()
         is_last = bounds.has_grown
-        sock.sendall(framed(_encoder.encode(Reply(result, is_last))))
+        sock.sendall(framed(_encoder.encode(WorkReply(result, is_last))))
         if is_last:
             return
 
 
-def _contained(worker: Worker, work: Work) -> Result:
+def _contained(worker: ReaderWorker, work: Work) -> Result:
     """A panic of Rust code arrives as a BaseException."""
     try:
         return worker.do(work)
     except BaseException as panic:
-        return Refused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
+        return WorkRefused(kind="NativePanic", message=f"{type(panic).__name__}: {panic}"[:500])
 
 
 def main() -> None:

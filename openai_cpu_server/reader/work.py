@@ -10,34 +10,33 @@ import msgspec
 
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.llama.measure.profile import load_profile
+from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
+from openai_cpu_server.prompt.chat import ControlNames
 from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.literals import ControlNames
-from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
-from openai_cpu_server.prompt.reasoning.template import TemplateReasoning, template_reasoning
+from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
 from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, format_for
 from openai_cpu_server.reader.messages import (
-    Closed,
     CloseModel,
-    Encode,
+    EncodedTexts,
+    EncodeTexts,
     FindProfile,
     GrammarResult,
     MakeGrammar,
+    ModelClosed,
     ModelOpened,
     ModelSource,
     OpenModel,
     Profiled,
-    Refused,
     RenderChat,
     Rendered,
     RenderRerank,
     Result,
-    Tokens,
     VocabularyFacts,
     Work,
+    WorkRefused,
 )
 from openai_cpu_server.structured.maker import grammar_maker
 
@@ -87,7 +86,7 @@ class OpenedModel:
         )
 
 
-class Worker:
+class ReaderWorker:
     """Has the models that are open."""
 
     def __init__(self) -> None:
@@ -100,10 +99,10 @@ class Worker:
             return self._done(work)
         except ServerError as error:
             param, code = (error.param, error.code) if isinstance(error, InvalidRequest) else (None, None)
-            return Refused(kind=_kind(error), message=str(error), param=param, code=code)
+            return WorkRefused(kind=_kind(error), message=str(error), param=param, code=code)
         except (MemoryError, RecursionError) as error:
             message = f"This takes too much {'memory' if isinstance(error, MemoryError) else 'nesting'}."
-            return Refused(kind=InvalidRequest.__name__, message=message)
+            return WorkRefused(kind=InvalidRequest.__name__, message=message)
 
     def _done(self, work: Work) -> Result:
         match work:
@@ -112,9 +111,9 @@ class Worker:
             case CloseModel(key=key):
                 if (closed := self._models.pop(key, None)) is not None:
                     closed.vocabulary.close()
-                return Closed()
-            case Encode():
-                return Tokens(
+                return ModelClosed()
+            case EncodeTexts():
+                return EncodedTexts(
                     self._models[work.key].vocabulary.encode_all(
                         work.texts, add_special=work.add_special, parse_special=work.parse_special
                     )
@@ -124,7 +123,7 @@ class Worker:
             case RenderRerank():
                 asked = self._models[work.key].rerank
                 assert asked is not None, "the model has no template for reranking"
-                return Tokens(asked.prompts(work.query, work.documents))
+                return EncodedTexts(asked.prompts(work.query, work.documents))
             case MakeGrammar(order=order):
                 return GrammarResult(self._make_grammar(order))
             case FindProfile():

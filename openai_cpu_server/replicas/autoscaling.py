@@ -51,7 +51,7 @@ class AutoscaleOptions:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class ReplicaFleet:
     """All replicas of a model at one moment."""
 
     num_present: int
@@ -77,7 +77,9 @@ class FleetWatch:
         """By replica: when it was looked at, and the interactive work that it had done until then."""
         self._loads: dict[str, float] = {}
 
-    def look(self, reports: Mapping[str, ReplicaReport], now_s: float, *, num_unplaced: int = 0) -> Fleet:
+    def look(
+        self, reports: Mapping[str, ReplicaReport], now_s: float, *, num_unplaced: int = 0
+    ) -> ReplicaFleet:
         """`num_unplaced`: requests that wait for a replica to come."""
         for gone in self._work.keys() - reports.keys():
             del self._work[gone], self._loads[gone]
@@ -86,7 +88,7 @@ class FleetWatch:
         for name, report in reports.items():
             if report.forecast is not None:
                 self._follow(name, report.forecast, now_s)
-        return Fleet(
+        return ReplicaFleet(
             num_present=sum(report.state in _PRESENT for report in reports.values()),
             wait_ms=_better_of_two([one.wait_ms[Priority.INTERACTIVE] for one in forecasts]),
             load=sum(self._loads.values()),
@@ -116,7 +118,7 @@ class Autoscaler:
         self._busy_s: float | None = None
         """When there was work last; None: it was not asked yet."""
 
-    def decide(self, fleet: Fleet, now_s: float) -> int:
+    def decide(self, fleet: ReplicaFleet, now_s: float) -> int:
         """The number of replicas that should be present, those that load included."""
         options, present = self._options, fleet.num_present
         if self._busy_s is None or fleet.num_live:
@@ -146,7 +148,7 @@ class Autoscaler:
         since = takewhile(lambda need: need[0] >= now_s - seconds, reversed(self._needs))
         return list(since)
 
-    def _needed(self, fleet: Fleet) -> int:
+    def _needed(self, fleet: ReplicaFleet) -> int:
         """How many are needed for the targets. Not more than twice as many at once: what they wait for now
         may be short."""
         options, present = self._options, fleet.num_present
@@ -154,14 +156,14 @@ class Autoscaler:
         by_wait = math.ceil(present * fleet.wait_ms / options.target_wait_ms)
         return min(max(by_load, by_wait if by_wait > present else 0), 2 * max(1, present))
 
-    def _sufficient(self, fleet: Fleet) -> int:
+    def _sufficient(self, fleet: ReplicaFleet) -> int:
         """How many would keep clearly below the targets."""
         options = self._options
         by_load = self._for_load(fleet, options.calm * options.target_load)
         by_wait = math.ceil(fleet.num_present * fleet.wait_ms / (options.calm * options.target_wait_ms))
         return max(by_load, by_wait, 1)
 
-    def _for_load(self, fleet: Fleet, target: float) -> int:
+    def _for_load(self, fleet: ReplicaFleet, target: float) -> int:
         """Replicas for the interactive load, and of batch work for as much as its floor is of all."""
         interactive = fleet.load / target
         wanted_for_batch = fleet.batch_ms / 1000 / self._options.batch_within_s

@@ -1,9 +1,11 @@
-"""What a router knows of a replica, and what it is asked for."""
+"""What is known of a replica, what it is asked for, and the protocol of the way to it."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate
@@ -45,7 +47,7 @@ class ReplicaReport:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RoutedRequest:
     """A request for which a replica is to be chosen."""
 
     id: str
@@ -61,9 +63,30 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReplicaChoice:
     replica: str
     cached_tokens: int
     """How many tokens of the prompt it is thought to hold."""
     expected_ms: float
     """When the first token is expected."""
+
+
+class ReplicaLost(Exception):
+    """The replica has died, or cannot be reached."""
+
+
+class ReplicaLink(Protocol):
+    """Carries bytes (`replicas.wire`). Its methods belong to one event loop's thread."""
+
+    def attend(self, lessee: str) -> AsyncIterator[bytes]:
+        """News for the API process that calls itself `lessee`, until the replica ends that. Whoever stops
+        reading is forgotten there, with all that it has ordered. Raises `ReplicaLost`."""
+        ...
+
+    async def tell(self, lessee: str, orders: bytes) -> bool:
+        """False: the replica does not know the lessee (any more). Raises `ReplicaLost`."""
+        ...
+
+    async def load_adapter(self, adapter: bytes) -> bytes:
+        """An `Adapter`; back comes its `AdapterStatus`. Raises `ReplicaLost`."""
+        ...

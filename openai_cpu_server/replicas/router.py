@@ -2,16 +2,210 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
-from openai_cpu_server.contract.prefix import BLOCK_TOKENS
-from openai_cpu_server.contract.replica import Forecast
+from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.replicas.load import ReplicaLoad
-from openai_cpu_server.replicas.pool import Pool
-from openai_cpu_server.replicas.prefixes import PrefixIndex
-from openai_cpu_server.replicas.report import Choice, ReplicaReport, ReplicaState, Wanted
+from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, ReplicaState, RoutedRequest
+
+
+class RandomSet:
+    """Names in any order. All methods take the same time, however many there are."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = list(dict.fromkeys(names))
+        self._places = {name: place for place, name in enumerate(self._names)}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def add(self, name: str) -> None:
+        if name not in self._places:
+            self._places[name] = len(self._names)
+            self._names.append(name)
+
+    def discard(self, name: str) -> None:
+        place = self._places.pop(name, None)
+        if place is None:
+            return
+        last = self._names.pop()
+        if last != name:
+            self._names[place] = last
+            self._places[last] = place
+
+    def draw(self, random: Random, num: int) -> list[str]:
+        """So many different ones, or all if there are no more."""
+        return random.sample(self._names, min(num, len(self._names)))
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A request whose prompt, as far as is known, is not read yet."""
+
+    priority: Priority
+    sent_s: float
+    reading_ms: float
+
+
+@dataclass
+class ReplicaLoad:
+    """The books of one replica. Times are on the router's clock."""
+
+    state: ReplicaState
+    forecast: Forecast
+    made_s: float = 0.0
+    """What was sent before that is in the forecast."""
+    heard_s: float = 0.0
+    """When it has told something last."""
+    num_routers: int = 1
+    """Routers that send to it. Each knows what it has sent itself, and takes the others to send as much."""
+    _free_s: list[float] = field(default_factory=lambda: [0.0] * len(Priority))
+    """By priority, when a newcomer's prompt would be begun."""
+    _unread: dict[str, _Sent] = field(default_factory=dict)
+    _live: dict[str, _Sent] = field(default_factory=dict)
+    """Requests of this router's own that it has."""
+    _num_came: int = 0
+    """Those of them that the forecast has not counted."""
+    _num_left: int = 0
+    """Those that it has counted, and that have ended since it came."""
+
+    @property
+    def has_interactive(self) -> bool:
+        """It has interactive work, of this router or of another."""
+        return bool(self.forecast.num_live[Priority.INTERACTIVE]) or any(
+            sent.priority is Priority.INTERACTIVE for sent in self._live.values()
+        )
+
+    @property
+    def step_ms(self) -> float:
+        """From one token to the next, with those who have come and gone since the forecast."""
+        num_new = self.num_routers * (self._num_came - self._num_left)
+        return self.forecast.step_ms(int(sum(self.forecast.num_live)) + num_new)
+
+    def told(self, forecast: Forecast, made_s: float) -> None:
+        if forecast != self.forecast:
+            self._num_left = 0
+        self.forecast, self.made_s = forecast, made_s
+        self._num_came = sum(sent.sent_s > made_s for sent in self._live.values())
+        self._unread = {name: sent for name, sent in self._unread.items() if sent.sent_s > made_s}
+        self._free_s = [made_s + ms / 1000 for ms in forecast.wait_ms]
+        for sent in self._unread.values():
+            self._add(sent)
+
+    def sent(self, name: str, priority: Priority, reading_ms: float, now_s: float) -> None:
+        sent = _Sent(priority, now_s, self.num_routers * reading_ms)
+        self._live[name] = self._unread[name] = sent
+        self._num_came += 1
+        self._add(sent)
+
+    def began(self, name: str) -> None:
+        """Its prompt is read. What was added for it has passed meanwhile."""
+        self._unread.pop(name, None)
+
+    def ended(self, name: str) -> None:
+        self._unread.pop(name, None)
+        sent = self._live.pop(name, None)
+        if sent is not None and sent.sent_s > self.made_s:
+            self._num_came -= 1
+        elif sent is not None:
+            self._num_left += 1
+
+    def wait_ms(self, priority: Priority, now_s: float) -> float:
+        return max(0.0, 1000 * (self._free_s[priority] - now_s))
+
+    def _add(self, sent: _Sent) -> None:
+        """Who comes next waits for its prompt; interactive work does not wait for batch work."""
+        for priority in Priority:
+            if priority >= sent.priority:
+                begin_s = max(self._free_s[priority], sent.sent_s)
+                self._free_s[priority] = begin_s + sent.reading_ms / 1000
+
+
+_GUESS_S = 60.0
+"""So long a replica is thought to hold the prompt that was sent to it last, until it tells.
+
+It tells when the request has ended: most have within a minute. One that takes longer is not found meanwhile
+by others with its prompt, unless they come more often than that.
+"""
+_TOLD = float("inf")
+"""In place of the time up to which a guess counts: it was told."""
+
+
+class PrefixIndex:
+    """By block, the replicas that hold it: those that have told so, and those that the prompt was sent to."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, dict[str, float]] = {}
+        """By block, until when each replica is thought to hold it."""
+        self._held: dict[str, set[int]] = {}
+        """By replica, all its blocks in `_holders`."""
+        self._guesses: deque[tuple[float, str, Sequence[int]]] = deque()
+        """When each was made, about whom, and which blocks; the oldest first."""
+
+    def sent(self, replica: str, blocks: Sequence[int], now_s: float) -> None:
+        """A prompt with these blocks was sent to the replica, which will hold them."""
+        self._expire(now_s)
+        self._guesses.append((now_s, replica, blocks))
+        held = self._held.setdefault(replica, set())
+        for block in blocks:
+            holders = self._holders.setdefault(block, {})
+            holders[replica] = max(now_s + _GUESS_S, holders.get(replica, 0.0))
+        held.update(blocks)
+
+    def told(self, replica: str, update: HeldUpdate) -> None:
+        """Take over what a replica has told. Guesses that it does not speak of count until they are old."""
+        held = self._held.setdefault(replica, set())
+        if update.is_whole:
+            self._drop(replica, [block for block in held if self._holders[block][replica] == _TOLD])
+        self._drop(replica, update.dropped)
+        for block in update.saved:
+            self._holders.setdefault(block, {})[replica] = _TOLD
+        held.update(update.saved)
+
+    def forget(self, replica: str) -> None:
+        """The replica is gone, or its memory is."""
+        self._drop(replica, list(self._held.get(replica, ())))
+        self._held.pop(replica, None)
+
+    def num_held(self, replica: str, blocks: Sequence[int], now_s: float) -> int:
+        """How many of the first blocks the replica holds. Who holds a block holds those before it."""
+        low, high = 0, len(blocks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            until_s = self._holders.get(blocks[middle - 1], {}).get(replica)
+            low, high = (middle, high) if until_s is not None and until_s >= now_s else (low, middle - 1)
+        return low
+
+    def deepest(self, blocks: Sequence[int]) -> list[str]:
+        """Who holds most of the first blocks, also by guesses that are old: the caller asks `num_held`."""
+        low, high = 0, len(blocks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._holders.get(blocks[middle - 1]) else (low, middle - 1)
+        return list(self._holders[blocks[low - 1]]) if low else []
+
+    def _expire(self, now_s: float) -> None:
+        """Forget guesses that are old, unless newer ones or the replica itself have said the same."""
+        while self._guesses and self._guesses[0][0] < now_s - _GUESS_S:
+            _, replica, blocks = self._guesses.popleft()
+            old = [b for b in blocks if self._holders.get(b, {}).get(replica, _TOLD) < now_s]
+            self._drop(replica, old)
+
+    def _drop(self, replica: str, blocks: Sequence[int]) -> None:
+        held = self._held.get(replica, set())
+        for block in blocks:
+            holders = self._holders.get(block, {})
+            if holders.pop(replica, None) is not None:
+                held.discard(block)
+                if not holders:
+                    del self._holders[block]
+
 
 _NUM_DRAWN = 2
 """Replicas that are drawn of each kind (those that hold the prefix, idle ones, any) and compared.
@@ -33,7 +227,7 @@ _UNKNOWN = Forecast(token_ms=1.0)
 """Before any replica has told what a token takes: then the one is chosen that has got the fewest."""
 
 
-class Router:
+class ReplicaRouter:
     """Sends each request where its first token, and the first line behind it, are expected soonest: a prefix
     that is held saves the time of reading it, and who waits loses time. Batch work goes to replicas without
     interactive work, if there are any.
@@ -46,7 +240,7 @@ class Router:
         self._random = random
         self._num_routers = num_routers
         self._loads: dict[str, ReplicaLoad] = {}
-        self._ready, self._idle = Pool(), Pool()
+        self._ready, self._idle = RandomSet(), RandomSet()
         self._index = PrefixIndex()
         self._places: dict[str, str] = {}
         """By request, its replica."""
@@ -77,7 +271,7 @@ class Router:
         self._ready.discard(replica)
         self._idle.discard(replica)
 
-    def sent(self, wanted: Wanted, choice: Choice, now_s: float) -> None:
+    def sent(self, wanted: RoutedRequest, choice: ReplicaChoice, now_s: float) -> None:
         """The request was sent to the replica that was chosen."""
         self.ended(wanted.id)
         load = self._loads.get(choice.replica)
@@ -105,14 +299,16 @@ class Router:
 
     # -- what is asked -----------------------------------------------------------------------------------
 
-    def choose(self, wanted: Wanted, *, now_s: float, among: Collection[str] | None = None) -> Choice | None:
+    def choose(
+        self, wanted: RoutedRequest, *, now_s: float, among: Collection[str] | None = None
+    ) -> ReplicaChoice | None:
         """The replica for a request, of those `among` (None: of all); None: no such one is ready.
 
         It books nothing: `sent` does.
         """
         if wanted.prefers is not None and self._may_stay(wanted.prefers, among):
             return self._choice(wanted, wanted.prefers, now_s)
-        ready = self._ready if among is None else Pool(name for name in among if name in self._ready)
+        ready = self._ready if among is None else RandomSet(name for name in among if name in self._ready)
         drawn = self._drawn(wanted, ready) or ready.draw(self._random, _NUM_DRAWN)
         return min(
             (self._choice(wanted, name, now_s) for name in drawn),
@@ -120,27 +316,27 @@ class Router:
             default=None,
         )
 
-    def _drawn(self, wanted: Wanted, ready: Pool) -> list[str]:
+    def _drawn(self, wanted: RoutedRequest, ready: RandomSet) -> list[str]:
         """The replicas that are compared: some that hold most of the prompt, and some others."""
         holders = [name for name in self._index.deepest(wanted.blocks) if name in ready]
-        drawn = Pool(holders).draw(self._random, _NUM_DRAWN) + ready.draw(self._random, _NUM_DRAWN)
+        drawn = RandomSet(holders).draw(self._random, _NUM_DRAWN) + ready.draw(self._random, _NUM_DRAWN)
         if wanted.priority is Priority.BATCH:
             drawn += [name for name in self._idle.draw(self._random, _NUM_DRAWN) if name in ready]
         return [name for name in dict.fromkeys(drawn) if name not in wanted.avoids]
 
-    def _rank(self, choice: Choice, wanted: Wanted, now_s: float) -> tuple[bool, bool, float]:
+    def _rank(self, choice: ReplicaChoice, wanted: RoutedRequest, now_s: float) -> tuple[bool, bool, float]:
         """The least is the best."""
         load = self._loads[choice.replica]
         is_stale = now_s - load.heard_s > _STALE_S
         is_crowded = wanted.priority is Priority.BATCH and choice.replica not in self._idle
         return is_stale, is_crowded, choice.expected_ms + _LINE_TOKENS * load.step_ms
 
-    def _choice(self, wanted: Wanted, replica: str, now_s: float) -> Choice:
+    def _choice(self, wanted: RoutedRequest, replica: str, now_s: float) -> ReplicaChoice:
         load = self._loads[replica]
         num_held = BLOCK_TOKENS * self._index.num_held(replica, wanted.blocks, now_s)
         cached = min(num_held, max(0, wanted.num_tokens - 1))
         reading_ms = load.forecast.reading_ms(cached, wanted.num_tokens)
-        return Choice(replica, cached, load.wait_ms(wanted.priority, now_s) + reading_ms)
+        return ReplicaChoice(replica, cached, load.wait_ms(wanted.priority, now_s) + reading_ms)
 
     def _may_stay(self, replica: str, among: Collection[str] | None) -> bool:
         load = self._loads.get(replica)

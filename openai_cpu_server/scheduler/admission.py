@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from itertools import islice
 
 from openai_cpu_server.fairness import alternating
-from openai_cpu_server.scheduler.memory import Memory
-from openai_cpu_server.scheduler.policy import Policy
-from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.reuse import NOTHING, Reuse, find_reuse
-from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.memory import SequenceMemory
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.reuse import NOTHING, PrefixReuse, find_reuse
+from openai_cpu_server.scheduler.sequence import Policy, Sequence
 
 _Entry = tuple[float, int, Sequence]
 """(policy's key, arrival, sequence): sorts without ever comparing sequences."""
@@ -126,8 +125,8 @@ class Admission:
     def __init__(
         self,
         waiting: WaitingRoom,
-        memory: Memory,
-        cache: PrefixCache | None,
+        memory: SequenceMemory,
+        cache: SavedPrefixes | None,
         policy: Policy,
         *,
         num_slots: int,
@@ -204,12 +203,12 @@ class Admission:
             return _Outcome.ADMITTED
         return _Outcome.NOBODY
 
-    def _find_reuse(self, newcomer: Sequence) -> Reuse | None:
+    def _find_reuse(self, newcomer: Sequence) -> PrefixReuse | None:
         if self._cache is None:
             return NOTHING
         return find_reuse(newcomer, self._memory.running.values(), self._cache, self._policy)
 
-    def _make_way(self, newcomer: Sequence, reuse: Reuse) -> bool:
+    def _make_way(self, newcomer: Sequence, reuse: PrefixReuse) -> bool:
         """Make room for the newcomer: release sequences of worse lanes, the last in order first.
 
         If even that is not enough it returns False, and nobody is released.

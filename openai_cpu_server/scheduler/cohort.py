@@ -26,7 +26,7 @@ So switching costs a tenth of the time where somebody waits for each token, and 
 """
 
 
-class Turn(NamedTuple):
+class CohortTurn(NamedTuple):
     """The next step, as it is planned."""
 
     key: Key
@@ -68,7 +68,7 @@ class Cohorts:
         newcomers: frozenset[Key],
         switch_ms: float,
         beside_interactive: bool = False,
-    ) -> Turn:
+    ) -> CohortTurn:
         """The next step for the running sequences, which come in the policy's order.
 
         `newcomers`: cohorts in which an interactive sequence got a slot at once, since their last step.
@@ -93,9 +93,9 @@ class Cohorts:
             has_newcomer=key in newcomers,
             beside_interactive=beside_interactive or any(other != key for other in urgent),
         )
-        return Turn(key, plan)
+        return CohortTurn(key, plan)
 
-    def account(self, turn: Turn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
+    def account(self, turn: CohortTurn, plan: StepPlan, step_ms: float, running: Iterable[Sequence]) -> None:
         """Book what a step uses whose tokens are final."""
         members = members_of(running)
         self._composer(turn.key).account(plan, step_ms, members.pop(turn.key, []))
@@ -130,7 +130,7 @@ class Cohorts:
         members: Mapping[Key, Seq[Sequence]],
         room: StepRoom,
         prices: Callable[[Key], StepPrices],
-    ) -> Turn | None:
+    ) -> CohortTurn | None:
         """A step of batch work of the cohorts without interactive work, if its credit pays for one."""
         key = self._turns[Priority.BATCH].first
         if self._credit.amount <= prices(key).single_ms:
@@ -139,7 +139,7 @@ class Cohorts:
             members[key], room, prices(key), has_newcomer=False, beside_interactive=True
         )
         cost_ms = self._floor_ms(prices(key).ms(plan))
-        return Turn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
+        return CohortTurn(key, plan, is_floor=True) if self._credit.pays_for(cost_ms) else None
 
     def _floor_ms(self, step_ms: float) -> float:
         """What a step of batch work costs those who wait: they switch to it and back."""

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from openai_cpu_server.contract.cost import TILE_TOKENS
-from openai_cpu_server.contract.experiment import AS_SERVED, Experiment
+from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.contract.scheduling import AS_SERVED, Experiment, Scheduling
 from openai_cpu_server.fairness import Credit
-from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
+from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepReason, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
@@ -149,7 +148,7 @@ class Composer:
         if not (self._credit.amount and wanted.batch and wanted.interactive):
             return None
         step = _Composition(StepPlan(room, self._options.batch_beside_ms), prices)
-        step.add_batch(wanted, step.plan.budget_ms, Reason.BATCH_FLOOR)
+        step.add_batch(wanted, step.plan.budget_ms, StepReason.BATCH_FLOOR)
         step.fill_tile(wanted.batch)
         return step.plan if self._credit.pays_for(prices.ms(step.plan)) else None
 
@@ -167,7 +166,7 @@ class Composer:
         step.read_fairly(wanted.prefilling, longest_ms)
         paid_ms = prices.ms(step.plan) + min(self._credit.amount, budget_ms)
         if self._credit.amount and paid_ms > budget_ms:
-            step.add_batch(wanted, paid_ms, Reason.BATCH_FLOOR)
+            step.add_batch(wanted, paid_ms, StepReason.BATCH_FLOOR)
         else:
             step.add_batch(wanted, budget_ms)
         step.fill_tile(wanted.interactive + wanted.batch)
@@ -188,8 +187,8 @@ class _Composition:
     def decode(self, decoding: Seq[Sequence], burst_ms: float) -> None:
         """Add a token of each sequence, and forced ones behind it as far as `burst_ms` allows."""
         for sequence in decoding:
-            self.plan.add(sequence, 1, Reason.DECODE)
-        self._add_forced(decoding, burst_ms, Reason.FORCED)
+            self.plan.add(sequence, 1, StepReason.DECODE)
+        self._add_forced(decoding, burst_ms, StepReason.FORCED)
 
     def read_fairly(self, prefilling: Seq[Sequence], budget_ms: float) -> None:
         """Give half of what fits to the first prompt in order, and the rest to the shortest ones.
@@ -203,7 +202,7 @@ class _Composition:
         plan, first, apart = self.plan, prefilling[0], self.plan.copy()
         unread = sum(sequence.pending for sequence in prefilling)
         fits, least = self._prices.fit(plan, first, unread, budget_ms), min(TILE_TOKENS, unread)
-        reason = Reason.PROMPT if fits >= least else Reason.LEAST
+        reason = StepReason.PROMPT if fits >= least else StepReason.LEAST
         end = plan.num_tokens + max(fits, least)
         plan.add(first, min(first.pending, -(-max(fits, least) // 2)), reason)
         for sequence in sorted(prefilling, key=plan.left_of):
@@ -223,29 +222,29 @@ class _Composition:
         saved_ms = self._prices.ms_with(apart, sequence, num_tokens) - delay_ms
         return ending * delay_ms <= (len(prefilling) - ending) * saved_ms
 
-    def add_batch(self, wanted: _Candidates, budget_ms: float, reason: Reason | None = None) -> None:
+    def add_batch(self, wanted: _Candidates, budget_ms: float, reason: StepReason | None = None) -> None:
         """Add batch work as the budget allows; a tile of the first if nothing else is computed.
 
         `reason`: why, if not because it is its turn.
         """
         for sequence in wanted.batch_decoding:
-            self._add_within(sequence, 1, budget_ms, reason or Reason.DECODE)
+            self._add_within(sequence, 1, budget_ms, reason or StepReason.DECODE)
         decoding = [sequence for sequence in wanted.batch_decoding if sequence in self.plan.parts]
-        self._add_forced(decoding, budget_ms, reason or Reason.FORCED)
+        self._add_forced(decoding, budget_ms, reason or StepReason.FORCED)
         for sequence in wanted.batch_prefilling:
-            self._add_within(sequence, sequence.pending, budget_ms, reason or Reason.PROMPT)
+            self._add_within(sequence, sequence.pending, budget_ms, reason or StepReason.PROMPT)
         if not self.plan.num_tokens:
             for sequence in wanted.batch[:1]:
-                self.plan.add(sequence, min(TILE_TOKENS, sequence.pending), Reason.LEAST)
+                self.plan.add(sequence, min(TILE_TOKENS, sequence.pending), StepReason.LEAST)
 
     def fill_tile(self, sequences: Seq[Sequence]) -> None:
         """Grow the step with pending tokens as far as these cost next to nothing, or save time."""
         plan = self.plan
         size = self._prices.worthwhile_size(plan.num_tokens)
         for sequence in sequences:
-            plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens), Reason.TILE)
+            plan.add(sequence, min(plan.left_of(sequence), size - plan.num_tokens), StepReason.TILE)
 
-    def _add_forced(self, decoding: Seq[Sequence], budget_ms: float, reason: Reason) -> None:
+    def _add_forced(self, decoding: Seq[Sequence], budget_ms: float, reason: StepReason) -> None:
         """Add the tokens that constraints have forced behind a sampled one, as many as the budget allows.
 
         Sequences with the fewest go first: who has computed all of them samples again.
@@ -253,5 +252,5 @@ class _Composition:
         for sequence in sorted(decoding, key=self.plan.left_of):
             self._add_within(sequence, self.plan.left_of(sequence), budget_ms, reason)
 
-    def _add_within(self, sequence: Sequence, wanted: int, budget_ms: float, reason: Reason) -> None:
+    def _add_within(self, sequence: Sequence, wanted: int, budget_ms: float, reason: StepReason) -> None:
         self.plan.add(sequence, self._prices.fit(self.plan, sequence, wanted, budget_ms), reason)

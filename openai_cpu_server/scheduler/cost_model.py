@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from openai_cpu_server.contract.cost import TILE_TOKENS, CostCurve
+from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
 from openai_cpu_server.contract.step import Restore, Save, Verb
 
 _WORTH_PADDING = 0.98

@@ -12,7 +12,7 @@ from openai_cpu_server.fairness import Credit, NestedTurns, Path
 
 
 @dataclass(eq=False)
-class Pending:
+class PendingEmbed:
     """A request with inputs that are not computed yet."""
 
     request: EmbedRequest
@@ -28,10 +28,10 @@ class Pending:
 
 
 @dataclass
-class Part:
+class EmbedPart:
     """Consecutive inputs of one request, to be computed in a step."""
 
-    pending: Pending
+    pending: PendingEmbed
     first: int
     count: int = 0
 
@@ -50,12 +50,12 @@ class Part:
         return len(self.pending.request.inputs[self.first + self.count])
 
 
-def _path(pending: Pending) -> Path:
+def _path(pending: PendingEmbed) -> Path:
     """Groups of clients take turns, in a group its clients, and of a client its requests."""
     return (*pending.request.turns, pending.request.id)
 
 
-class Room(NamedTuple):
+class EmbedRoom(NamedTuple):
     """What a step may hold."""
 
     max_inputs: int
@@ -74,7 +74,7 @@ class EmbedQueue:
     def __init__(self, *, batch_floor: float) -> None:
         self._credit = Credit(batch_floor)
         """Of batch work, in tokens."""
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, PendingEmbed] = {}
         self._turns = {priority: NestedTurns() for priority in Priority}
 
     def __len__(self) -> int:
@@ -95,27 +95,27 @@ class EmbedQueue:
         return sum(not one.has_run for one in self._pending.values())
 
     @property
-    def waiting(self) -> list[Pending]:
+    def waiting(self) -> list[PendingEmbed]:
         """Those of which nothing was computed yet, about in the order in which they begin."""
         order = (self._pending[path[-1]] for priority in Priority for path in self._turns[priority].order)
         return [pending for pending in order if not pending.has_run]
 
-    def get(self, request_id: str) -> Pending | None:
+    def get(self, request_id: str) -> PendingEmbed | None:
         return self._pending.get(request_id)
 
     def add(self, request: EmbedRequest, num_embedded: int, now_s: float) -> None:
-        pending = Pending(request, num_embedded, now_s)
+        pending = PendingEmbed(request, num_embedded, now_s)
         assert pending.num_left > 0, "nothing is left to embed"
         self._pending[request.id] = pending
         self._turns[request.priority].join(_path(pending))
 
-    def remove(self, request_id: str) -> Pending | None:
+    def remove(self, request_id: str) -> PendingEmbed | None:
         pending = self._pending.pop(request_id, None)
         if pending is not None:
             self._turns[pending.request.priority].leave(_path(pending))
         return pending
 
-    def compose(self, room: Room) -> list[Part]:
+    def compose(self, room: EmbedRoom) -> list[EmbedPart]:
         """The parts of the next step, in which there is something if anything waits. Changes nothing."""
         step = _Composition(room, self._pending)
         interactive, batch = (self._turns[priority].copy() for priority in Priority)
@@ -125,7 +125,7 @@ class EmbedQueue:
         step.add(batch)
         return list(step.parts.values())
 
-    def computed(self, parts: list[Part]) -> None:
+    def computed(self, parts: list[EmbedPart]) -> None:
         """These inputs have their vectors; a request without further ones leaves."""
         self._account(parts)
         for part in parts:
@@ -135,7 +135,7 @@ class EmbedQueue:
             if not pending.num_left:
                 self.remove(pending.request.id)
 
-    def _account(self, parts: list[Part]) -> None:
+    def _account(self, parts: list[EmbedPart]) -> None:
         if not all(self._turns.values()):
             self._credit.lapse()
             return
@@ -146,8 +146,8 @@ class EmbedQueue:
 class _Composition:
     """A step that is being filled."""
 
-    def __init__(self, room: Room, pending: Mapping[str, Pending]) -> None:
-        self.parts: dict[Pending, Part] = {}
+    def __init__(self, room: EmbedRoom, pending: Mapping[str, PendingEmbed]) -> None:
+        self.parts: dict[PendingEmbed, EmbedPart] = {}
         self._pending = pending
         self._room = room
         self._num_inputs = 0
@@ -159,7 +159,7 @@ class _Composition:
         while turns:
             path = turns.first
             pending = self._pending[path[-1]]
-            part = self.parts.get(pending) or Part(pending, pending.next)
+            part = self.parts.get(pending) or EmbedPart(pending, pending.next)
             tokens = part.next_tokens
             if tokens > left or not self._fits(tokens):
                 return
@@ -176,12 +176,12 @@ class _Composition:
         limit = min(room.budget_tokens, room.max_tokens)
         return self._num_inputs < room.max_inputs and self._num_tokens + tokens <= limit
 
-    def _take(self, part: Part, tokens: int) -> None:
+    def _take(self, part: EmbedPart, tokens: int) -> None:
         self.parts[part.pending] = part
         part.count += 1
         self._num_inputs += 1
         self._num_tokens += tokens
 
 
-def _num_tokens(part: Part) -> int:
+def _num_tokens(part: EmbedPart) -> int:
     return sum(map(len, part.inputs))

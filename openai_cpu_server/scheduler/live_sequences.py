@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from openai_cpu_server.contract.replica import ByPriority
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.scheduler.admission import WaitingRoom
-from openai_cpu_server.scheduler.memory import Memory
-from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.sequence import Sequence, Status
+from openai_cpu_server.scheduler.memory import SequenceMemory
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 _REMEMBERED = 64
@@ -66,9 +66,9 @@ class LiveSequences:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: SequenceMemory,
         waiting: WaitingRoom,
-        cache: PrefixCache | None,
+        cache: SavedPrefixes | None,
         speculator: Speculator | None,
     ) -> None:
         """`cache`: None, nothing computed is reused. `speculator`: it forgets who has finished."""
@@ -102,7 +102,7 @@ class LiveSequences:
     @property
     def preempted(self) -> list[Sequence]:
         """Those that were released and wait to run again."""
-        return [s for s in self._by_id.values() if s.num_preemptions and s.status is Status.WAITING]
+        return [s for s in self._by_id.values() if s.num_preemptions and s.status is SequenceStatus.WAITING]
 
     def get(self, request_id: str) -> Sequence | None:
         return self._by_id.get(request_id)
@@ -145,7 +145,7 @@ class LiveSequences:
 
     def finish(self, sequence: Sequence) -> None:
         """Let the sequence leave, for whatever reason. Its cells are free for the next step."""
-        if sequence.status is Status.RUNNING:
+        if sequence.status is SequenceStatus.RUNNING:
             self._memory.vacate(sequence)
         else:
             self._waiting.leave(sequence)
@@ -183,4 +183,4 @@ class LiveSequences:
 
 def _is_newcomer(arrived: Sequence) -> bool:
     """Whether one that came since the last step is interactive, and got a slot at once."""
-    return arrived.status is Status.RUNNING and arrived.request.priority is Priority.INTERACTIVE
+    return arrived.status is SequenceStatus.RUNNING and arrived.request.priority is Priority.INTERACTIVE

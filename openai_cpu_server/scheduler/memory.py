@@ -1,16 +1,122 @@
-"""Keeps the books of the slots, the KV pool and the prefix cache, and collects verbs for the backend."""
+"""The books of the slots, of the KV pool in blocks, and of the prefix cache; and the verbs for the backend."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from openai_cpu_server.contract.messages import KVStats
-from openai_cpu_server.contract.prefix import BLOCK_TOKENS
+from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Close, Drop, Open, Save, Verb
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.reuse import Reuse
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.reuse import PrefixReuse
 from openai_cpu_server.scheduler.sequence import Sequence
+
+
+class KVLedger:
+    """Knows which slot holds which blocks of the pool, and how many slots share each block.
+
+    A slot holds whole blocks, enough for the tokens that it was grown to; the last one may be partly filled.
+    A shared block stands for the same cells in all its slots. So the ledger never counts fewer cells than
+    llama.cpp has taken, and a step that fits the ledger fits the pool.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._free = list(range(num_blocks))
+        self._num_holders = [0] * num_blocks
+        self._held: dict[int, list[int]] = {}
+        self._num_shared = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_shared(self) -> int:
+        """How many blocks more than one slot holds."""
+        return self._num_shared
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def num_held(self, slot: int) -> int:
+        return len(self._held.get(slot, ()))
+
+    def num_exclusive(self, slot: int) -> int:
+        """How many blocks only this slot holds: so many become free when it is freed."""
+        return sum(self._num_holders[block] == 1 for block in self._held.get(slot, ()))
+
+    def runs(self, slot: int, tile_blocks: int) -> tuple[tuple[int, int], ...]:
+        """The tiles of the pool in which the slot holds blocks, ascending: (first, how many in a row)."""
+        found: list[tuple[int, int]] = []
+        for tile in sorted({block // tile_blocks for block in self._held.get(slot, ())}):
+            if found and tile == sum(found[-1]):
+                found[-1] = (found[-1][0], found[-1][1] + 1)
+            else:
+                found.append((tile, 1))
+        return tuple(found)
+
+    def room(self, slot: int) -> int:
+        """How many tokens the slot could hold in all if it got every free block."""
+        return (self.num_held(slot) + self.num_free) * self.block_size
+
+    def grow(self, slot: int, num_tokens: int) -> None:
+        """Let the slot hold `num_tokens` in all. The caller has asked `room`."""
+        held = self._held.setdefault(slot, [])
+        missing = self.blocks_for(num_tokens) - len(held)
+        assert missing <= self.num_free, f"slot {slot} needs {missing} blocks, {self.num_free} are free"
+        for _ in range(missing):
+            block = self._free.pop()
+            self._num_holders[block] = 1
+            held.append(block)
+
+    def shrink(self, slot: int, num_tokens: int) -> None:
+        """Let the slot hold `num_tokens` in all; the blocks that it gives back must not be shared."""
+        held = self._held[slot]
+        while len(held) > self.blocks_for(num_tokens):
+            block = held.pop()
+            assert self._num_holders[block] == 1, f"slot {slot} gives up a block that others hold"
+            self._num_holders[block] = 0
+            self._free.append(block)
+
+    def share(self, source: int, slot: int, num_tokens: int) -> None:
+        """Let an empty slot hold the whole blocks of the source's first `num_tokens` too, without copying."""
+        assert not self._held.get(slot), f"slot {slot} holds blocks already"
+        shared = self._held[source][: num_tokens // self.block_size]
+        for block in shared:
+            self._num_shared += self._num_holders[block] == 1
+            self._num_holders[block] += 1
+        self._held[slot] = list(shared)
+
+    def free(self, slot: int) -> None:
+        for block in self._held.pop(slot, ()):
+            self._num_holders[block] -= 1
+            self._num_shared -= self._num_holders[block] == 1
+            if self._num_holders[block] == 0:
+                self._free.append(block)
+
+    def check(self, computed: dict[int, int]) -> None:
+        """Assert that the books balance; `computed` tells how many tokens each running slot has cells for."""
+        assert all(len(set(blocks)) == len(blocks) for blocks in self._held.values()), (
+            "a block twice in one slot"
+        )
+        holders, free = Counter(chain.from_iterable(self._held.values())), set(self._free)
+        assert all(self._num_holders[block] == number for block, number in holders.items())
+        assert self._num_holders.count(0) == len(free) == len(self._free)
+        assert len(holders) + len(free) == self.num_blocks
+        assert holders.keys().isdisjoint(free)
+        assert self._num_shared == sum(number > 1 for number in holders.values())
+        assert set(self._held) <= set(computed), f"blocks of slots not running: {self._held.keys()}"
+        for slot, num_tokens in computed.items():
+            assert self.num_held(slot) >= self.blocks_for(num_tokens), f"slot {slot} holds too little"
+
 
 HEADROOM_TOKENS = 32
 """Output that admission foresees for each sequence, so that it is not released as soon as it decodes: two
@@ -19,7 +125,7 @@ equal.
 """
 
 
-class Memory:
+class SequenceMemory:
     """Places sequences into slots and takes them out again. It knows who owns which cells:
 
         slot s of a running sequence: positions 0 .. computed-1, in ledger blocks that s holds (or shares)
@@ -29,7 +135,7 @@ class Memory:
     The books change at once. The backend carries out the verbs, in order, at the start of the next step.
     """
 
-    def __init__(self, *, num_slots: int, ledger: KVLedger, cache: PrefixCache) -> None:
+    def __init__(self, *, num_slots: int, ledger: KVLedger, cache: SavedPrefixes) -> None:
         self.ledger = ledger
         self.cache = cache
         self.running: dict[int, Sequence] = {}
@@ -48,7 +154,7 @@ class Memory:
         verbs, self._verbs = tuple(self._verbs), []
         return verbs
 
-    def has_place(self, newcomer: Sequence, reuse: Reuse, *, without: Iterable[Sequence] = ()) -> bool:
+    def has_place(self, newcomer: Sequence, reuse: PrefixReuse, *, without: Iterable[Sequence] = ()) -> bool:
         """Whether there are a slot and cells for the newcomer, once the sequences of `without` have left."""
         leavers = {sequence.slot: sequence for sequence in without}
         stayers = [s for slot, s in self.running.items() if slot not in leavers]
@@ -60,7 +166,7 @@ class Memory:
         need = self._foreseen(newcomer) - shared
         return len(stayers) < self._num_slots and growth + need <= self.ledger.num_free + freed
 
-    def place(self, sequence: Sequence, reuse: Reuse) -> None:
+    def place(self, sequence: Sequence, reuse: PrefixReuse) -> None:
         """Give a waiting sequence a slot with the cells that it reuses. The caller has asked `has_place`."""
         slot = self._free_slots.pop()
         sequence.run(slot, reuse.num_tokens)
@@ -128,7 +234,7 @@ class Memory:
         self._verbs += [Drop(number) for number in insertion.dropped]
         self._verbs += [Save(sequence.slot, start, end, number) for number, start, end in insertion.saved]
 
-    def _count(self, sequence: Sequence, reuse: Reuse) -> None:
+    def _count(self, sequence: Sequence, reuse: PrefixReuse) -> None:
         """Count prompt tokens and reused ones, only when a request runs for the first time."""
         if sequence.cached_tokens is None:
             prompt_tokens = len(sequence.request.tokens)

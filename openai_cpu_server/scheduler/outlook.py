@@ -1,29 +1,38 @@
-"""What those who wait may expect. An estimate: outputs may be shorter or longer, and others may come."""
+"""What those who wait may expect, and newcomers.
+
+An estimate: outputs may be shorter or longer, and others may come.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
 
-from openai_cpu_server.scheduler.plan import StepCost
-from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.contract.replica import ByPriority, Forecast
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.scheduler.admission import WaitingRoom
+from openai_cpu_server.scheduler.learned_costs import LearnedCosts
+from openai_cpu_server.scheduler.live_sequences import LiveSequences
+from openai_cpu_server.scheduler.plan import StepCost, StepPlan
+from openai_cpu_server.scheduler.sequence import Policy, Sequence
 
 READING_TOKENS = 128
 """The step size by which the price of reading a prompt is estimated: the largest that is always measured."""
 
 
 @dataclass(frozen=True)
-class Outlook:
+class WaitOutlook:
     sequence: Sequence
     position: int
     """1 is next."""
     first_token_ms: float
 
 
-class Line:
+class WaitingLine:
     """Those who wait, as they come to the slots one after the other: each waits for a place, then for the
     prompts before it and its own.
 
@@ -76,9 +85,9 @@ class Line:
         return start * self._round_ms + self._backlog.tokens_until(adapter) * self._token_ms
 
 
-def outlook(waiting: Iterable[Sequence], line: Line) -> list[Outlook]:
+def outlook(waiting: Iterable[Sequence], line: WaitingLine) -> list[WaitOutlook]:
     """The outlooks of `waiting`, who come in their order."""
-    return [Outlook(s, position, line.enter(s)) for position, s in enumerate(waiting, 1)]
+    return [WaitOutlook(s, position, line.enter(s)) for position, s in enumerate(waiting, 1)]
 
 
 class _Backlog:
@@ -121,3 +130,141 @@ def _with_taken(places: list[int], leaving: list[int]) -> list[int]:
     taken = [steps for steps in places if steps] + leaving
     num_free = max(0, len(places) - len(taken))
     return sorted([0] * num_free + taken)[: len(places)]
+
+
+_TOLD = 200
+"""Waiting sequences that are told their place. It bounds a message: 50 bytes each, twice a second."""
+_LOOKED_AT = 64
+"""Waiting sequences of a lane whose times are added up; those behind are taken to be like them. It bounds the
+work: a forecast is made up to ten times a second.
+"""
+_LEAST_ROOM = 0.25
+"""The share of a step that a prompt gets at least, however many streams there are. It keeps an estimate for a
+crowded engine finite: such a one is not chosen anyway.
+"""
+_NUM_RUNNING = (1, 2, 4, 8, 16, 32, 64)
+"""For so many streams a forecast tells the time of a step."""
+_MANY_PAIRS = 100_000
+"""Pairs of a token and a cell by which the price of one is found."""
+
+
+class WorkDone:
+    """Adds up what was computed, at the price of full steps: so much of the machine is used, however its
+    work falls into steps."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._decode_tokens = min(READING_TOKENS, num_slots)
+        self._work_ms = [0.0, 0.0]
+
+    @property
+    def ms(self) -> ByPriority:
+        return ByPriority(*self._work_ms)
+
+    def count(self, plan: StepPlan, cost: StepCost) -> None:
+        """The plan's tokens were computed."""
+        if not plan.parts:
+            return
+        reading_ms = _token_ms(cost, READING_TOKENS)
+        decoding_ms = _token_ms(cost, self._decode_tokens)
+        attention_ms = _pair_ms(cost) * plan.attended / max(1, plan.num_tokens)
+        for sequence, num_tokens in plan.parts.items():
+            token_ms = decoding_ms if num_tokens == 1 else reading_ms
+            self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
+
+
+class Expectations:
+    """What those who wait, and newcomers, may expect. The engine tells it now and then."""
+
+    def __init__(
+        self,
+        sequences: LiveSequences,
+        waiting: WaitingRoom,
+        running: Mapping[int, Sequence],
+        costs: LearnedCosts,
+        policy: Policy,
+        *,
+        num_slots: int,
+        stall_ms: float,
+    ) -> None:
+        """`running`: by slot. `stall_ms`: as in `StepOptions`."""
+        self._sequences = sequences
+        self._waiting = waiting
+        self._running = running
+        self._costs = costs
+        self._policy = policy
+        self._num_slots = num_slots
+        self._stall_ms = stall_ms
+        self._work = WorkDone(num_slots)
+
+    def computed(self, plan: StepPlan, adapter: str | None) -> None:
+        """The plan's tokens were computed."""
+        self._work.count(plan, self._costs.of(adapter))
+
+    def outlook(self) -> list[WaitOutlook]:
+        """What the first of those who wait may expect, in their order."""
+        return outlook(islice(self._waiting.in_order(), _TOLD), self._line())
+
+    def forecast(self) -> Forecast:
+        """What a newcomer may expect, for those who choose between several engines."""
+        running, cost = list(self._running.values()), self._costs.model
+        attended = sum(len(sequence.tokens) for sequence in running)
+        step_ms = cost.predict_ms(len(running), attended) if running else 0.0
+        context = attended // max(1, len(running))
+        line = self._line()
+        wait_ms = [_newcomer_ms(self._waiting, line, self._policy.lane(one)) for one in _NEWCOMERS]
+        num_streams = sum(s.request.priority is Priority.INTERACTIVE and s.is_decoding for s in running)
+        return Forecast(
+            # A newcomer comes somewhere within the step that runs: half of it is left.
+            wait_ms=ByPriority(*(ms + step_ms / 2 for ms in wait_ms)),
+            token_ms=_reading_ms(cost, num_streams, self._stall_ms),
+            attended_ms=_pair_ms(cost),
+            stream_ms=tuple(cost.predict_ms(number, number * context) for number in _NUM_RUNNING),
+            work_ms=self._work.ms,
+            num_live=self._sequences.counts,
+        )
+
+    def _line(self) -> WaitingLine:
+        return WaitingLine(
+            list(self._running.values()),
+            self._costs.model,
+            num_slots=self._num_slots,
+            expected_left=self._sequences.expected_left,
+            lane=self._policy.lane,
+        )
+
+
+def _newcomer_ms(waiting: WaitingRoom, line: WaitingLine, lane: int) -> float:
+    """When the first token of a newcomer in the lane would come. Lanes are asked for from the best on."""
+    if lane not in waiting.lanes:
+        return line.newcomer_ms(lane)
+    before_ms = line.newcomer_ms(lane)
+    seen = list(islice(waiting.in_turn(lane), _LOOKED_AT))
+    for sequence in seen:
+        line.enter(sequence)
+    seen_ms = line.newcomer_ms(lane) - before_ms
+    return before_ms + seen_ms * waiting.num_in(lane) / len(seen)
+
+
+def _reading_ms(cost: StepCost, num_streams: int, stall_ms: float) -> float:
+    """The time of a prompt's token, read in steps in which each stream gets its token too."""
+    token_ms = _token_ms(cost, READING_TOKENS)
+    longest_ms = min(stall_ms, cost.predict_ms(READING_TOKENS))
+    room = max(_LEAST_ROOM, 1 - num_streams * token_ms / longest_ms)
+    return token_ms / room
+
+
+def _token_ms(cost: StepCost, num_tokens: int) -> float:
+    return cost.predict_ms(num_tokens) / num_tokens
+
+
+def _pair_ms(cost: StepCost) -> float:
+    return (cost.predict_ms(READING_TOKENS, _MANY_PAIRS) - cost.predict_ms(READING_TOKENS)) / _MANY_PAIRS
+
+
+def _newcomer(priority: Priority) -> Sequence:
+    sampling = Sampling(seed=0)
+    request = GenerationRequest(id="", tokens=(0,), max_tokens=1, sampling=sampling, priority=priority)
+    return Sequence(request, (), (), 0, 0.0)
+
+
+_NEWCOMERS = tuple(_newcomer(priority) for priority in Priority)

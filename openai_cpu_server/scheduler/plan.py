@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from openai_cpu_server.contract.cost import attended_pairs
+from openai_cpu_server.contract.model_info import attended_pairs
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
-class Reason(enum.Enum):
+class StepReason(enum.Enum):
     """Why tokens are computed in a step. The step log tells it."""
 
     DECODE = "decode"
@@ -39,7 +39,7 @@ class Assignment(NamedTuple):
 
     sequence: Sequence
     num_tokens: int
-    reason: Reason
+    reason: StepReason
 
 
 class StepRoom(NamedTuple):
@@ -113,17 +113,17 @@ class StepPlan:
         scored = min(self._scored_left, self._outputs_left) if sequence.is_scoring else self.room
         return max(0, min(self.room, scored))
 
-    def reasons(self, sequence: Sequence) -> dict[Reason, int]:
+    def reasons(self, sequence: Sequence) -> dict[StepReason, int]:
         """How many of the sequence's tokens are computed for which reason."""
-        found = Counter({Reason.DRAFT: self.drafts.get(sequence, 0)})
+        found = Counter({StepReason.DRAFT: self.drafts.get(sequence, 0)})
         for assignment in self.assignments:
             if assignment.sequence is sequence:
                 found[assignment.reason] += assignment.num_tokens
         return dict(+found)
 
-    def all_reasons(self) -> dict[Sequence, dict[Reason, int]]:
+    def all_reasons(self) -> dict[Sequence, dict[StepReason, int]]:
         """The same of all sequences, in one pass."""
-        found = {s: {Reason.DRAFT: num_tokens} for s, num_tokens in self.drafts.items() if num_tokens}
+        found = {s: {StepReason.DRAFT: num_tokens} for s, num_tokens in self.drafts.items() if num_tokens}
         for sequence, num_tokens, reason in self.assignments:
             of_it = found.setdefault(sequence, {})
             of_it[reason] = of_it.get(reason, 0) + num_tokens
@@ -133,7 +133,7 @@ class StepPlan:
         """The pairs of so many further tokens of the sequence and the cells that they attend to."""
         return attended_pairs(sequence.computed + self.num_of(sequence), num_tokens)
 
-    def add(self, sequence: Sequence, num_tokens: int, reason: Reason) -> None:
+    def add(self, sequence: Sequence, num_tokens: int, reason: StepReason) -> None:
         """Plan further tokens of the sequence, as many as there is room for."""
         num_tokens = min(num_tokens, self.room_for(sequence))
         if num_tokens <= 0:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from openai_cpu_server.contract.prefix import BLOCK_TOKENS, block_hash, root_hash
-from openai_cpu_server.contract.replica import PrefixNews
+from openai_cpu_server.contract.replica import BLOCK_TOKENS, PrefixNews, block_hash, root_hash
 from openai_cpu_server.contract.step import SavedBlock
 
 Tokens = tuple[int, ...]
@@ -44,7 +43,7 @@ class _Block(_Branch):
 
 
 @dataclass(frozen=True)
-class Match:
+class PrefixMatch:
     """The longest saved prefix: all of `blocks`, and the first `tail_tokens` of the block `tail`."""
 
     blocks: tuple[int, ...] = ()
@@ -57,7 +56,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Insertion:
+class PrefixInsertion:
     """The new blocks (number, position of the first token, position behind the last), and the numbers of
     those that go for them."""
 
@@ -65,7 +64,7 @@ class Insertion:
     dropped: tuple[int, ...]
 
 
-class Journal:
+class PrefixJournal:
     """Collects which whole blocks came and went, for those who choose between engines."""
 
     def __init__(self) -> None:
@@ -89,14 +88,14 @@ class Journal:
         )
 
 
-class PrefixCache:
+class SavedPrefixes:
     """A tree of blocks per namespace (cache salt, API key), compared token by token.
 
     A parent is always more recent than its children, so that the least recent block is a leaf. It is evicted
     first.
     """
 
-    def __init__(self, capacity: int, *, journal: Journal | None = None) -> None:
+    def __init__(self, capacity: int, *, journal: PrefixJournal | None = None) -> None:
         """`journal`: what is to be told of the changes; None: nobody is told."""
         self.capacity = capacity
         """How many blocks it holds at most, pinned ones included."""
@@ -114,19 +113,19 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._recency) + len(self._pinned)
 
-    def match(self, tokens: Sequence[int], namespace: str, limit: int) -> Match:
+    def match(self, tokens: Sequence[int], namespace: str, limit: int) -> PrefixMatch:
         """The longest saved prefix of at most `limit` tokens. Changes nothing."""
         path = self._path(tokens, namespace, limit)
         branch = path[-1] if path else self._roots.get(namespace)
         start = len(path) * BLOCK_TOKENS
         tail, tail_tokens = _closest(branch, tuple(tokens[start : min(start + BLOCK_TOKENS, limit)]))
-        return Match(tuple(n.number for n in path), tail.number if tail else None, tail_tokens)
+        return PrefixMatch(tuple(n.number for n in path), tail.number if tail else None, tail_tokens)
 
     def use(self, tokens: Sequence[int], namespace: str) -> None:
         """Make the blocks of this prefix the most recent."""
         self._touch(self._held(tokens, namespace))
 
-    def insert(self, tokens: Sequence[int], namespace: str, *, pin: bool = False) -> Insertion:
+    def insert(self, tokens: Sequence[int], namespace: str, *, pin: bool = False) -> PrefixInsertion:
         """Take in the blocks of `tokens` that are not saved yet, as far as there is room.
 
         A last block that is not whole goes as soon as one comes that begins with it. With `pin`, all blocks
@@ -144,7 +143,7 @@ class PrefixCache:
         self._touch(path)
         if pin:
             self._pin(path)
-        return Insertion(tuple(saved), tuple(dropped))
+        return PrefixInsertion(tuple(saved), tuple(dropped))
 
     def export(self) -> list[SavedBlock]:
         """All blocks, parents before children."""

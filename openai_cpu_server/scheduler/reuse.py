@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from openai_cpu_server.contract.prefix import BLOCK_TOKENS
-from openai_cpu_server.contract.step import Restore, Share, Verb
-from openai_cpu_server.scheduler.policy import Policy
-from openai_cpu_server.scheduler.prefix_cache import Match, PrefixCache
-from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.contract.replica import BLOCK_TOKENS
+from openai_cpu_server.contract.step import Restore, ShareCells, Verb
+from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
+from openai_cpu_server.scheduler.sequence import Policy, Sequence
 
 _STRIDE = 64
 """Tokens that are compared at once; any number of this order does."""
@@ -18,7 +17,7 @@ WORTH_WAITING = BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
-class Reuse:
+class PrefixReuse:
     """How a newcomer gets the cells of its first `num_tokens` tokens."""
 
     source: Sequence | None = None
@@ -32,16 +31,16 @@ class Reuse:
         return self.restored[-1][2] if self.restored else self.shared
 
     def verbs(self, slot: int) -> list[Verb]:
-        share: list[Verb] = [] if self.source is None else [Share(self.source.slot, slot, self.shared)]
+        share: list[Verb] = [] if self.source is None else [ShareCells(self.source.slot, slot, self.shared)]
         return share + [Restore(block, slot, start, end) for block, start, end in self.restored]
 
 
-NOTHING = Reuse()
+NOTHING = PrefixReuse()
 
 
 def find_reuse(
-    newcomer: Sequence, running: Iterable[Sequence], cache: PrefixCache, policy: Policy
-) -> Reuse | None:
+    newcomer: Sequence, running: Iterable[Sequence], cache: SavedPrefixes, policy: Policy
+) -> PrefixReuse | None:
     """The longest prefix that can be reused now; None if the newcomer should wait.
 
     It waits where a running sequence of no worse lane is computing a longer common prefix, of at least
@@ -58,14 +57,14 @@ def find_reuse(
     if soon > now and soon >= WORTH_WAITING:
         return None
     if source is None or shared == 0:
-        return Reuse(restored=_pieces(match, 0))
+        return PrefixReuse(restored=_pieces(match, 0))
     if match.num_tokens <= shared:
-        return Reuse(source[0], shared)
+        return PrefixReuse(source[0], shared)
     whole = shared // BLOCK_TOKENS * BLOCK_TOKENS
-    return Reuse(source[0] if whole else None, whole, _pieces(match, whole // BLOCK_TOKENS))
+    return PrefixReuse(source[0] if whole else None, whole, _pieces(match, whole // BLOCK_TOKENS))
 
 
-def _pieces(match: Match, skip: int) -> tuple[tuple[int, int, int], ...]:
+def _pieces(match: PrefixMatch, skip: int) -> tuple[tuple[int, int, int], ...]:
     """(block, start, end) for each block of the match but the first `skip`: the positions that it fills."""
     starts = range(skip * BLOCK_TOKENS, len(match.blocks) * BLOCK_TOKENS, BLOCK_TOKENS)
     pieces = [(match.blocks[start // BLOCK_TOKENS], start, start + BLOCK_TOKENS) for start in starts]

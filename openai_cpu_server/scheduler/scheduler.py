@@ -1,38 +1,78 @@
-"""The continuous batching scheduler: `step = schedule(now)`, execute it, `apply(step, result)`, and again."""
+"""Who holds which cells of the pool and who waits for what, for those who watch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.shown import ShownState
-from openai_cpu_server.contract.step import Drafted, Open, SavedBlock, Span, Step, StepResult
-from openai_cpu_server.scheduler.admission import Admission, WaitingRoom
-from openai_cpu_server.scheduler.cohort import Cohorts, Turn
+from openai_cpu_server.contract.step import (
+    Drafted,
+    Open,
+    SavedBlock,
+    ShownHolding,
+    ShownState,
+    ShownWait,
+    Span,
+    Step,
+    StepResult,
+)
+from openai_cpu_server.scheduler.admission import Admission, WaitingRoom, WaitsFor
+from openai_cpu_server.scheduler.cohort import Cohorts, CohortTurn
 from openai_cpu_server.scheduler.compose import StepOptions
-from openai_cpu_server.scheduler.forecast import Expectations
-from openai_cpu_server.scheduler.holdings import shown_state
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
 from openai_cpu_server.scheduler.learned_costs import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
-from openai_cpu_server.scheduler.memory import Memory
+from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
+from openai_cpu_server.scheduler.outlook import Expectations
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan, StepRoom
-from openai_cpu_server.scheduler.policy import Policy
-from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.spans import Advance, Claims, advance, without_missing_drafts
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.sequence import Policy, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.spans import CellClaims, SequenceAdvance, advance, without_missing_drafts
 from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, Speculator
+
+_MOST_TILES = 1024
+"""Tiles that a pool is told in, which bounds the message: a picture has no more."""
+_MOST_RUNS = 4096
+"""Runs of tiles in a message. Where cells lie more scattered, tiles are made larger until that is enough."""
+
+
+def shown_state(memory: SequenceMemory, waits: Iterable[tuple[Sequence, WaitsFor]]) -> ShownState:
+    ledger = memory.ledger
+    tile_blocks = max(1, -(-ledger.num_blocks // _MOST_TILES))
+    holdings = _holdings(memory, tile_blocks)
+    while sum(len(holding.runs) for holding in holdings) > _MOST_RUNS:
+        tile_blocks *= 2
+        holdings = _holdings(memory, tile_blocks)
+    return ShownState(
+        pool_tiles=-(-ledger.num_blocks // tile_blocks),
+        tile_blocks=tile_blocks,
+        holdings=holdings,
+        waits=tuple(ShownWait(sequence.request.id, lacks.value) for sequence, lacks in waits),
+        cache_pinned_blocks=memory.cache.num_pinned,
+    )
+
+
+def _holdings(memory: SequenceMemory, tile_blocks: int) -> tuple[ShownHolding, ...]:
+    return tuple(
+        ShownHolding(
+            sequence.request.id,
+            sequence.request.client,
+            sequence.request.priority,
+            memory.ledger.runs(slot, tile_blocks),
+        )
+        for slot, sequence in memory.running.items()
+    )
+
 
 _TOLD_WHY = 32
 """Those for whom somebody who watches is told why they wait: to find that out takes 20 microseconds each."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """What one step of the backend can hold, and what its memory can do.
 
     `step_tokens` and `step_outputs` are the most tokens and rows of logits of one step.
@@ -45,7 +85,7 @@ class Limits:
 
 
 class Scheduler:
-    """Decides which tokens each step computes. `Memory` keeps the books of the cells.
+    """Decides which tokens each step computes. `SequenceMemory` keeps the books of the cells.
 
     The caller owns the loop: it asks for a step, lets the backend execute it, and gives back the result. It
     submits sequences, and tells those that end, to `sequences`.
@@ -54,9 +94,9 @@ class Scheduler:
     def __init__(
         self,
         *,
-        limits: Limits,
+        limits: StepLimits,
         ledger: KVLedger,
-        cache: PrefixCache,
+        cache: SavedPrefixes,
         cost: StepCost,
         options: StepOptions,
         policy: Policy,
@@ -72,7 +112,7 @@ class Scheduler:
         self._experiment = options.experiment
         self._speculator = speculator
         reused = cache if limits.can_share else None
-        self._memory = Memory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
+        self._memory = SequenceMemory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
         self._waiting = WaitingRoom(policy)
         self.sequences = LiveSequences(self._memory, self._waiting, reused, speculator)
         self.costs = LearnedCosts(
@@ -95,11 +135,11 @@ class Scheduler:
             num_slots=limits.num_slots,
             num_seats=min(limits.num_slots - 1, math.ceil(options.batch_floor * limits.num_slots)),
         )
-        self._claims = Claims(self._memory, self._admission)
+        self._claims = CellClaims(self._memory, self._admission)
         self._cohorts = Cohorts(options)
         self.plan = StepPlan(self._room)
         """The plan of the step that is being executed."""
-        self._turn = Turn(None, self.plan)
+        self._turn = CohortTurn(None, self.plan)
         """Whose step that is."""
         self._drafts = ChosenDrafts()
         """The drafts in it."""
@@ -185,7 +225,7 @@ class Scheduler:
         """Release the sequences of a cohort that gets no cells, for those of other cohorts hold all of them:
         else its turn would never end. They are admitted again when cells are free."""
         for sequence in plan.parts:
-            if sequence.status is Status.RUNNING:
+            if sequence.status is SequenceStatus.RUNNING:
                 self._admission.release(sequence)
 
     @property
@@ -216,7 +256,7 @@ class Scheduler:
 
     # -- applying --------------------------------------------------------------------------------------
 
-    def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[Advance]:
+    def apply(self, step: Step, result: StepResult, elapsed_ms: float | None = None) -> list[SequenceAdvance]:
         """Take over what the step computed, and learn from the time that it took (None: learn nothing).
 
         An interrupted step computed nothing.

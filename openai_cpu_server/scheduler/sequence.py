@@ -1,13 +1,15 @@
-"""One sequence in the scheduler: its tokens, how many of them are computed, and its status."""
+"""One sequence in the scheduler: its tokens, how many of them are computed, and its status; and the policies
+that say which of two goes first."""
 
 from __future__ import annotations
 
 import enum
+from typing import Protocol
 
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 
 
-class Status(enum.Enum):
+class SequenceStatus(enum.Enum):
     WAITING = "waiting"
     """It holds no slot and no KV cells."""
     RUNNING = "running"
@@ -17,9 +19,9 @@ class Status(enum.Enum):
 
 
 _MOVES = {
-    Status.WAITING: {Status.RUNNING, Status.FINISHED},
-    Status.RUNNING: {Status.WAITING, Status.FINISHED},
-    Status.FINISHED: set[Status](),
+    SequenceStatus.WAITING: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
+    SequenceStatus.RUNNING: {SequenceStatus.WAITING, SequenceStatus.FINISHED},
+    SequenceStatus.FINISHED: set[SequenceStatus](),
 }
 
 
@@ -72,11 +74,11 @@ class Sequence:
         """Length of the prefix that it has in common with another's prompt, by the arrival of that one."""
         self._num_to_read = len(self.tokens)
         """How many tokens it had when it last began to run."""
-        self._status = Status.WAITING
+        self._status = SequenceStatus.WAITING
         self._slot: int | None = None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> SequenceStatus:
         return self._status
 
     @property
@@ -135,7 +137,7 @@ class Sequence:
 
     def run(self, slot: int, num_reused: int) -> None:
         """Move to running, in a slot that has the cells of the first `num_reused` tokens already."""
-        self._move(Status.RUNNING)
+        self._move(SequenceStatus.RUNNING)
         self._slot = slot
         self.computed = num_reused
         self._num_to_read = len(self.tokens)
@@ -143,15 +145,83 @@ class Sequence:
 
     def release(self) -> None:
         """Move back to waiting. Its cells are gone: its tokens are restored or computed again later."""
-        self._move(Status.WAITING)
+        self._move(SequenceStatus.WAITING)
         self._slot = None
         self.computed = 0
         self.num_preemptions += 1
 
     def finish(self) -> None:
-        self._move(Status.FINISHED)
+        self._move(SequenceStatus.FINISHED)
         self._slot = None
 
-    def _move(self, to: Status) -> None:
+    def _move(self, to: SequenceStatus) -> None:
         assert to in _MOVES[self._status], f"{self.request.id}: {self._status.value} -> {to.value}"
         self._status = to
+
+
+TOKENS_PER_S = 16.0
+"""A second of earlier arrival is worth so many tokens of expected output: else long jobs might wait for ever.
+
+It is a rule of fairness, not a measured price: a job of 1,000 tokens overtakes every job of 40 that comes a
+minute later.
+"""
+
+
+class Policy(Protocol):
+    """A smaller key goes first. Keys never change, so that queues stay sorted."""
+
+    def lane(self, sequence: Sequence) -> int:
+        """Sequences of a smaller lane may take the place of those of a larger one."""
+        ...
+
+    def turns(self, sequence: Sequence) -> tuple[str, str]:
+        """Within a lane, groups of clients take turns, and within a group clients."""
+        ...
+
+    def key(self, sequence: Sequence) -> float: ...
+
+
+class PriorityPolicy:
+    """Interactive before batch; clients take turns; first come, first served."""
+
+    def lane(self, sequence: Sequence) -> int:
+        return sequence.request.priority
+
+    def turns(self, sequence: Sequence) -> tuple[str, str]:
+        return sequence.request.turns
+
+    def key(self, sequence: Sequence) -> float:
+        return sequence.arrived_s
+
+
+class FifoPolicy:
+    """First come, first served, whoever it is."""
+
+    def lane(self, sequence: Sequence) -> int:
+        return Priority.INTERACTIVE
+
+    def turns(self, sequence: Sequence) -> tuple[str, str]:
+        return "", ""
+
+    def key(self, sequence: Sequence) -> float:
+        return sequence.arrived_s
+
+
+class ShortestFirstPolicy:
+    """Interactive before batch; the shortest expected output first. Waiting makes up for length."""
+
+    def lane(self, sequence: Sequence) -> int:
+        return sequence.request.priority
+
+    def turns(self, sequence: Sequence) -> tuple[str, str]:
+        return "", ""
+
+    def key(self, sequence: Sequence) -> float:
+        return sequence.expected_output + TOKENS_PER_S * sequence.arrived_s
+
+
+POLICIES: dict[str, type[PriorityPolicy] | type[FifoPolicy] | type[ShortestFirstPolicy]] = {
+    "priority": PriorityPolicy,
+    "fifo": FifoPolicy,
+    "sjf": ShortestFirstPolicy,
+}

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, TokenLogprob
 from openai_cpu_server.scheduler.admission import Admission
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.memory import Memory
+from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
-from openai_cpu_server.scheduler.sequence import Sequence, Status
+from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, SpanDraft
 
 
-class Claims:
+class CellClaims:
     """Claims cells in the ledger for spans, their drafts and padding."""
 
-    def __init__(self, memory: Memory, admission: Admission) -> None:
+    def __init__(self, memory: SequenceMemory, admission: Admission) -> None:
         self._memory = memory
         self._admission = admission
 
@@ -57,7 +56,7 @@ class Claims:
 
     def _span(self, sequence: Sequence, num_tokens: int) -> Span | None:
         """A span of up to `num_tokens` tokens, as many as get cells; None if none do."""
-        if sequence.status is not Status.RUNNING:
+        if sequence.status is not SequenceStatus.RUNNING:
             return None
         num_tokens = min(num_tokens, self._claim(sequence))
         if num_tokens == 0:
@@ -118,7 +117,7 @@ NOTHING_DRAFTED = Drafted()
 
 
 @dataclass(frozen=True)
-class Advance:
+class SequenceAdvance:
     """The progress of one sequence in a step."""
 
     sequence: Sequence
@@ -131,7 +130,7 @@ class Advance:
     """What else went wrong with it, and with nobody else: the caller must finish it. None: nothing."""
 
 
-def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger) -> Advance:
+def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger) -> SequenceAdvance:
     """Take over what the span has brought to its sequence."""
     sequence.num_padded += result.padding
     samples = samples_of(span, result, sequence.remaining)
@@ -142,7 +141,7 @@ def advance(sequence: Sequence, span: Span, result: StepResult, ledger: KVLedger
     scores = result.scores.get(span.slot, ())[max(0, sequence.num_scored - span.start) :]
     sequence.num_scored += len(scores)
     failure, fault = result.failures.get(span.slot), result.faults.get(span.slot)
-    return Advance(sequence, samples, scores, failure, fault)
+    return SequenceAdvance(sequence, samples, scores, failure, fault)
 
 
 def _settle_draft(sequence: Sequence, drafted: Drafted, ledger: KVLedger) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
-from openai_cpu_server.private_files import keep_database_private
+from openai_cpu_server.storage.private_files import keep_database_private
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,24 +7,19 @@ import msgspec
 from openai_cpu_server.structured.errors import SchemaTooLarge
 from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Rules, Text, alt, literal
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
-from openai_cpu_server.structured.options import Budget, Options
-from openai_cpu_server.structured.report import Report, Unenforced
+from openai_cpu_server.structured.options import Budget, Options, Unenforced, UnenforcedReport
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
-from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation
-from openai_cpu_server.structured.schema.json_types import Json
-from openai_cpu_server.structured.schema.nodes import Kind, PropertyCount, Scalars
+from openai_cpu_server.structured.schema.document import Json
+from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation, Expander
+from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
 from openai_cpu_server.structured.schema.normalise import Normaliser
-from openai_cpu_server.structured.schema.unevaluated import Expander
-from openai_cpu_server.structured.values.array_shape import array_shape
-from openai_cpu_server.structured.values.arrays import Arrays, NotEnforceable
-from openai_cpu_server.structured.values.lexemes import Lexemes
-from openai_cpu_server.structured.values.names import Names
-from openai_cpu_server.structured.values.number_facts import Numbers, few_integers
+from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
+from openai_cpu_server.structured.values.number_facts import NumberLanguages, few_integers
 from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
-from openai_cpu_server.structured.values.objects import Objects
-from openai_cpu_server.structured.values.strings import Strings
-from openai_cpu_server.structured.writing.grammar import Grammar
-from openai_cpu_server.structured.writing.punctuation import Punctuation
+from openai_cpu_server.structured.values.objects import ObjectRules
+from openai_cpu_server.structured.values.strings import NameKeys, ScalarLexemes, StringLanguages
+from openai_cpu_server.structured.writing.grammar import GrammarBuilder
+from openai_cpu_server.structured.writing.json_text import Punctuation
 
 _MOST_LISTED = 40
 
@@ -50,7 +45,7 @@ def compile_schema(schema: Json, options: Options | None = None) -> CompiledGram
 class _Compiler:
     def __init__(self, schema: Json, options: Options) -> None:
         self._budget = budget = Budget(options.limits)
-        self._report = Report(options.strict)
+        self._report = UnenforcedReport(options.strict)
         self._normaliser = Normaliser(schema, budget, self._report)
         self._table = self._normaliser.table
         self._goals = Goals(self._table, self._normaliser.at, budget, self._report)
@@ -61,19 +56,19 @@ class _Compiler:
             {kind: self._evaluation(kind, budget) for kind in KEYWORDS},
             self._report,
         ).expand
-        self._strings = Strings(self._goals, budget)
-        self._numbers = Numbers(self._table, self._report)
+        self._strings = StringLanguages(self._goals, budget)
+        self._numbers = NumberLanguages(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)
-        self._grammar = Grammar(budget)
-        self._lexemes = Lexemes(self._grammar, self._strings)
+        self._grammar = GrammarBuilder(budget)
+        self._lexemes = ScalarLexemes(self._grammar, self._strings)
         marks = Punctuation(self._grammar, options.whitespace)
-        names = Names(self._strings, self._lexemes)
-        self._objects = Objects(self._grammar, marks, self._value, names, options.order)
-        self._arrays = Arrays(self._grammar, marks, self._value, self._listed, self._goals.satisfiable)
+        names = NameKeys(self._strings, self._lexemes)
+        self._objects = ObjectRules(self._grammar, marks, self._value, names, options.order)
+        self._arrays = ArrayRules(self._grammar, marks, self._value, self._listed, self._goals.satisfiable)
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
 
-    def _evaluation(self, kind: Kind, budget: Budget) -> Evaluation:
+    def _evaluation(self, kind: JsonKind, budget: Budget) -> Evaluation:
         normaliser = self._normaliser
         return Evaluation(
             kind,
@@ -106,22 +101,22 @@ class _Compiler:
 
     def _of_goal(self, goal: Goal, hint: str) -> Expr:
         options = []
-        for kind in Kind:
+        for kind in JsonKind:
             for branch in self._goals.branches(goal, kind):
                 if self._is_possible(branch, kind):
                     options.append(self._of_branch(branch, kind, hint))
         return alt(*options)
 
-    def _of_branch(self, branch: Branch, kind: Kind, hint: str) -> Expr:
-        if kind is Kind.NULL:
+    def _of_branch(self, branch: Branch, kind: JsonKind, hint: str) -> Expr:
+        if kind is JsonKind.NULL:
             return Text("null")
-        if kind is Kind.BOOLEAN:
+        if kind is JsonKind.BOOLEAN:
             return alt(*(Text("true" if b else "false") for b in _booleans(branch)))
-        if kind is Kind.NUMBER:
+        if kind is JsonKind.NUMBER:
             return self._number(branch, hint)
-        if kind is Kind.STRING:
+        if kind is JsonKind.STRING:
             return self._lexemes.string(self._strings.language(branch))
-        if kind is Kind.ARRAY:
+        if kind is JsonKind.ARRAY:
             return self._array(branch, hint)
         return alt(*(self._object(shape, branch, hint) for shape in self._shapes.shapes(branch)))
 
@@ -151,23 +146,23 @@ class _Compiler:
 
     # Which branches have values
 
-    def _is_possible(self, branch: Branch, kind: Kind) -> bool:
-        if kind is Kind.NULL:
+    def _is_possible(self, branch: Branch, kind: JsonKind) -> bool:
+        if kind is JsonKind.NULL:
             return True
-        if kind is Kind.BOOLEAN:
+        if kind is JsonKind.BOOLEAN:
             return bool(_booleans(branch))
-        if kind is Kind.NUMBER:
+        if kind is JsonKind.NUMBER:
             return not self._strings.is_empty(self._numbers.language(branch))
-        if kind is Kind.STRING:
+        if kind is JsonKind.STRING:
             return not self._strings.is_empty(self._strings.language(branch))
-        if kind is Kind.ARRAY:
+        if kind is JsonKind.ARRAY:
             return array_shape(branch, self._goals) is not None
         return bool(self._shapes.shapes(branch))
 
     def _listed(self, goal: Goal) -> list[Expr] | None:
         """All values of a goal, if they are a few listed scalars; else None."""
         found: list[Expr] = []
-        for kind in Kind:
+        for kind in JsonKind:
             for branch in self._goals.branches(goal, kind):
                 values = self._listed_in(branch, kind)
                 if values is None:
@@ -176,22 +171,22 @@ class _Compiler:
         unique = list(dict.fromkeys(found))
         return unique if len(unique) <= _MOST_LISTED else None
 
-    def _listed_in(self, branch: Branch, kind: Kind) -> list[Expr] | None:
-        if kind is Kind.NULL:
+    def _listed_in(self, branch: Branch, kind: JsonKind) -> list[Expr] | None:
+        if kind is JsonKind.NULL:
             return [Text("null")]
-        if kind is Kind.BOOLEAN:
+        if kind is JsonKind.BOOLEAN:
             return [Text("true" if b else "false") for b in _booleans(branch)]
-        if kind is Kind.NUMBER and (integers := few_integers(branch, _MOST_LISTED)) is not None:
+        if kind is JsonKind.NUMBER and (integers := few_integers(branch, _MOST_LISTED)) is not None:
             return [Text(str(x)) for x in integers]
         if not any(isinstance(f.node, Scalars) and f.is_true for f in branch):
             return self._unlisted(branch, kind) if self._is_possible(branch, kind) else []
-        if kind is Kind.STRING:
+        if kind is JsonKind.STRING:
             return [self._lexemes.string(x) for x in self._strings.listed(branch)]
         return [self._lexemes.number(x, "number") for x in self._numbers.listed(branch)]
 
-    def _unlisted(self, branch: Branch, kind: Kind) -> list[Expr] | None:
+    def _unlisted(self, branch: Branch, kind: JsonKind) -> list[Expr] | None:
         """All values that no list names but that are few: short strings of a pattern. None for any others."""
-        if kind is not Kind.STRING:
+        if kind is not JsonKind.STRING:
             return None
         texts = self._strings.few(self._strings.language(branch), _MOST_LISTED)
         return None if texts is None else [self._lexemes.string(literal(x)) for x in texts]

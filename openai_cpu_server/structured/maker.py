@@ -20,15 +20,14 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.compiler import CompiledGrammar, compile_schema
 from openai_cpu_server.structured.errors import InvalidSchema, SchemaTooLarge, UnsupportedSchema
 from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
-from openai_cpu_server.structured.languages.automaton import build
-from openai_cpu_server.structured.languages.elimination import to_expr
+from openai_cpu_server.structured.languages.automaton import build, to_expr
 from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Rules, Text, alt
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.options import Budget, Limits, Options, Whitespace
 from openai_cpu_server.structured.scalars.regex import full_language
-from openai_cpu_server.structured.schema.json_types import Json
-from openai_cpu_server.structured.values.lexemes import by_states
-from openai_cpu_server.structured.writing.grammar import Grammar
+from openai_cpu_server.structured.schema.document import Json
+from openai_cpu_server.structured.values.strings import by_states
+from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.parts import composed, packed, unpacked
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -91,7 +90,7 @@ def regex_rules(pattern: str, limits: Limits | None = None) -> Rules:
     """The grammar of texts that match the pattern as a whole, anchors or not.
     Raises InvalidPattern, SchemaTooLarge."""
     budget = Budget(limits or Limits())
-    grammar = Grammar(budget)
+    grammar = GrammarBuilder(budget)
     language = full_language(pattern, budget.limits)
     automaton = build(language, budget) if language.is_extended else None
     if language is NOTHING or (automaton is not None and automaton.is_empty):
@@ -112,5 +111,5 @@ def choice_rules(choices: list[str], limits: Limits | None = None) -> Rules:
     budget.spend("text", sum(map(len, choices)))
     if (wrong := _SURROGATE.search("".join(choices))) is not None:
         raise InvalidSchema("", f"there is no character {ord(wrong[0]):#x}")
-    grammar = Grammar(budget)
+    grammar = GrammarBuilder(budget)
     return grammar.finish(grammar.define("choice", alt(*(Text(c) for c in dict.fromkeys(choices)))))

@@ -1,4 +1,4 @@
-"""The caller's options, and limits on what a schema may cost."""
+"""The caller's options, limits on what a schema may cost, and what could not be enforced."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import enum
 
 import msgspec
 
-from openai_cpu_server.structured.errors import SchemaTooLarge
-from openai_cpu_server.structured.languages.order import MOST_LEVELS
+from openai_cpu_server.structured.errors import SchemaTooLarge, UnsupportedSchema
+from openai_cpu_server.structured.languages.rules import MOST_LEVELS
 
 
 class Whitespace(enum.Enum):
@@ -101,3 +101,26 @@ class Budget:
         """Raises SchemaTooLarge, which names `path`, a pointer into the schema."""
         if amount > self._allowed[limit]:
             raise SchemaTooLarge(limit, self._allowed[limit], path)
+
+
+class Unenforced(msgspec.Struct, frozen=True):
+    """A keyword that was left out of the grammar."""
+
+    path: str
+    keyword: str
+
+
+class UnenforcedReport:
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+        self._found: dict[Unenforced, None] = {}
+
+    def refuse(self, path: str, keyword: str, reason: str) -> None:
+        """Refuse a keyword. Raises UnsupportedSchema, unless unenforced keywords are only to be noted."""
+        if self._strict:
+            raise UnsupportedSchema(path, keyword, reason)
+        self._found[Unenforced(path, keyword)] = None
+
+    @property
+    def unenforced(self) -> tuple[Unenforced, ...]:
+        return tuple(self._found)

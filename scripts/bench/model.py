@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source.packaged import PACKAGED
+from openai_cpu_server.model_source.package import PACKAGED
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _MAKE_MODEL = _SCRIPTS / "make_model.py"

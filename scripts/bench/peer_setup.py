@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from openai_cpu_server.user_folders import user_cache_dir
+from openai_cpu_server.config.folders import user_cache_dir
 
 _PACKAGE = "llama-cpp-python"
 _EXAMPLE_NEEDS = ("openai", "safetensors", "websockets")

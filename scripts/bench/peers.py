@@ -18,7 +18,7 @@ from bench.contestants import Contestant, Room
 from bench.dialect import Dialect, SchemaField
 from bench.peer_setup import built_llama_server, example_server, openvino_python, peer_python
 from bench.servers import ServerSpec, environment
-from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
 SLOTS = 16

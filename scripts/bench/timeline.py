@@ -6,7 +6,7 @@ import msgspec
 
 from bench.asking import Trace
 
-_LOGGER = "openai_cpu_server.engine.step_log"
+_LOGGER = "openai_cpu_server.engine.trace"
 _MOST_STEPS = 1000
 """In a picture, more steps cannot be told apart."""
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from bench.type_figures import ROWS, Quality, Speed
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.host.machine import Machine
-from openai_cpu_server.llama.kernels import switch_kernels
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.loading import switch_kernels
 from openai_cpu_server.llama.measure.probe import Probe
 from openai_cpu_server.llama.model.kv_size import KVType
 

@@ -21,7 +21,7 @@ _REDEPLOY = """
 import sys, ray
 from ray import serve
 from openai_cpu_server.replicas.ray.application import application, portable
-from openai_cpu_server.config.command_line import read_settings
+from openai_cpu_server.config.parser import read_settings
 ray.init(address="auto", log_to_driver=False)
 settings = portable(read_settings(sys.argv[1:]))
 serve.run(application(settings), name=settings.ray.name, route_prefix="/")

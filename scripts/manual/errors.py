@@ -6,8 +6,8 @@ import inspect
 from http import HTTPStatus
 
 from manual.table import table
-from openai_cpu_server.api.errors import HTTP_CODES, TABLE, Failure
 from openai_cpu_server.errors import ServerError
+from openai_cpu_server.http.errors import HTTP_CODES, TABLE, Failure
 
 _UNFORESEEN = "The server had an error of its own. The log has the details under the request id."
 

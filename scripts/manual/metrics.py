@@ -9,8 +9,7 @@ from manual.table import table
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import AnswerUse, Ended, EndedCall, Origin
+from openai_cpu_server.observe.ended import AnswerUse, Distribution, EndedCall, EndedRequest, RequestOrigin
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.gateway_gauges import GatewayGauges
 from openai_cpu_server.observe.watch import Watch
@@ -72,10 +71,10 @@ class _IdleEngine:
         return ()
 
 
-def _failed_request() -> Ended:
-    return Ended(
+def _failed_request() -> EndedRequest:
+    return EndedRequest(
         id="req_1",
-        origin=Origin.HTTP,
+        origin=RequestOrigin.HTTP,
         method="POST",
         route="/v1/completions",
         priority="batch",

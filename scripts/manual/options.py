@@ -9,10 +9,10 @@ from itertools import pairwise
 from pydantic.fields import FieldInfo
 
 from manual.table import table
-from openai_cpu_server.model_options import ModelOptions, ModelTable
-from openai_cpu_server.model_source.aliases import ALIASES
-from openai_cpu_server.ray_options import RayTable
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.config.models import ModelOptions, ModelTable
+from openai_cpu_server.config.replicas import RayTable
+from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.model_source.resolve import ALIASES
 
 _GROUPS = {
     "config": "Models",

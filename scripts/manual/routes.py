@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from manual.table import table
-from openai_cpu_server.api.rooms import ROWS
+from openai_cpu_server.api.application import ROWS
 from openai_cpu_server.http.openapi import document
 from openai_cpu_server.http.routes import WEBSOCKET, RouteRow
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 
 from manual.table import table
-from openai_cpu_server.api.schemas.base import Body
-from openai_cpu_server.api.schemas.chat import Message
-from openai_cpu_server.api.schemas.generation import GenerationBody, StreamOptions
-from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
+from openai_cpu_server.api.asking.body import GenerationBody, StreamOptions
+from openai_cpu_server.api.chat.body import Message
+from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
+from openai_cpu_server.http.parse import Body
 
 _WHERE: Mapping[str, type[Body]] = {
     "generation": GenerationBody,

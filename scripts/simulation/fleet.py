@@ -10,10 +10,10 @@ from random import Random
 from time import thread_time
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.prefix import block_hashes
+from openai_cpu_server.contract.replica import block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
-from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState, Wanted
+from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState, RoutedRequest
 from simulation.replica import Live, Machine, SimReplica
 from simulation.routing import Routing, routing
 from simulation.turns import Texts, Turn, prompts, sessions
@@ -154,7 +154,7 @@ class _Simulation:
         began = thread_time()
         tokens = live.request.tokens if not live.output else (*live.request.tokens, *live.output)
         blocks = block_hashes(tokens, live.request.cells_namespace)
-        wanted = Wanted(live.request.id, live.request.priority, len(tokens), blocks, avoids=avoids)
+        wanted = RoutedRequest(live.request.id, live.request.priority, len(tokens), blocks, avoids=avoids)
         choice = router.choose(wanted, now_s=self._now_s)
         if choice is None:
             self._unplaced.append((live, router))

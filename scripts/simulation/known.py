@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.model_info import CostCurve
 from simulation.figures import quantile
 from simulation.fleet import Plan, simulate
 from simulation.replica import Machine

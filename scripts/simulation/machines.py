@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.model_info import CostCurve
 
 _BILLION = CostCurve(
     step_ms=(

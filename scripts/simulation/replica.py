@@ -7,19 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
-from openai_cpu_server.contract.cost import CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
 from openai_cpu_server.contract.replica import HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Step, StepResult
-from openai_cpu_server.engine.build import step_options
+from openai_cpu_server.engine.generating import step_options
 from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.policy import PriorityPolicy
-from openai_cpu_server.scheduler.prefix_cache import Journal, PrefixCache
-from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 _STEP_TOKENS = 256
 _SAMPLES = [Sample(token) for token in range(256)]
@@ -82,13 +81,13 @@ class SimReplica:
         self._truth = CostModel(machine.curve)
         self._copying = CopyPrice()
         self._noise = Random(seed)
-        self._journal = Journal()
+        self._journal = PrefixJournal()
         self._version = 0
         self._ledger = KVLedger(machine.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS)
         self._scheduler = Scheduler(
-            limits=Limits(machine.num_slots, _STEP_TOKENS, _STEP_TOKENS),
+            limits=StepLimits(machine.num_slots, _STEP_TOKENS, _STEP_TOKENS),
             ledger=self._ledger,
-            cache=PrefixCache(machine.cache_blocks, journal=self._journal),
+            cache=SavedPrefixes(machine.cache_blocks, journal=self._journal),
             cost=CostModel(machine.curve),
             options=step_options(options),
             policy=PriorityPolicy(),

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from openai_cpu_server.replicas.report import Choice, ReplicaReport, ReplicaState, Wanted
-from openai_cpu_server.replicas.router import Router
+from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, ReplicaState, RoutedRequest
+from openai_cpu_server.replicas.router import ReplicaRouter
 
 
 class Routing(Protocol):
-    """As `Router`: it is told of all that happens, and asked."""
+    """As `ReplicaRouter`: it is told of all that happens, and asked."""
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None: ...
 
     def gone(self, replica: str) -> None: ...
 
-    def choose(self, wanted: Wanted, *, now_s: float) -> Choice | None: ...
+    def choose(self, wanted: RoutedRequest, *, now_s: float) -> ReplicaChoice | None: ...
 
-    def sent(self, wanted: Wanted, choice: Choice, now_s: float) -> None: ...
+    def sent(self, wanted: RoutedRequest, choice: ReplicaChoice, now_s: float) -> None: ...
 
     def began(self, name: str) -> None: ...
 
@@ -48,7 +48,7 @@ class _Known:
             self._ready.remove(replica)
             del self._num_live[replica]
 
-    def sent(self, wanted: Wanted, choice: Choice, now_s: float) -> None:
+    def sent(self, wanted: RoutedRequest, choice: ReplicaChoice, now_s: float) -> None:
         self._places[wanted.id] = choice.replica
         self._num_live[choice.replica] += 1
 
@@ -70,12 +70,12 @@ class RoundRobin(_Known):
         self._begin = begin
         self._next = 0
 
-    def choose(self, wanted: Wanted, *, now_s: float) -> Choice | None:
+    def choose(self, wanted: RoutedRequest, *, now_s: float) -> ReplicaChoice | None:
         if not self._ready:
             return None
         self._next += 1
         place = self._next + int(self._begin * len(self._ready))
-        return Choice(self._ready[place % len(self._ready)], 0, 0.0)
+        return ReplicaChoice(self._ready[place % len(self._ready)], 0, 0.0)
 
 
 class LeastLoaded(_Known):
@@ -85,11 +85,11 @@ class LeastLoaded(_Known):
         super().__init__()
         self._random = random
 
-    def choose(self, wanted: Wanted, *, now_s: float) -> Choice | None:
+    def choose(self, wanted: RoutedRequest, *, now_s: float) -> ReplicaChoice | None:
         if not self._ready:
             return None
         name = min(self._ready, key=lambda one: (self._num_live[one], self._random.random()))
-        return Choice(name, 0, 0.0)
+        return ReplicaChoice(name, 0, 0.0)
 
 
 ROUTINGS: Sequence[str] = ("round robin", "least loaded", "ours")
@@ -103,5 +103,5 @@ def routing(name: str, *, seed: int, number: int, num_routers: int) -> Routing:
         case "least loaded":
             return LeastLoaded(Random(seed + number))
         case "ours":
-            return Router(Random(seed + number), num_routers=num_routers)
+            return ReplicaRouter(Random(seed + number), num_routers=num_routers)
     raise ValueError(name)

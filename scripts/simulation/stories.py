@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions
 from simulation.figures import Figures, figures, quantile

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.answers.question import Asker, Question, Turn
+from openai_cpu_server.answers.question import AnswerKey, AnswerScope, LastTurn
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 
-ASKER = Asker(holder="ann", model="file", kv_type="f16", adapter=None, version="1")
+ASKER = AnswerScope(holder="ann", model="file", kv_type="f16", adapter=None, version="1")
 AROUND = (1, 2, 9, 3)
 
 
@@ -23,14 +23,14 @@ def request(number: int = 0, **fields: object) -> GenerationRequest:
     return msgspec.structs.replace(plain, **fields)
 
 
-def question(*requests: GenerationRequest, text: str | None = None, **fields: object) -> Question:
+def question(*requests: GenerationRequest, text: str | None = None, **fields: object) -> AnswerKey:
     """`text`: the last user turn; None: it is no conversation."""
-    plain = Question(
+    plain = AnswerKey(
         asker=ASKER,
         requests=requests or (request(),),
         is_repeatable=True,
         asked_tokens=8,
-        turn=None if text is None else Turn(text, AROUND),
+        turn=None if text is None else LastTurn(text, AROUND),
     )
     return msgspec.structs.replace(plain, **fields)
 

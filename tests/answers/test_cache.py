@@ -8,37 +8,44 @@ from collections.abc import Sequence
 
 import pytest
 
-from openai_cpu_server.answers.cache import AnswerCache, Comparing, Found, Place
-from openai_cpu_server.answers.question import Question
-from openai_cpu_server.answers.similarity import Near, direction
+from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison
+from openai_cpu_server.answers.question import AnswerKey
 from openai_cpu_server.answers.sqlite import SqliteAnswers
-from openai_cpu_server.answers.store import AnswerStore, Bounds, Entry, Size, StoreFailed
+from openai_cpu_server.answers.store import (
+    AnswerEntry,
+    AnswerStore,
+    SimilarTurn,
+    StoreBounds,
+    StoreFailed,
+    StoreSize,
+    direction,
+)
 from openai_cpu_server.errors import AnswersUnavailable
 from tests.answers.questions import answer, question, request
 
 pytestmark = pytest.mark.anyio
 
-BOUNDS = Bounds(60, 100_000)
+BOUNDS = StoreBounds(60, 100_000)
 DIRECTIONS = {"hi": (1, 0), "hello": (1, 0.1), "bye": (0, 1)}
 
 
 class Counts:
     def __init__(self) -> None:
         self.kept = 0
-        self.held = Size(0, 0)
+        self.held = StoreSize(0, 0)
 
     def answer_kept(self) -> None:
         self.kept += 1
 
     def answers_held(self, entries: int, num_bytes: int) -> None:
-        self.held = Size(entries, num_bytes)
+        self.held = StoreSize(entries, num_bytes)
 
 
 async def vector(text: str) -> bytes | None:
     return direction(DIRECTIONS[text]) if text in DIRECTIONS else None
 
 
-COMPARING = Comparing("minilm", 0.95, vector)
+COMPARING = TurnComparison("minilm", 0.95, vector)
 
 
 def cache_of(store: AnswerStore, counts: Counts | None = None) -> AnswerCache:
@@ -49,15 +56,17 @@ def in_memory(counts: Counts | None = None) -> AnswerCache:
     return cache_of(SqliteAnswers.open(None, BOUNDS), counts)
 
 
-async def kept(cache: AnswerCache, one: Question, *texts: str, comparing: Comparing | None = None) -> None:
+async def kept(
+    cache: AnswerCache, one: AnswerKey, *texts: str, comparing: TurnComparison | None = None
+) -> None:
     place = await cache.find(one, comparing)
-    assert isinstance(place, Place)
+    assert isinstance(place, AnswerPlace)
     cache.keep(one, place, answer(*texts))
     await cache.measure()  # behind what is being written
 
 
 def told(found: object) -> str:
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundAnswer)
     return "".join(event.text for event in found.events)
 
 
@@ -68,12 +77,12 @@ async def test_the_same_question_gets_the_same_answer() -> None:
     while not counts.kept:
         await asyncio.sleep(0.001)
     found = await cache.find(question(), None)
-    assert (told(found), isinstance(found, Found) and found.similarity) == ("yes", None)
-    assert isinstance(await cache.find(question(request(stop=("x",))), None), Place)
+    assert (told(found), isinstance(found, FoundAnswer) and found.similarity) == ("yes", None)
+    assert isinstance(await cache.find(question(request(stop=("x",))), None), AnswerPlace)
     assert counts.held.entries == 1
     await cache.clear()
-    assert isinstance(await cache.find(question(), None), Place)
-    assert counts.held == Size(0, 0)
+    assert isinstance(await cache.find(question(), None), AnswerPlace)
+    assert counts.held == StoreSize(0, 0)
     await cache.close()
 
 
@@ -86,9 +95,9 @@ async def test_a_similar_turn_gets_the_answer_and_another_does_not() -> None:
         await asyncio.sleep(0.001)
     similar = await cache.find(question(request(tokens=(7,)), text="hello", is_repeatable=False), COMPARING)
     assert told(similar) == "well"
-    assert isinstance(similar, Found)
+    assert isinstance(similar, FoundAnswer)
     assert similar.similarity == pytest.approx(0.995, abs=1e-3)
-    assert isinstance(await cache.find(question(text="bye", is_repeatable=False), COMPARING), Place)
+    assert isinstance(await cache.find(question(text="bye", is_repeatable=False), COMPARING), AnswerPlace)
     assert await cache.find(question(text="cannot be embedded", is_repeatable=False), COMPARING) is None
     assert await cache.find(drawn, None) is None
     await cache.close()
@@ -100,14 +109,14 @@ async def test_a_corrupt_answer_is_a_miss_and_the_next_similar_one_is_told() -> 
     cache = cache_of(store, counts)
     first = question(text="hi", is_repeatable=False)
     place = await cache.find(first, COMPARING)
-    assert isinstance(place, Place)
-    await store.put(Entry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
-    assert isinstance(await cache.find(first, COMPARING), Place)
+    assert isinstance(place, AnswerPlace)
+    await store.put(AnswerEntry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
+    assert isinstance(await cache.find(first, COMPARING), AnswerPlace)
     assert (await store.size()).entries == 0
     await kept(cache, question(text="hello", is_repeatable=False), "good", comparing=COMPARING)
     while not counts.kept:
         await asyncio.sleep(0.001)
-    await store.put(Entry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
+    await store.put(AnswerEntry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
     assert told(await cache.find(first, COMPARING)) == "good"
     await cache.close()
 
@@ -124,7 +133,7 @@ async def test_an_answer_that_would_push_out_many_is_not_kept() -> None:
 async def test_clearing_a_store_that_fails_says_so_and_asks_it_even_while_it_is_left_alone() -> None:
     store = Failing()
     cache = cache_of(store)
-    assert isinstance(await cache.find(question(), None), Place)
+    assert isinstance(await cache.find(question(), None), AnswerPlace)
     asked = store.asked
     with pytest.raises(AnswersUnavailable):
         await cache.clear()
@@ -146,13 +155,13 @@ class Failing:
         await self._fail()
         return None
 
-    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[Near]:
+    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
         await self._fail()
         return ()
 
-    async def put(self, entry: Entry) -> Size:
+    async def put(self, entry: AnswerEntry) -> StoreSize:
         await self._fail()
-        return Size(0, 0)
+        return StoreSize(0, 0)
 
     async def forget(self, key: str, group: str | None) -> None:
         await self._fail()
@@ -160,9 +169,9 @@ class Failing:
     async def clear(self) -> None:
         await self._fail()
 
-    async def size(self) -> Size:
+    async def size(self) -> StoreSize:
         await self._fail()
-        return Size(0, 0)
+        return StoreSize(0, 0)
 
     async def close(self) -> None: ...
 
@@ -183,7 +192,7 @@ async def test_a_store_that_fails_is_a_miss_is_not_asked_again_at_once_and_is_to
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             place = await cache.find(question(text="hi"), COMPARING)
-            assert isinstance(place, Place)
+            assert isinstance(place, AnswerPlace)
             cache.keep(question(text="hi"), place, answer("x"))
         assert await cache.measure() is None
         await cache.close()  # waits for what is being written

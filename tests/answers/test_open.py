@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.answers.open import open_answers
+from openai_cpu_server.answers.cache import open_answers
 from openai_cpu_server.answers.sqlite import SqliteAnswers
-from openai_cpu_server.answers.store import Bounds, Entry, StoreFailed
+from openai_cpu_server.answers.store import AnswerEntry, StoreBounds, StoreFailed
 from openai_cpu_server.errors import StartupError
 
-BOUNDS = Bounds(60, 10_000)
+BOUNDS = StoreBounds(60, 10_000)
 
 
 def test_on_is_the_file_in_the_users_directory(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
 async def test_a_file_of_another_version_is_emptied(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     store = SqliteAnswers.open(path, BOUNDS)
-    await store.put(Entry(key="k", answer=b"x"))
+    await store.put(AnswerEntry(key="k", answer=b"x"))
     await store.close()
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 99")
@@ -99,7 +99,7 @@ async def test_the_file_of_an_earlier_server_is_used_on(tmp_path: Path) -> None:
     file.close()
     store = SqliteAnswers.open(path, BOUNDS)
     assert (await store.get("k"), await store.size()) == (b"a", (1, 202))
-    assert (await store.put(Entry(key="l", answer=b"x"))).entries == 2
+    assert (await store.put(AnswerEntry(key="l", answer=b"x"))).entries == 2
     await store.close()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.answers.question import Question, Turn, exact_key, group_key, turn_key
+from openai_cpu_server.answers.question import AnswerKey, LastTurn, exact_key, group_key, turn_key
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 from tests.answers.questions import AROUND, ASKER, question, request
 
 
-def asked_by(**fields: object) -> Question:
+def asked_by(**fields: object) -> AnswerKey:
     return question(text="hi", asker=msgspec.structs.replace(ASKER, **fields))
 
 
@@ -33,7 +33,7 @@ OTHER_PARAMETERS = [
 
 
 @pytest.mark.parametrize("other", OTHER_ASKERS + OTHER_PARAMETERS)
-def test_whatever_changes_the_answer_changes_both_keys(other: Question) -> None:
+def test_whatever_changes_the_answer_changes_both_keys(other: AnswerKey) -> None:
     same = question(text="hi")
     assert exact_key(other) != exact_key(same)
     assert group_key(other, "minilm") != group_key(same, "minilm")
@@ -74,7 +74,7 @@ def test_questions_of_a_group_differ_by_their_last_turn_alone() -> None:
 
 def test_other_earlier_turns_and_another_limit_make_another_group() -> None:
     one = question(text="hi")
-    earlier = msgspec.structs.replace(one, turn=Turn("hi", (8, *AROUND)))
+    earlier = msgspec.structs.replace(one, turn=LastTurn("hi", (8, *AROUND)))
     limited = msgspec.structs.replace(one, asked_tokens=4)
     assert len({group_key(each, "minilm") for each in (one, earlier, limited)}) == 3
 
@@ -84,4 +84,4 @@ def test_what_is_no_conversation_has_no_group() -> None:
 
 
 def test_any_text_has_a_key() -> None:
-    assert turn_key("g", Turn("\ud800", ())) != turn_key("g", Turn("", ()))
+    assert turn_key("g", LastTurn("\ud800", ())) != turn_key("g", LastTurn("", ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.answers.similarity import direction, nearest
+from openai_cpu_server.answers.store import direction, nearest
 
 
 def row(*numbers: float) -> bytes:

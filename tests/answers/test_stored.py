@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from openai_cpu_server.answers.stored import Corrupt, is_good, packed, unpacked
+from openai_cpu_server.answers.cache import CorruptAnswer, is_good, packed, unpacked
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from tests.answers.questions import answer, request
@@ -51,7 +51,7 @@ def test_log_probabilities_come_back_too() -> None:
     ],
 )
 def test_what_is_no_whole_answer_is_corrupt(stored: bytes) -> None:
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptAnswer):
         unpacked(stored, BOTH)
 
 

@@ -10,14 +10,20 @@ import pytest
 from redis import Redis
 
 from openai_cpu_server.answers.redis import RedisAnswers
-from openai_cpu_server.answers.similarity import direction
 from openai_cpu_server.answers.sqlite import SqliteAnswers
-from openai_cpu_server.answers.store import GROUP_LIMIT, AnswerStore, Bounds, Entry, Size
+from openai_cpu_server.answers.store import (
+    GROUP_LIMIT,
+    AnswerEntry,
+    AnswerStore,
+    StoreBounds,
+    StoreSize,
+    direction,
+)
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.anyio
 
-BOUNDS = Bounds(ttl_s=60, max_bytes=10_000)
+BOUNDS = StoreBounds(ttl_s=60, max_bytes=10_000)
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +42,15 @@ async def store(
     await one.close()
 
 
-def opened(kind: str, folder: Path, redis: RedisServer, bounds: Bounds) -> AnswerStore:
+def opened(kind: str, folder: Path, redis: RedisServer, bounds: StoreBounds) -> AnswerStore:
     if kind == "redis":
         return RedisAnswers.open(redis.url, bounds)
     return SqliteAnswers.open(folder / "below" / "answers.db" if kind == "file" else None, bounds)
 
 
-def entry(key: str, *numbers: float, num_bytes: int = 10, group: str = "g") -> Entry:
+def entry(key: str, *numbers: float, num_bytes: int = 10, group: str = "g") -> AnswerEntry:
     vector = direction(numbers) if numbers else None
-    return Entry(key=key, answer=b"a" * num_bytes, group=group if numbers else None, vector=vector)
+    return AnswerEntry(key=key, answer=b"a" * num_bytes, group=group if numbers else None, vector=vector)
 
 
 def towards(*numbers: float) -> bytes:
@@ -62,7 +68,7 @@ async def test_what_was_put_is_got_and_what_was_put_again_replaces_it(store: Ans
     await store.put(entry("k", num_bytes=3))
     size = await store.put(entry("k", num_bytes=5))
     assert await store.get("k") == b"aaaaa"
-    assert size == await store.size() == Size(1, entry("k", num_bytes=5).num_bytes)
+    assert size == await store.size() == StoreSize(1, entry("k", num_bytes=5).num_bytes)
 
 
 async def test_turns_are_compared_within_their_group(store: AnswerStore) -> None:
@@ -83,7 +89,7 @@ async def test_what_is_forgotten_or_cleared_is_not_found(store: AnswerStore) -> 
     assert (await near(store, 1, 0), await store.get("x")) == (["y"], None)
     assert (await store.size()).entries == 1
     await store.clear()
-    assert (await near(store, 1, 0), await store.get("y"), await store.size()) == ([], None, Size(0, 0))
+    assert (await near(store, 1, 0), await store.get("y"), await store.size()) == ([], None, StoreSize(0, 0))
 
 
 async def test_what_was_told_longest_ago_goes_first(store: AnswerStore) -> None:
@@ -103,7 +109,7 @@ async def test_what_was_told_longest_ago_goes_first(store: AnswerStore) -> None:
 async def test_answers_expire_however_often_they_are_told(
     kind: str, tmp_path: Path, redis: RedisServer
 ) -> None:
-    store = opened(kind, tmp_path, redis, Bounds(ttl_s=0.2, max_bytes=10_000))
+    store = opened(kind, tmp_path, redis, StoreBounds(ttl_s=0.2, max_bytes=10_000))
     await store.clear()
     await store.put(entry("k", 1, 0))
     assert await store.get("k") is not None
@@ -117,8 +123,8 @@ async def test_answers_expire_however_often_they_are_told(
 
 async def test_expired_answers_leave_nothing_behind(redis: RedisServer) -> None:
     """A group that goes on for days holds no more turns than there are answers."""
-    store = RedisAnswers.open(redis.url, Bounds(ttl_s=0.05, max_bytes=10_000_000))
-    lasting = RedisAnswers.open(redis.url, Bounds(ttl_s=60, max_bytes=10_000_000))
+    store = RedisAnswers.open(redis.url, StoreBounds(ttl_s=0.05, max_bytes=10_000_000))
+    lasting = RedisAnswers.open(redis.url, StoreBounds(ttl_s=60, max_bytes=10_000_000))
     await store.clear()
     for number in range(50):
         await store.put(entry(f"old{number}", 1, number))
@@ -126,7 +132,7 @@ async def test_expired_answers_leave_nothing_behind(redis: RedisServer) -> None:
     size = await lasting.put(entry("new", 1, 0))
     with Redis.from_url(redis.url) as client:
         assert client.hkeys("{ocs-answers}:2:turns:g") == [b"new"]
-    assert size == Size(1, entry("new", 1, 0).num_bytes)
+    assert size == StoreSize(1, entry("new", 1, 0).num_bytes)
     await lasting.clear()
     await store.close()
     await lasting.close()
@@ -145,13 +151,13 @@ async def test_two_servers_share_a_file(tmp_path: Path) -> None:
     one, two = (SqliteAnswers.open(tmp_path / "a.db", BOUNDS) for _ in range(2))
     await asyncio.gather(*(store.put(entry(f"{i}")) for i, store in enumerate((one, two) * 10)))
     assert await one.get("19") == await two.get("0")
-    assert await one.size() == await two.size() == Size(20, 20 * entry("0").num_bytes + 10)
+    assert await one.size() == await two.size() == StoreSize(20, 20 * entry("0").num_bytes + 10)
     await one.close()
     await two.close()
 
 
 async def test_two_servers_share_redis_and_a_group_has_its_limit(redis: RedisServer) -> None:
-    bounds = Bounds(ttl_s=60, max_bytes=100_000_000)
+    bounds = StoreBounds(ttl_s=60, max_bytes=100_000_000)
     one, two = RedisAnswers.open(redis.url, bounds), RedisAnswers.open(redis.url, bounds)
     await one.clear()
     for number in range(GROUP_LIMIT + 5):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from openai_cpu_server.api.calls.call import Call, CallThinking, Prompt, ToolCallStyle
-from openai_cpu_server.api.calls.running import Tally
+from openai_cpu_server.api.asking.call import Call, CallThinking, Prompt, ToolCallStyle
+from openai_cpu_server.api.asking.running import Tally
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import api, client, new_engine, running
 
@@ -19,14 +19,14 @@ async def engine() -> FakeEngine:
 
 
 @pytest.fixture(scope="module")
-async def process() -> AsyncIterator[Dispatcher]:
+async def process() -> AsyncIterator[EngineClient]:
     """A real engine process, for tests of what it brings."""
     async with running(new_engine()) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-async def slow_engine() -> AsyncIterator[Dispatcher]:
+async def slow_engine() -> AsyncIterator[EngineClient]:
     async with running(new_engine("step_s=0.02")) as one:
         yield one
 

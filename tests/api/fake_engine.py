@@ -24,9 +24,8 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, KVStats, T
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.dispatch.requests.embedding import Embedding
-from openai_cpu_server.dispatch.requests.generation import Generation
 from openai_cpu_server.engine.parts import OutputParts
+from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.errors import AdapterFailed, RequestCancelled
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeEmbedder, adapted, next_token
@@ -68,26 +67,28 @@ class FakeEngine:
         """Its adapters."""
         self.see: SeeStep | None = None
         """Who watches; a test tells them of steps."""
-        self._live: dict[str, tuple[GenerationRequest | EmbedRequest, Generation | Embedding]] = {}
+        self._live: dict[
+            str, tuple[GenerationRequest | EmbedRequest, GenerationAnswer | EmbeddingAnswer]
+        ] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def state(self) -> EngineState:
         return self.told.state
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
+    def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         if self.state is not EngineState.READY:
             raise unavailable(self.told)
-        generation = Generation(requests, cancel=self._leave, clock=time.monotonic)
+        generation = GenerationAnswer(requests, cancel=self._leave, clock=time.monotonic)
         for request in requests:
             self._live[request.id] = (request, generation)
             self._keep(asyncio.create_task(self._compute(request, generation)))
         return generation
 
-    def embed(self, request: EmbedRequest) -> Embedding:
+    def embed(self, request: EmbedRequest) -> EmbeddingAnswer:
         if self.state is not EngineState.READY or self.info is None:
             raise unavailable(self.told)
-        embedding = Embedding(request, cancel=self._leave, clock=time.monotonic)
+        embedding = EmbeddingAnswer(request, cancel=self._leave, clock=time.monotonic)
         self._live[request.id] = (request, embedding)
         self._keep(asyncio.create_task(self._embed(request, embedding, FakeEmbedder(self.info))))
         return embedding
@@ -143,7 +144,7 @@ class FakeEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _embed(self, request: EmbedRequest, embedding: Embedding, model: FakeEmbedder) -> None:
+    async def _embed(self, request: EmbedRequest, embedding: EmbeddingAnswer, model: FakeEmbedder) -> None:
         for first, tokens in enumerate(request.inputs):
             await asyncio.sleep(0)
             await self.goes_on.wait()
@@ -153,7 +154,7 @@ class FakeEngine:
             embedding.push(Embedded(id=request.id, first=first, count=1, vectors=vectors))
         self._leave(request.id)
 
-    async def _compute(self, request: GenerationRequest, generation: Generation) -> None:
+    async def _compute(self, request: GenerationRequest, generation: GenerationAnswer) -> None:
         tokens, num_output, reason = list(request.tokens), 0, FinishReason.LENGTH
         key = self.named[request.adapter].adapter.key if request.adapter is not None else None
         parts = OutputParts(request.marks, FakeTokenizer().piece) if request.marks is not None else None
@@ -187,7 +188,7 @@ def bias_scores(request: GenerationRequest) -> dict[int, float]:
     }
 
 
-def _push(generation: Generation, event: TokenEvent, parts: OutputParts | None) -> None:
+def _push(generation: GenerationAnswer, event: TokenEvent, parts: OutputParts | None) -> None:
     for told in (event,) if parts is None else parts.cut(event):
         generation.push(told)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from openai_cpu_server.contract.model_info import ControlToken, FimTokens, Marks
+from openai_cpu_server.contract.model_info import ControlToken, FimTokens, SequenceMarks
 from tests.fakes import VOCAB_SIZE
 
 CONTROL = {
@@ -49,7 +49,7 @@ class FakeTokenizer:
         self._ids = {name: token for token, name in self._names.items()}
         self._split = re.compile("(" + "|".join(map(re.escape, self._ids)) + ")")
         self.adds_bos = adds_bos
-        self.marks = Marks((self.bos,) * adds_bos, (1,), (1,) * adds_end)
+        self.marks = SequenceMarks((self.bos,) * adds_bos, (1,), (1,) * adds_end)
         self.rerank_template = rerank_template
         self.fim = FimTokens(prefix=400, suffix=401, middle=402) if has_fim else None
 

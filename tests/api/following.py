@@ -9,8 +9,8 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import ConstraintFailed
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words
-from openai_cpu_server.llama.grammar.grammars import Grammars
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
+from openai_cpu_server.llama.grammar.constraints import CompiledGrammars
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.api.fake_tokenizer import FakeTokenizer
 
@@ -43,8 +43,8 @@ class Follower:
     def __init__(self, control: Sequence[str] = ()) -> None:
         self.tokenizer = _Ending(control=control)
         known = LLTokenizer(TokenizerWrapper(_Named(self.tokenizer)))
-        self._words = Words(cast("Vocabulary", self.tokenizer), known)
-        self._grammars = Grammars()
+        self._words = ModelTokens(cast("Vocabulary", self.tokenizer), known)
+        self._grammars = CompiledGrammars()
 
     def accepts(self, constraint: Constraint, text: str) -> bool:
         """Whether the output may be this text, and end there."""

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from openai_cpu_server.api.calls.call import Asking, Call
+from openai_cpu_server.api.asking.call import Call, ModelContext
+from openai_cpu_server.api.asking.resolve import resolve
+from openai_cpu_server.api.asking.route import Family
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.resolve.call import resolve
-from openai_cpu_server.api.routes.generation import Family
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.context import Sender
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.models.registry import ModelRegistry
-from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.models.thinking import ModelThinking
+from openai_cpu_server.models.served import ModelThinking, ServedModel
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_engine import FakeEngine
@@ -64,7 +63,7 @@ def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Cal
 def resolved(family: Family[Any], model: ServedModel, fields: Mapping[str, object], sender: Sender) -> Call:
     ask = family.reader.read(json.dumps(fields).encode(), lenient=False)
     chosen = ModelRegistry([model]).choose(ask.model, None)
-    return resolve(ask, Asking(chosen, FAKE_INFO, sender, OPTIONS))
+    return resolve(ask, ModelContext(chosen, FAKE_INFO, sender, OPTIONS))
 
 
 def param_of(error: pytest.ExceptionInfo[InvalidRequest]) -> str | None:

@@ -11,16 +11,16 @@ import anyio
 import httpx
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.rows import RowRunner
+from openai_cpu_server.api.files.rows import RowRunner
 from openai_cpu_server.contract.engine import Engine, EngineState
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.observer import NOBODY, EngineObserver
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.subscribers import NOBODY, EngineObserver
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -41,15 +41,15 @@ def new_engine(
     max_seqs: int = 16,
     cache_bytes: int = 0,
     watch: EngineObserver = NOBODY,
-) -> Dispatcher:
+) -> EngineClient:
     """Of a token the fake's cells take one byte."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(model_path="", max_seqs=max_seqs, kv_tokens=4096, cache_bytes=cache_bytes)
-    return Dispatcher(Supervisor(command, options, observer=watch), max_queue=max_queue)
+    return EngineClient(Supervisor(command, options, observer=watch), max_queue=max_queue)
 
 
 @asynccontextmanager
-async def running(engine: Dispatcher) -> AsyncIterator[Dispatcher]:
+async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
     task = asyncio.create_task(engine.run())
     try:
         await eventually(lambda: engine.state is EngineState.READY)

@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Scope
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import Scope
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database

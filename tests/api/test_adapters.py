@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openai_cpu_server.adapter_options import AdapterSource
-from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed
+from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client

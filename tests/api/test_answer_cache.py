@@ -17,16 +17,16 @@ from starlette.applications import Starlette
 
 from openai_cpu_server.answers.cache import AnswerCache
 from openai_cpu_server.answers.sqlite import SqliteAnswers
-from openai_cpu_server.answers.store import Bounds
-from openai_cpu_server.api.access.key_ring import KeyRing
+from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.calls.recall import Recall, Similar
-from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, SimilarAnswers
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.options import Cascade, RouterOptions, WhenStreaming
-from openai_cpu_server.models.routing.router import Router
+from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
@@ -38,7 +38,7 @@ from tests.fakes import FAKE_EMBEDDER
 
 pytestmark = pytest.mark.anyio
 
-BOUNDS = Bounds(60, 1_000_000)
+BOUNDS = StoreBounds(60, 1_000_000)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 FORM = {"response_format": {"type": "json_object"}}
 DRAWN = {"seed": None, "temperature": 1}
@@ -59,13 +59,13 @@ class Cached:
         cascade = Cascade(small="small", large="large", mean_logprob=-0.5, when_streaming=WhenStreaming.HOLD)
         routes = {"small": "fake", "large": "large"}
         router = RouterOptions(names=("auto",), routes=routes, otherwise="small", way=cascade)
-        self.models = ModelRegistry(models, [Router(router)])
+        self.models = ModelRegistry(models, [ModelRouter(router)])
         self.watch = Watch.new(model="fake")
         self.path = Path(tempfile.mkdtemp()) / "answers.db"
         self.store = SqliteAnswers.open(self.path, BOUNDS)
         self.cache = AnswerCache(self.store, BOUNDS, self.watch)
-        similar = Similar("vectors", least) if least is not None else None
-        self.recall = Recall(self.cache, self.models, similar)
+        similar = SimilarAnswers("vectors", least) if least is not None else None
+        self.recall = AnswerLookup(self.cache, self.models, similar)
         self.api = create_api(
             self.models,
             ApiOptions(compares_turns=least is not None),

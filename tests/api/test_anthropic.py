@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.http.key_file import KeyRing
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
@@ -78,7 +78,7 @@ async def test_a_stream_says_what_the_whole_answer_says(http: httpx.AsyncClient)
     assert last["usage"] == whole["usage"]
 
 
-async def test_the_stop_sequence_that_ended_it_is_named(process: Dispatcher) -> None:
+async def test_the_stop_sequence_that_ended_it_is_named(process: EngineClient) -> None:
     async with client(api(process)) as http:
         text = (await ask(http, max_tokens=40)).json()["content"][0]["text"]
         letter = next(letter for letter in text[1:] if letter.isascii() and letter.isalpha())
@@ -280,7 +280,7 @@ async def test_an_engine_that_is_away_is_overloaded(engine: FakeEngine, http: ht
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_a_stream_that_fails_says_so(slow_engine: Dispatcher) -> None:
+async def test_a_stream_that_fails_says_so(slow_engine: EngineClient) -> None:
     body = {"messages": MESSAGES, "max_tokens": 4000, "stream": True}
     async with exchange(api(slow_engine), "/v1/messages", body) as one:
         first = await one.chunk() or b""

@@ -14,8 +14,8 @@ from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
 from openai_cpu_server.api.generate.routes import GENERATE
 from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
-from openai_cpu_server.api.options import ApiOptions
 from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database

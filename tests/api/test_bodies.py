@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import BodiesFull
-from openai_cpu_server.http.body import FREE_BYTES, BodyBudget, HeldBody
+from openai_cpu_server.http.body import FREE_BYTES, BodyBudget, BodyQuota
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -28,7 +28,7 @@ LARGE = b" " * (FREE_BYTES + 150_000)
 
 def test_the_first_bytes_of_a_body_are_free() -> None:
     budget = BodyBudget(10)
-    held = [HeldBody(budget, 10**9) for _ in range(100)]
+    held = [BodyQuota(budget, 10**9) for _ in range(100)]
     for one in held:
         one.has_grown(FREE_BYTES)
     held[0].has_grown(FREE_BYTES + 6)
@@ -44,7 +44,7 @@ def test_the_first_bytes_of_a_body_are_free() -> None:
 
 
 def test_what_goes_to_disk_is_not_counted() -> None:
-    held = HeldBody(BodyBudget(10), FREE_BYTES + 10)
+    held = BodyQuota(BodyBudget(10), FREE_BYTES + 10)
     held.has_grown(10**9)
 
 
@@ -63,7 +63,7 @@ async def test_beyond_it_large_bodies_get_503_and_small_ones_are_served(engine: 
             assert (await http.post("/tokenize", content=LARGE)).status_code == 400
 
 
-async def test_a_call_that_generates_holds_its_body_no_longer(slow_engine: Dispatcher) -> None:
+async def test_a_call_that_generates_holds_its_body_no_longer(slow_engine: EngineClient) -> None:
     app = api(slow_engine, msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET))
     ask = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True}
     async with client(app) as http:
@@ -92,7 +92,7 @@ class SlowTokenizer(FakeTokenizer):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-async def test_a_message_is_counted_until_it_is_understood(slow_engine: Dispatcher, path: str) -> None:
+async def test_a_message_is_counted_until_it_is_understood(slow_engine: EngineClient, path: str) -> None:
     """Of a WebSocket: while it waits for that, another is refused; while it generates, another is served."""
     tokenizer = SlowTokenizer()
     options = msgspec.structs.replace(OPTIONS, max_bodies_bytes=BUDGET)

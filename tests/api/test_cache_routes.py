@@ -8,10 +8,10 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.api.routes.cache import Held, cache_stats
+from openai_cpu_server.api.admin.cache import EngineCache, cache_stats
 from openai_cpu_server.contract.messages import KVStats
-from openai_cpu_server.contract.prefix import cache_namespace
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.contract.replica import cache_namespace
+from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, running
 from tests.api.talking import complete, error_of
 from tests.fakes import FAKE_INFO
@@ -35,7 +35,7 @@ PROMPT = list(range(2, 202))
 
 
 @pytest.fixture
-async def caching() -> AsyncIterator[Dispatcher]:
+async def caching() -> AsyncIterator[EngineClient]:
     async with running(new_engine(cache_bytes=64 * 100)) as engine:
         yield engine
 
@@ -49,7 +49,7 @@ async def cached(http: httpx.AsyncClient, headers: dict[str, str] | None = None,
 
 
 def test_every_number_of_the_stats() -> None:
-    assert msgspec.to_builtins(cache_stats([Held(KV, INFO, 3)])) == {
+    assert msgspec.to_builtins(cache_stats([EngineCache(KV, INFO, 3)])) == {
         "object": "cache.stats",
         "pool": {
             "block_tokens": 16,
@@ -77,13 +77,13 @@ def test_every_number_of_the_stats() -> None:
 
 
 def test_nothing_run_is_no_rate_and_nothing_running_saves_nothing() -> None:
-    idle = cache_stats([Held(msgspec.structs.replace(KV, prompt_tokens=0, cached_tokens=0), INFO, 0)])
+    idle = cache_stats([EngineCache(msgspec.structs.replace(KV, prompt_tokens=0, cached_tokens=0), INFO, 0)])
     assert idle.hit_rate is None
     assert idle.savings is not None
     assert idle.savings.saved_bytes == 0
 
 
-async def test_stats_follow_what_was_served(caching: Dispatcher) -> None:
+async def test_stats_follow_what_was_served(caching: EngineClient) -> None:
     async with client(api(caching)) as http:
         found = [await cached(http) for _ in range(2)]
         await eventually(lambda: caching.status().kv_tokens_used == 0)
@@ -96,7 +96,7 @@ async def test_stats_follow_what_was_served(caching: Dispatcher) -> None:
     assert stats["savings"]["running_requests"] == 0
 
 
-async def test_a_cleared_cache_remembers_nothing(caching: Dispatcher) -> None:
+async def test_a_cleared_cache_remembers_nothing(caching: EngineClient) -> None:
     async with client(api(caching)) as http:
         assert await cached(http) == 0
         response = await http.delete("/v1/cache")
@@ -111,7 +111,7 @@ async def test_without_an_engine_there_is_nothing_to_see_or_clear() -> None:
             assert (response.status_code, error_of(response)["code"]) == (503, "engine_unavailable")
 
 
-async def test_choices_share_what_the_first_computed_and_usage_says_so(caching: Dispatcher) -> None:
+async def test_choices_share_what_the_first_computed_and_usage_says_so(caching: EngineClient) -> None:
     async with client(api(caching)) as http:
         assert await cached(http, n=4) == 0
         assert 0 < await cached(http, n=4) < 200
@@ -119,7 +119,7 @@ async def test_choices_share_what_the_first_computed_and_usage_says_so(caching: 
     assert stats["cached_tokens"] > 2 * 3 * 128  # the others of each four share nearly all
 
 
-async def test_a_salt_keeps_prompts_apart(caching: Dispatcher) -> None:
+async def test_a_salt_keeps_prompts_apart(caching: EngineClient) -> None:
     async with client(api(caching)) as http:
         assert await cached(http) == await cached(http, cache_salt="a") == 0
         assert await cached(http, cache_salt="b") == 0
@@ -128,7 +128,7 @@ async def test_a_salt_keeps_prompts_apart(caching: Dispatcher) -> None:
 
 
 @pytest.mark.parametrize("isolates", [True, False])
-async def test_keys_keep_prompts_apart_where_that_is_asked_for(caching: Dispatcher, isolates: bool) -> None:
+async def test_keys_keep_prompts_apart_where_that_is_asked_for(caching: EngineClient, isolates: bool) -> None:
     options = msgspec.structs.replace(OPTIONS, isolate_by_key=isolates)
     async with client(api(caching, options)) as http:
         assert await cached(http, {"authorization": "Bearer ann"}) == 0

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openai_cpu_server.api.access.clients import Client, client_address
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import ALL_SCOPES, ANYBODY, Identity, Key
+from openai_cpu_server.http.clients import Client, client_address
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import ALL_SCOPES, ANYBODY, Identity, Key
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live

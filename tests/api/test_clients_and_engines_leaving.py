@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_takes_its_request_along(slow_engine: Dispatcher, stream: bool) -> None:
+async def test_a_client_that_leaves_takes_its_request_along(slow_engine: EngineClient, stream: bool) -> None:
     body = {"messages": MESSAGES, "ignore_eos": True, "stream": stream, "n": 2}
     async with exchange(api(slow_engine), "/v1/chat/completions", body) as one:
         await eventually(lambda: slow_engine.status().running["interactive"] == 2)
@@ -32,7 +32,7 @@ async def test_a_client_that_leaves_takes_its_request_along(slow_engine: Dispatc
     await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
 
 
-async def test_a_stream_comes_chunk_by_chunk(slow_engine: Dispatcher) -> None:
+async def test_a_stream_comes_chunk_by_chunk(slow_engine: EngineClient) -> None:
     body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 5, "stream": True, "temperature": 0}
     async with exchange(api(slow_engine), "/v1/completions", body) as one:
         chunks = []
@@ -42,7 +42,7 @@ async def test_a_stream_comes_chunk_by_chunk(slow_engine: Dispatcher) -> None:
     assert chunks[-1].endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_silent_stream_is_kept_alive(slow_engine: Dispatcher) -> None:
+async def test_a_silent_stream_is_kept_alive(slow_engine: EngineClient) -> None:
     app = api(slow_engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.001))
     body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 3, "stream": True}
     async with exchange(app, "/v1/completions", body) as one:

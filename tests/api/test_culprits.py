@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.http.key_file import KeyRing
 from tests.api.serving import OPTIONS, client, new_engine, running, served
 from tests.api.talking import error_of, messages_error_of
 from tests.api.test_websocket import connected
@@ -36,7 +36,7 @@ def body(path: str, text: str) -> dict[str, object]:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Dispatcher]:
+async def engine() -> AsyncIterator[EngineClient]:
     async with running(new_engine(KILL, "step_s=0.002")) as engine:
         yield engine
 
@@ -61,7 +61,7 @@ def code_of(answer: httpx.Response) -> object:
 
 
 async def test_a_key_that_kills_engines_is_sent_away_in_all_families(
-    engine: Dispatcher, keys: KeyRing
+    engine: EngineClient, keys: KeyRing
 ) -> None:
     app = create_api(served(engine), OPTIONS, keys=keys).app
     async with client(app) as http:
@@ -83,14 +83,14 @@ async def test_a_key_that_kills_engines_is_sent_away_in_all_families(
         assert engine.status().restarts == 4
 
 
-async def test_each_family_counts(engine: Dispatcher, keys: KeyRing) -> None:
+async def test_each_family_counts(engine: EngineClient, keys: KeyRing) -> None:
     async with client(create_api(served(engine), OPTIONS, keys=keys).app) as http:
         for path in ("/v1/messages", "/generate"):
             assert (await say(http, path, "~", "bob")).status_code == 500
         assert (await say(http, "/v1/completions", "hi", "bob")).status_code == 429
 
 
-async def test_rows_of_batches_count_and_wait_as_long(engine: Dispatcher, keys: KeyRing) -> None:
+async def test_rows_of_batches_count_and_wait_as_long(engine: EngineClient, keys: KeyRing) -> None:
     made = create_api(served(engine), OPTIONS, keys=keys)
     path = "/v1/completions"
     good, bad = (json.dumps(body(path, text)).encode() for text in ("hi", "~"))
@@ -106,7 +106,7 @@ async def test_rows_of_batches_count_and_wait_as_long(engine: Dispatcher, keys: 
         assert (await say(http, path, "hi", "ann")).status_code == 429
 
 
-async def test_without_keys_the_address_answers(engine: Dispatcher) -> None:
+async def test_without_keys_the_address_answers(engine: EngineClient) -> None:
     app = create_api(served(engine), OPTIONS).app
     evil, other = (httpx.ASGITransport(app, client=(address, 1)) for address in ("192.0.2.1", "192.0.2.2"))
     async with httpx.AsyncClient(transport=evil, base_url="http://test") as http:

@@ -16,7 +16,7 @@ import openai
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.application import Api, create_api
+from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
@@ -52,7 +52,7 @@ class Served:
             [model("chat", engine=self.chat), embedding_model(self.embedder, "embedder", "e")]
         )
 
-    def api(self, **options: Any) -> Api:
+    def api(self, **options: Any) -> ServedApplication:
         return create_api(self.models, msgspec.structs.replace(OPTIONS, **options))
 
 

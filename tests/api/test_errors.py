@@ -8,7 +8,6 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from openai_cpu_server import errors
-from openai_cpu_server.api.errors import TABLE, error_response
 from openai_cpu_server.errors import (
     AnswersUnavailable,
     BodiesFull,
@@ -39,6 +38,7 @@ from openai_cpu_server.errors import (
     Unauthorized,
     WrongModelKind,
 )
+from openai_cpu_server.http.errors import TABLE, error_response
 
 BAD = "invalid_request_error"
 

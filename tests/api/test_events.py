@@ -15,24 +15,23 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Identity, Key, Scope
-from openai_cpu_server.api.events.agenda import Agenda
 from openai_cpu_server.api.events.hub import (
     FOR_ADMINISTRATORS,
     MOST_LISTENERS,
     MOST_OF_ADMINISTRATOR,
     MOST_OF_ONE,
-    Hub,
+    RateWindow,
+    StepFeed,
     Watcher,
 )
-from openai_cpu_server.api.events.pace import Pace
-from openai_cpu_server.api.events.sight import Sight
-from openai_cpu_server.api.events.steps import MOST_STEPS
+from openai_cpu_server.api.events.stream import EventSchedule
+from openai_cpu_server.api.events.view import MOST_STEPS, EventFilter
 from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.contract.shown import Shown, ShownHolding, ShownPart, ShownState, ShownWait
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState, ShownWait, StepTrace
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import Identity, Key, Scope
 from tests.api.asgi import exchange
 from tests.api.events import watching
 from tests.api.fake_engine import FakeEngine
@@ -62,7 +61,7 @@ def part(name: str, client: str = ANN, priority: Priority = Priority.INTERACTIVE
 
 def tell(engine: FakeEngine, *parts: ShownPart, state: ShownState | None = None) -> None:
     assert engine.see is not None
-    engine.see(FIGURES, Shown(parts=parts, state=state))
+    engine.see(FIGURES, StepTrace(parts=parts, state=state))
 
 
 def keys(folder: Path, **scopes: Sequence[str]) -> KeyRing:
@@ -176,13 +175,13 @@ def identity(name: str, *scopes: Scope, models: frozenset[str] | None = None) ->
 
 
 def test_the_cells_of_others_have_no_names_but_what_is_shared_shows() -> None:
-    own, *others = Sight(identity("ann", Scope.INFERENCE)).holdings(STATE.holdings)
+    own, *others = EventFilter(identity("ann", Scope.INFERENCE)).holdings(STATE.holdings)
     assert (own.id, own.runs) == ("a/0", [(0, 3)])
     assert [(one.id, one.priority, one.runs) for one in others] == [(None, "batch", [(2, 3), (7, 1)])]
 
 
 def test_models_that_a_key_may_not_use_do_not_exist_for_it() -> None:
-    sight = Sight(identity("ann", models=frozenset({"small", "large:poet"})))
+    sight = EventFilter(identity("ann", models=frozenset({"small", "large:poet"})))
     assert sight.has_model(("small", "team/small"))
     assert sight.has_model(("large",))
     assert not sight.has_model(("other",))
@@ -193,7 +192,7 @@ def test_models_that_a_key_may_not_use_do_not_exist_for_it() -> None:
 def test_a_model_that_was_replaced_shows_no_more_and_its_successors_state_stays() -> None:
     old, new = FakeEngine(), FakeEngine()
     models, successors = served(old), served(new)
-    hub = Hub(models)
+    hub = StepFeed(models)
     with hub.listening(Watcher(client="", is_administrator=True)):
         late = old.see
         assert late is not None
@@ -201,7 +200,7 @@ def test_a_model_that_was_replaced_shows_no_more_and_its_successors_state_stays(
         hub.look_for_models()
         assert old.see is None, "its engine shows steps for nobody"
         tell(new, part("new/0"), state=STATE)
-        late(FIGURES, Shown(parts=(part("old/0"),), state=msgspec.structs.replace(STATE, pool_tiles=1)))
+        late(FIGURES, StepTrace(parts=(part("old/0"),), state=msgspec.structs.replace(STATE, pool_tiles=1)))
         assert hub.state_of(successors.default) == STATE
         assert [seen.shown.parts[0].id for seen in hub.since(0).steps] == ["new/0"]
     assert new.see is None
@@ -310,7 +309,7 @@ async def test_who_waits_is_told_with_place_and_reason_and_who_runs_can_be_ended
             second.disconnect()
 
 
-async def test_steps_cells_rates_and_restarts_of_a_real_engine(process: Dispatcher) -> None:
+async def test_steps_cells_rates_and_restarts_of_a_real_engine(process: EngineClient) -> None:
     app = api(process)
     async with watching(app) as one, client(app) as http:
         assert (await one.next())["restarts"] == []
@@ -335,13 +334,13 @@ async def test_steps_cells_rates_and_restarts_of_a_real_engine(process: Dispatch
 
 
 def test_what_is_overdue_for_longest_is_told_first() -> None:
-    agenda = Agenda({"step": 1.0, "queue": 10.0}, now_s=0.0)
+    agenda = EventSchedule({"step": 1.0, "queue": 10.0}, now_s=0.0)
     told = [next(agenda.due(float(tick))) for tick in range(13)]
     assert told == ["step", "queue", *["step"] * 10, "queue"]
 
 
 def test_quantiles_are_of_the_last_seconds() -> None:
-    pace = Pace(0.0)
+    pace = RateWindow(0.0)
     pace.first_token(1.0, Priority.BATCH, 60.0)
     for _ in range(100):
         pace.first_token(20.5, Priority.INTERACTIVE, 0.25)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client
 from tests.api.talking import MESSAGES, chat, complete, error_of, events
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def app(process: Dispatcher) -> Starlette:
+def app(process: EngineClient) -> Starlette:
     """What comes back is made by a real engine process."""
     return api(process)
 

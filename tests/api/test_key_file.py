@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.api.access.key_file import read_keys
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import ALL_SCOPES, Allowance, Key, Scope
-from openai_cpu_server.api.access.new_key import new_key
-from openai_cpu_server.contract.prefix import key_identity
+from openai_cpu_server.contract.replica import key_identity
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.http.identity import given_key
+from openai_cpu_server.http.clients import given_key
+from openai_cpu_server.http.key_file import KeyRing, new_key, read_keys
+from openai_cpu_server.http.keys import ALL_SCOPES, Allowance, Key, Scope
 from openai_cpu_server.jobs.records import StorageLimits
 
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.http.key_file import KeyRing
 from tests.api.asgi import exchange
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import MESSAGES, chat, error_of
@@ -42,7 +42,7 @@ def keys(tmp_path: Path) -> KeyRing:
 
 
 @pytest.fixture
-def locked(slow_engine: Dispatcher, keys: KeyRing) -> Starlette:
+def locked(slow_engine: EngineClient, keys: KeyRing) -> Starlette:
     return locked_api(slow_engine, keys)
 
 
@@ -70,7 +70,7 @@ async def test_one_sees_the_models_that_one_may_use(http: httpx.AsyncClient) -> 
 
 
 async def test_who_is_refused_before_the_body_is_read_counts_with_the_keys_priority(
-    slow_engine: Dispatcher, keys: KeyRing
+    slow_engine: EngineClient, keys: KeyRing
 ) -> None:
     app = locked_api(slow_engine, keys, options=msgspec.structs.replace(OPTIONS, max_body_bytes=10))
     async with client(app) as http:
@@ -115,7 +115,7 @@ async def test_a_model_of_ones_own_is_the_default(http: httpx.AsyncClient) -> No
     ],
 )
 async def test_the_scheduler_knows_the_keys_name_and_priority(
-    locked: Starlette, slow_engine: Dispatcher, name: str, fields: dict[str, str], seen: tuple[str, str]
+    locked: Starlette, slow_engine: EngineClient, name: str, fields: dict[str, str], seen: tuple[str, str]
 ) -> None:
     async with exchange(locked, "/v1/chat/completions", {**LONG, **fields}, of(name)) as one:
         await eventually(lambda: num_live(slow_engine) == 1)
@@ -142,7 +142,7 @@ ASKING_MORE: list[tuple[str, dict[str, object], dict[str, str]]] = [
 @pytest.mark.parametrize(("path", "body", "headers"), ASKING_MORE)
 async def test_no_way_of_asking_gets_a_key_more_than_its_best_priority(
     locked: Starlette,
-    slow_engine: Dispatcher,
+    slow_engine: EngineClient,
     path: str,
     body: dict[str, object],
     headers: dict[str, str],
@@ -167,7 +167,7 @@ async def test_a_tier_that_a_key_does_not_get_is_not_told(http: httpx.AsyncClien
 
 
 async def test_one_sees_and_ends_ones_own_requests_only(
-    http: httpx.AsyncClient, locked: Starlette, slow_engine: Dispatcher
+    http: httpx.AsyncClient, locked: Starlette, slow_engine: EngineClient
 ) -> None:
     async with exchange(locked, "/v1/chat/completions", LONG, of("ann")):
         await eventually(lambda: num_live(slow_engine) == 1)
@@ -193,7 +193,7 @@ async def test_one_sees_and_ends_ones_own_requests_only(
 
 
 async def test_an_administrator_ends_anybodys(
-    http: httpx.AsyncClient, locked: Starlette, slow_engine: Dispatcher
+    http: httpx.AsyncClient, locked: Starlette, slow_engine: EngineClient
 ) -> None:
     async with exchange(locked, "/v1/chat/completions", LONG, of("ann")):
         await eventually(lambda: num_live(slow_engine) == 1)
@@ -202,7 +202,7 @@ async def test_an_administrator_ends_anybodys(
     assert num_live(slow_engine) == 0
 
 
-async def test_without_keys_the_user_is_the_client(slow_engine: Dispatcher) -> None:
+async def test_without_keys_the_user_is_the_client(slow_engine: EngineClient) -> None:
     async with exchange(api(slow_engine), "/v1/chat/completions", LONG) as one:
         await eventually(lambda: num_live(slow_engine) == 1)
         assert slow_engine.requests()[0].client == "user:carl"

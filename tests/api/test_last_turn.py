@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from openai_cpu_server.api.asking.ask import AskedMessage
-from openai_cpu_server.api.resolve.chat import last_turn
+from openai_cpu_server.api.asking.prompts import last_turn
 
 
 def rendered(messages: Sequence[AskedMessage]) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
@@ -44,7 +44,7 @@ async def test_the_log_has_one_line_of_numbers(
 
 
 async def test_a_client_that_left_is_499_in_the_log(
-    slow_engine: Dispatcher, caplog: pytest.LogCaptureFixture
+    slow_engine: EngineClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     for stream in (True, False):
         caplog.clear()

@@ -9,21 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from openai_cpu_server.api.resolve.sampling import sampling_of
-from openai_cpu_server.api.schemas.adapters import AdapterBody
-from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
-from openai_cpu_server.api.schemas.base import Body
-from openai_cpu_server.api.schemas.batch_jobs import BatchBody
-from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.completion import CompletionBody
-from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
-from openai_cpu_server.api.schemas.generation import GenerationBody
-from openai_cpu_server.api.schemas.parse import parse
-from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
-from openai_cpu_server.api.schemas.responses import ResponsesBody
-from openai_cpu_server.api.schemas.tokens import TokenizeBody
+from openai_cpu_server.api.admin.adapters import AdapterBody
+from openai_cpu_server.api.admin.tokens import TokenizeBody
+from openai_cpu_server.api.asking.body import GenerationBody
+from openai_cpu_server.api.asking.sampling import sampling_of
+from openai_cpu_server.api.chat.body import ChatBody
+from openai_cpu_server.api.completions.routes import CompletionBody
+from openai_cpu_server.api.files.batches import BatchBody
+from openai_cpu_server.api.generate.body import GenerateBatchBody, GenerateBody
+from openai_cpu_server.api.messages.body import CountBody, MessagesBody
+from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
+from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.parse import Body, parse
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 FAMILIES: dict[type[Body], dict[str, object]] = {

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.rooms import ROWS
+from openai_cpu_server.api.application import ROWS
+from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.openapi import document
 from openai_cpu_server.http.routes import WEBSOCKET
 from openai_cpu_server.jobs.jobs import Jobs

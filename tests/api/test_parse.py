@@ -9,17 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
-from openai_cpu_server.api.schemas.chat import ChatBody, TextPart
-from openai_cpu_server.api.schemas.completion import CompletionBody
-from openai_cpu_server.api.schemas.parse import MOST_NAMED, Ignored, parse, path_of
-from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
-from openai_cpu_server.api.schemas.unheeded import (
-    GENERATION_HINTS,
-    GENERATION_REFUSALS,
-    Hint,
-    Refusal,
-)
+from openai_cpu_server.api.chat.body import ChatBody, TextPart
+from openai_cpu_server.api.completions.routes import CompletionBody
+from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.parse import MOST_NAMED, Ignored, parse, path_of
+from openai_cpu_server.http.unheeded import GENERATION_HINTS, GENERATION_REFUSALS, Hint, Refusal
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -10,10 +10,10 @@ import httpx
 import openai
 import pytest
 
-from openai_cpu_server.api.calls.event_stream import comment
-from openai_cpu_server.api.calls.running import NEWS_INTERVAL_S, LastNews, QueueNews, is_news
-from openai_cpu_server.contract.messages import Place
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, LastNews, QueueNews, is_news
+from openai_cpu_server.api.asking.stream import comment
+from openai_cpu_server.contract.messages import QueuePlace
+from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import Exchange, exchange
 from tests.api.serving import api, client, eventually, new_engine, running
 from tests.api.talking import MESSAGES
@@ -42,7 +42,7 @@ def test_a_new_position_is_news_but_not_many_a_second(
 
 
 def test_the_bytes_of_a_comment() -> None:
-    assert comment(Place("a/0", 3, 1199.6)) == b": queued position=3 first_token_ms=1200\n\n"
+    assert comment(QueuePlace("a/0", 3, 1199.6)) == b": queued position=3 first_token_ms=1200\n\n"
 
 
 def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> None:
@@ -50,18 +50,18 @@ def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> Non
     news = QueueNews(lambda: now[0])
     heard = []
     for now[0], position in ((0.0, 3), (0.4, 2), (0.9, 1), (1.4, 1), (1.9, 1)):
-        heard.append(news.is_due(Place("a/0", position, 10.0)))
+        heard.append(news.is_due(QueuePlace("a/0", position, 10.0)))
     assert heard == [True, False, False, True, False]
     news.end()
     now[0] = 9.0
-    assert not news.is_due(Place("a/0", 7, 10.0))
+    assert not news.is_due(QueuePlace("a/0", 7, 10.0))
 
 
-def waits_at(engine: Dispatcher, position: int) -> Callable[[], bool]:
+def waits_at(engine: EngineClient, position: int) -> Callable[[], bool]:
     return lambda: any(live.position == position for live in engine.requests())
 
 
-def first_of(engine: Dispatcher) -> str:
+def first_of(engine: EngineClient) -> str:
     return engine.requests()[0].id
 
 

@@ -13,13 +13,13 @@ from typing import NoReturn
 import httpx
 import pytest
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.keys import Allowance, Key
-from openai_cpu_server.api.access.meter import Meter
-from openai_cpu_server.api.access.rate_limits import RateLimits
 from openai_cpu_server.contract.engine import Engine
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import Allowance, Key
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.meter import Meter
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
@@ -82,7 +82,7 @@ async def test_wrong_requests_count_too(engine: FakeEngine, tmp_path: Path) -> N
         assert (await chat(http)).status_code == 429
 
 
-async def test_tokens_are_counted_as_they_were_used(process: Dispatcher, tmp_path: Path) -> None:
+async def test_tokens_are_counted_as_they_were_used(process: EngineClient, tmp_path: Path) -> None:
     async with limited(process, tmp_path, "tokens_per_minute = 100") as http:
         first = await chat(http, max_tokens=60, stop=["a", "b", "c", "d", "e", "f", "g", "h"])
         usage = first.json()["usage"]
@@ -128,7 +128,7 @@ async def test_a_quota_for_a_day(engine: FakeEngine, tmp_path: Path) -> None:
     assert refused.status_code == 429
 
 
-async def test_calls_at_once(slow_engine: Dispatcher, tmp_path: Path) -> None:
+async def test_calls_at_once(slow_engine: EngineClient, tmp_path: Path) -> None:
     app = locked_api(slow_engine, keys(tmp_path, "concurrent = 1"))
     body = {"messages": MESSAGES, "ignore_eos": True}
     async with client(app) as http, exchange(app, "/v1/chat/completions", body, HEADERS) as first:
@@ -296,7 +296,7 @@ async def test_counting_uploads_and_stored_responses_count_as_requests(
 
 
 async def test_who_waits_for_a_response_takes_no_place_of_it(
-    slow_engine: Dispatcher, jobs: Jobs, tmp_path: Path
+    slow_engine: EngineClient, jobs: Jobs, tmp_path: Path
 ) -> None:
     """A key with one place asks after what it has running in the background, and cancels it. It counts no
     tokens meanwhile."""

@@ -9,26 +9,26 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from openai_cpu_server.api.calls.call import Call, PartsReader, ToolCallStyle
-from openai_cpu_server.api.calls.event_stream import events
-from openai_cpu_server.api.errors import error_object
-from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.anthropic import MessagesRenderer, MessageStream, new_tool_use_id
-from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, Place, TokenEvent
+from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
+from openai_cpu_server.api.asking.renderer import GatheredAnswer
+from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.messages.render import MessagesRenderer, MessageStream, new_tool_use_id
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, InvalidRequest, ServerError
-from openai_cpu_server.models.pieces import Pieces
+from openai_cpu_server.http.errors import error_object
+from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallArguments,
     CallBegin,
     Content,
     Part,
-    Reasoning,
+    ThinkingText,
 )
 from tests.api.calls import call, end, figures, text
 from tests.api.fake_tokenizer import FakeTokenizer
 
-PIECES = Pieces(FakeTokenizer())
+PIECES = ShownPieces(FakeTokenizer())
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
 CALL = '<tool_call>\n{"name":"f","arguments":{"a": "é"}}\n</tool_call>'
 USAGE = (
@@ -110,7 +110,7 @@ def ending(of: Call, *steps: TokenEvent) -> dict[str, object]:
 
 
 def whole(of: Call, *steps: TokenEvent) -> dict[str, object]:
-    answer = Answer()
+    answer = GatheredAnswer()
     for step in steps:
         answer.add(step)
     assert answer.finish is not None
@@ -174,8 +174,8 @@ def test_a_call_is_a_block_of_its_own_and_its_arguments_come_as_they_are_written
 
 def test_all_kinds_of_parts_in_one_answer() -> None:
     parts = (
-        Reasoning("a"),
-        Reasoning("b"),
+        ThinkingText("a"),
+        ThinkingText("b"),
         Content("c"),
         CallBegin("f"),
         CallArguments("{}"),
@@ -277,7 +277,7 @@ def test_the_bytes_of_a_failure_in_a_stream(error: ServerError, kind: str) -> No
 
 def test_who_waits_is_pinged() -> None:
     one, ping = stream(call()), event("ping")
-    news = (one.waits(Place("c-0", 1, 5.0)), one.waits(ModelLoading(0.5)), one.silence())
+    news = (one.waits(QueuePlace("c-0", 1, 5.0)), one.waits(ModelLoading(0.5)), one.silence())
     assert [events(chunks).decode() for chunks in news] == [ping, ping, ping]
 
 

@@ -7,18 +7,18 @@ import json
 import msgspec
 import pytest
 
-from openai_cpu_server.api.calls.call import Call
-from openai_cpu_server.api.calls.event_stream import events
-from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.chat import ChatRenderer
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.renderer import GatheredAnswer
+from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed
-from openai_cpu_server.models.pieces import Pieces
+from openai_cpu_server.models.served import ShownPieces
 from tests.api.calls import MINUS_INFINITY, TIMINGS_JSON, call, end, figures, scored, text, tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 
-PIECES = Pieces(FakeTokenizer())
+PIECES = ShownPieces(FakeTokenizer())
 RENDERER = ChatRenderer()
 HEAD = '"id":"c","object":"chat.completion.chunk","created":7,"model":"m","system_fingerprint":"fp"'
 
@@ -33,7 +33,7 @@ def streamed(of: Call, *steps: TokenEvent) -> list[str]:
 
 
 def whole(of: Call, *steps: TokenEvent) -> bytes:
-    answers = {request.id: Answer() for request in of.requests}
+    answers = {request.id: GatheredAnswer() for request in of.requests}
     for event in steps:
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}

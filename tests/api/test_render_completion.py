@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from openai_cpu_server.api.calls.call import Call, Prompt
-from openai_cpu_server.api.calls.event_stream import events
-from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.completion import CompletionRenderer
+from openai_cpu_server.api.asking.call import Call, Prompt
+from openai_cpu_server.api.asking.renderer import GatheredAnswer
+from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.completions.render import CompletionRenderer
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.models.pieces import Pieces
+from openai_cpu_server.models.served import ShownPieces
 from tests.api.calls import MINUS_INFINITY, TIMINGS_JSON, call, end, figures, scored, text, tokens_of
 from tests.api.fake_tokenizer import FakeTokenizer
 
-PIECES = Pieces(FakeTokenizer())
+PIECES = ShownPieces(FakeTokenizer())
 RENDERER = CompletionRenderer()
 HEAD = '"id":"c","object":"text_completion","created":7,"model":"m","system_fingerprint":"fp"'
 ECHOED = Prompt((0, *tokens_of("hi")), "hi")
@@ -29,7 +29,7 @@ def streamed(of: Call, *steps: TokenEvent) -> list[str]:
 
 
 def whole(of: Call, *steps: TokenEvent) -> bytes:
-    answers = {request.id: Answer() for request in of.requests}
+    answers = {request.id: GatheredAnswer() for request in of.requests}
     for event in steps:
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}

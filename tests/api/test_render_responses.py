@@ -9,18 +9,22 @@ from typing import Any
 
 import msgspec
 
-from openai_cpu_server.api.calls.call import Call, ToolCallStyle
-from openai_cpu_server.api.errors import ErrorBody, ErrorObject
-from openai_cpu_server.api.render.renderer import Chunk
-from openai_cpu_server.api.render.responses.items import PREFIXES
-from openai_cpu_server.api.render.responses.stream import ResponseStream
-from openai_cpu_server.api.render.responses.writing import EventNumbers, ItemWriting
-from openai_cpu_server.api.resolve.responses.response import new_response
-from openai_cpu_server.api.schemas.responses import ResponsesBody
-from openai_cpu_server.contract.messages import FinishReason, Place, TokenEvent
+from openai_cpu_server.api.asking.call import Call, ToolCallStyle
+from openai_cpu_server.api.asking.renderer import Chunk
+from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.objects import PREFIXES, new_response
+from openai_cpu_server.api.responses.stream import EventNumbers, ItemWriting, ResponseStream
+from openai_cpu_server.contract.messages import FinishReason, QueuePlace, TokenEvent
+from openai_cpu_server.http.errors import ErrorBody, ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.pieces import Pieces
-from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, CallArguments, CallBegin, Content, Reasoning
+from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.prompt.tool_formats import (
+    TOOL_FORMATS,
+    CallArguments,
+    CallBegin,
+    Content,
+    ThinkingText,
+)
 from tests.api.calls import call, end, figures, scored, text
 from tests.api.fake_tokenizer import FakeTokenizer
 
@@ -34,7 +38,7 @@ def stream(
     asked = ResponsesBody.model_validate(body or {})
     return ResponseStream(
         one,
-        Pieces(FakeTokenizer()),
+        ShownPieces(FakeTokenizer()),
         new_response(asked, one, status, is_stored=True),
         now=lambda: 9.5,
         new_call_id=lambda: "call_1",
@@ -136,7 +140,7 @@ def test_a_call_of_a_function_is_an_item() -> None:
 
 def test_what_is_reasoned_is_an_item_before_the_message() -> None:
     writing = ItemWriting(EventNumbers(), lambda: "call_1")
-    parts = [Reasoning("Hm"), Reasoning("."), Content("So"), CallBegin("f"), CallArguments("{}")]
+    parts = [ThinkingText("Hm"), ThinkingText("."), Content("So"), CallBegin("f"), CallArguments("{}")]
     chunks = [chunk for part in parts for chunk in writing.write(part)] + writing.end(is_whole=True)
     kinds = [one["type"].removeprefix("response.") for one in objects(chunks)]
     assert kinds[:7] == [
@@ -171,7 +175,7 @@ def test_an_empty_output_is_an_empty_message() -> None:
     ]
 
 
-PLACE = Place(id="c-0", position=3, first_token_ms=100.0)
+PLACE = QueuePlace(id="c-0", position=3, first_token_ms=100.0)
 
 
 def kinds(chunks: Sequence[Chunk]) -> list[str | None]:

@@ -6,19 +6,18 @@ from itertools import chain
 
 import pytest
 
-from openai_cpu_server.api.calls.call import CallThinking, ToolCallStyle
-from openai_cpu_server.api.calls.held import Heard
-from openai_cpu_server.api.calls.trial import judged
-from openai_cpu_server.api.render.renderer import Usage
+from openai_cpu_server.api.asking.call import CallThinking, ToolCallStyle
+from openai_cpu_server.api.asking.cascade import judged
+from openai_cpu_server.api.asking.renderer import Usage
+from openai_cpu_server.api.asking.running import TimedEvent
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
-from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
-from openai_cpu_server.prompt.reasoning.stage import Stage
+from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.calls import call, end, figures, scored, text, told
 from tests.api.test_render_tool_calls import choice, delta, streamed
 
 THINK = REASONING_FORMATS["think"]
-WITHIN = CallThinking(THINK, Stage.WITHIN)
+WITHIN = CallThinking(THINK, ThinkingStage.WITHIN)
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
 CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
 
@@ -42,7 +41,7 @@ def test_thoughts_are_streamed_under_both_names() -> None:
 
 
 def test_an_answer_without_thoughts_is_streamed_as_ever() -> None:
-    chunks = streamed(call(thinking=CallThinking(THINK, Stage.BEFORE)), text(0, "Yes"), end(0))
+    chunks = streamed(call(thinking=CallThinking(THINK, ThinkingStage.BEFORE)), text(0, "Yes"), end(0))
     assert chunks == [
         delta('{"role":"assistant","content":""}') + delta('{"content":"Yes"}'),
         delta("{}", '"stop"'),
@@ -86,16 +85,16 @@ def letter(char: str) -> TokenEvent:
 @pytest.mark.parametrize(
     ("stage", "said", "scored_part"),
     [
-        (Stage.WITHIN, "a</think>b", "b"),
-        (Stage.WITHIN, "a\n</think>\n\nb c", "b c"),
-        (Stage.WITHIN, "a", ""),
-        (Stage.BEFORE, "<think>a</think>b", "b"),
-        (Stage.BEFORE, "b", "b"),
-        (Stage.BEFORE, "<th", "<th"),
-        (Stage.BEFORE, "<thb", "<thb"),
+        (ThinkingStage.WITHIN, "a</think>b", "b"),
+        (ThinkingStage.WITHIN, "a\n</think>\n\nb c", "b c"),
+        (ThinkingStage.WITHIN, "a", ""),
+        (ThinkingStage.BEFORE, "<think>a</think>b", "b"),
+        (ThinkingStage.BEFORE, "b", "b"),
+        (ThinkingStage.BEFORE, "<th", "<th"),
+        (ThinkingStage.BEFORE, "<thb", "<thb"),
     ],
 )
-def test_log_probabilities_are_those_of_content(stage: Stage, said: str, scored_part: str) -> None:
+def test_log_probabilities_are_those_of_content(stage: ThinkingStage, said: str, scored_part: str) -> None:
     thinking = call(thinking=CallThinking(THINK, stage), logprobs=0)
     events = [*(letter(char) for char in said), end(0)]
     whole = choice(thinking, *events)["logprobs"]
@@ -105,9 +104,10 @@ def test_log_probabilities_are_those_of_content(stage: Stage, said: str, scored_
 
 
 @pytest.mark.parametrize(
-    ("stage", "said"), [(Stage.WITHIN, "a</think> <response> b"), (Stage.BEFORE, "<response>b")]
+    ("stage", "said"),
+    [(ThinkingStage.WITHIN, "a</think> <response> b"), (ThinkingStage.BEFORE, "<response>b")],
 )
-def test_log_probabilities_of_an_answers_mark_are_nobodys(stage: Stage, said: str) -> None:
+def test_log_probabilities_of_an_answers_mark_are_nobodys(stage: ThinkingStage, said: str) -> None:
     granite = call(thinking=CallThinking(REASONING_FORMATS["granite"], stage), logprobs=0)
     events = [*(letter(char) for char in said), end(0)]
     whole = choice(granite, *events)["logprobs"]
@@ -128,6 +128,6 @@ def test_tokens_of_thoughts_are_counted(said: str, expected: int) -> None:
 def test_routers_judge_the_answer() -> None:
     thinking = call(thinking=WITHIN)
     heard = told(thinking, [*(letter(char) for char in "a</think>bc"), end(0)])
-    (found,) = judged(thinking, [Heard(event, 0.0) for event in chain.from_iterable(heard)])
+    (found,) = judged(thinking, [TimedEvent(event, 0.0) for event in chain.from_iterable(heard)])
     assert len(found.logprobs) == 2
     assert not found.has_form

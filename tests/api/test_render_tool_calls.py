@@ -9,19 +9,18 @@ from itertools import chain
 
 import pytest
 
-from openai_cpu_server.api.calls.call import Call, ToolCallStyle
-from openai_cpu_server.api.calls.event_stream import events
-from openai_cpu_server.api.render.answers import Answer
-from openai_cpu_server.api.render.chat import ChatRenderer
-from openai_cpu_server.api.render.common import new_tool_call_id
+from openai_cpu_server.api.asking.call import Call, ToolCallStyle
+from openai_cpu_server.api.asking.renderer import GatheredAnswer, new_tool_call_id
+from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.pieces import Pieces
+from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.calls import call, end, figures, scored, text, told
 from tests.api.fake_tokenizer import FakeTokenizer
 
-PIECES = Pieces(FakeTokenizer())
+PIECES = ShownPieces(FakeTokenizer())
 HEAD = '"id":"c","object":"chat.completion.chunk","created":7,"model":"m","system_fingerprint":"fp"'
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
 NAMED = ToolCallStyle(TOOL_FORMATS["hermes"], "stop")
@@ -50,7 +49,7 @@ def streamed(of: Call, *steps: TokenEvent) -> list[str]:
 
 
 def whole(of: Call, *steps: TokenEvent) -> dict[str, object]:
-    answers = {request.id: Answer() for request in of.requests}
+    answers = {request.id: GatheredAnswer() for request in of.requests}
     for event in chain.from_iterable(told(of, steps)):
         answers[event.id].add(event)
     finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from openai_cpu_server.api.calls.event_stream import events
-from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.errors import ErrorObject
-from openai_cpu_server.api.gates.ticket import Ticket
-from openai_cpu_server.api.render.renderer import Chunk, Renderer
+from openai_cpu_server.api.asking.renderer import Chunk, Renderer
+from openai_cpu_server.api.asking.running import RunningCall
+from openai_cpu_server.api.asking.stream import events
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import ModelLoading, Place, TokenEvent
+from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.http.context import Ticket
+from openai_cpu_server.http.errors import ErrorObject
 from tests.api.calls import call
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
@@ -28,7 +28,7 @@ class Named:
     def begin(self) -> Sequence[Chunk]:
         return (Chunk(b"{}", "created"),)
 
-    def waits(self, news: Place | ModelLoading) -> Sequence[Chunk]:
+    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         return ()
 
     def silence(self) -> Sequence[Chunk]:
@@ -46,9 +46,9 @@ class Named:
 
 async def told(renderer: Renderer) -> list[bytes]:
     model, one = served(FakeEngine()).default, call()
-    running = Running(one, model.engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/"))
+    running = RunningCall(one, model.engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/"))
     async with running:
-        return [events(said) async for said in running.tell(renderer) if not isinstance(said, Place)]
+        return [events(said) async for said in running.tell(renderer) if not isinstance(said, QueuePlace)]
 
 
 async def test_names_go_with_their_objects_from_the_first_to_the_last() -> None:
@@ -60,7 +60,7 @@ async def test_names_go_with_their_objects_from_the_first_to_the_last() -> None:
 
 async def test_what_was_told_is_counted_for_the_log() -> None:
     model, one, ticket = served(FakeEngine()).default, call(), Ticket("r", "POST", "/")
-    async with Running(one, model.engine.generate(one.requests), model, ticket=ticket) as running:
+    async with RunningCall(one, model.engine.generate(one.requests), model, ticket=ticket) as running:
         async for _ in running.tell(Named()):
             pass
     assert ticket.call is not None
@@ -71,6 +71,6 @@ async def test_who_leaves_ends_the_call() -> None:
     engine = FakeEngine()
     engine.goes_on.clear()
     model, one = served(engine).default, call(n=3)
-    async with Running(one, engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/")):
+    async with RunningCall(one, engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/")):
         assert len(engine.requests()) == 3
     assert engine.requests() == []

@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
@@ -72,7 +72,7 @@ async def test_live_requests_are_listed() -> None:
     }
 
 
-async def test_a_cancelled_stream_ends_with_one_error(slow_engine: Dispatcher) -> None:
+async def test_a_cancelled_stream_ends_with_one_error(slow_engine: EngineClient) -> None:
     app = api(slow_engine)
     async with exchange(app, "/v1/completions", {**LONG, "n": 2, "stream": True}) as one, client(app) as http:
         name = json.loads((await one.chunk() or b"")[len(b"data: ") :].split(b"\n")[0])["id"]
@@ -93,7 +93,9 @@ async def test_a_cancelled_stream_ends_with_one_error(slow_engine: Dispatcher) -
 
 
 @pytest.mark.parametrize("slash", ["/", "%2F"])
-async def test_a_choice_is_named_with_a_slash_and_ends_its_call(slow_engine: Dispatcher, slash: str) -> None:
+async def test_a_choice_is_named_with_a_slash_and_ends_its_call(
+    slow_engine: EngineClient, slash: str
+) -> None:
     app = api(slow_engine)
     async with exchange(app, "/v1/completions", {**LONG, "n": 2}) as one, client(app) as http:
         await eventually(lambda: num_live(slow_engine) == 2)

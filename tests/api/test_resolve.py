@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.api.resolve.call import fingerprint
+from openai_cpu_server.api.asking.resolve import fingerprint
 from openai_cpu_server.contract.request import Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from openai_cpu_server.http.context import Sender

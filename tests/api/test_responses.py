@@ -15,13 +15,13 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.options import ApiOptions
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.jobs.store.responses import ResponseStore
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, eventually, served
 from tests.api.talking import error_of, events

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.application import Api, create_api
+from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.routing.options import (
     Cascade,
@@ -28,7 +28,7 @@ from openai_cpu_server.models.routing.options import (
     Way,
     WhenStreaming,
 )
-from openai_cpu_server.models.routing.router import Router
+from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
@@ -63,13 +63,15 @@ class House:
             embedding_model(self.vectors, "vectors"),
         ]
         routers = [
-            Router(
+            ModelRouter(
                 RouterOptions(names=(name, f"{name}-too"), routes=_routes(name), otherwise="small", way=way)
             )
             for name, way in ways
         ]
         self.watch = Watch.new(model="little")
-        self.api: Api = create_api(ModelRegistry(models, routers), OPTIONS, watch=self.watch, keys=keys)
+        self.api: ServedApplication = create_api(
+            ModelRegistry(models, routers), OPTIONS, watch=self.watch, keys=keys
+        )
         self.app: Starlette = self.api.app
 
     @property

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.http.key_file import KeyRing
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, rows, running, served
 from tests.api.talking import MESSAGES, chat
@@ -53,7 +53,7 @@ async def test_a_row_is_refused_as_a_request_is(
     assert json.loads(answer.body)["error"]["param"] == param
 
 
-async def test_a_row_has_batch_priority_whatever_it_says(slow_engine: Dispatcher) -> None:
+async def test_a_row_has_batch_priority_whatever_it_says(slow_engine: EngineClient) -> None:
     task = asyncio.create_task(rows(slow_engine)(CHAT, body(priority="interactive", ignore_eos=True), ""))
     await eventually(lambda: bool(slow_engine.requests()))
     assert [live.priority.label for live in slow_engine.requests()] == ["batch"]

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.jobs.store.storage import Space, disk_space
+from openai_cpu_server.jobs.store.storage import DiskSpace, disk_space
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import error_of
@@ -34,10 +34,10 @@ OF = {"ann": {"x-api-key": "k"}, "bob": {"x-api-key": "b"}}
 class Disk:
     """It says what the test wants."""
 
-    def __init__(self, space: Space | None = None) -> None:
+    def __init__(self, space: DiskSpace | None = None) -> None:
         self.space = space
 
-    def __call__(self, folder: Path) -> Space:
+    def __call__(self, folder: Path) -> DiskSpace:
         return disk_space(folder) if self.space is None else self.space
 
 
@@ -182,13 +182,13 @@ async def ended(http: httpx.AsyncClient, who: str, batch_id: str) -> dict[str, A
 @pytest.mark.parametrize(
     ("space", "is_full"),
     [
-        (Space(total=1000 * GIB, free=1 * GIB + GIB // 2), False),
-        (Space(total=1000 * GIB, free=1 * GIB - 1), True),
-        (Space(total=1 * GIB, free=GIB // 10), False),
-        (Space(total=1 * GIB, free=GIB // 21), True),
+        (DiskSpace(total=1000 * GIB, free=1 * GIB + GIB // 2), False),
+        (DiskSpace(total=1000 * GIB, free=1 * GIB - 1), True),
+        (DiskSpace(total=1 * GIB, free=GIB // 10), False),
+        (DiskSpace(total=1 * GIB, free=GIB // 21), True),
     ],
 )
-async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: Space, is_full: bool) -> None:
+async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: DiskSpace, is_full: bool) -> None:
     disk = Disk()
     async with serving(tmp_path, "", disk=disk) as http:
         file = (await upload(http, "ann", lines(1))).json()
@@ -212,7 +212,7 @@ async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: Space, is_fu
 
 
 async def test_an_upload_must_fit_beside_what_stays_free(tmp_path: Path) -> None:
-    disk = Disk(Space(total=1000 * GIB, free=GIB + 100 * KB))
+    disk = Disk(DiskSpace(total=1000 * GIB, free=GIB + 100 * KB))
     async with serving(tmp_path, "", disk=disk) as http:
         assert_disk_full(await upload(http, "ann", b"x" * 200 * KB))
         assert (await upload(http, "ann", b"x" * 50 * KB)).status_code == 200

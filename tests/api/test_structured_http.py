@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.serving import api, client
 from tests.api.talking import MESSAGES, chat, complete, error_of, events
 
@@ -65,7 +65,7 @@ async def test_a_header_names_what_was_not_enforced(http: httpx.AsyncClient, str
 @pytest.mark.parametrize("grammar", ['root ::= "("', 'root ::= "aa!"'], ids=["at its start", "on its way"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate", "/generate"])
 async def test_a_grammar_that_cannot_be_followed_is_the_clients_error(
-    process: Dispatcher, path: str, grammar: str, stream: bool
+    process: EngineClient, path: str, grammar: str, stream: bool
 ) -> None:
     """SDKs repeat what is a server's error. The fake breaks at a bracket, and at an exclamation mark."""
     asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}

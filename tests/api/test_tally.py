@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.api.calls.running import Tally
+from openai_cpu_server.api.asking.running import Tally
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.engine_client.answers import GenerationAnswer
 from tests.api.calls import call
 
 pytestmark = pytest.mark.anyio
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 async def test_gaps_are_those_between_arrivals() -> None:
     now_s = 0.0
     one = call()
-    generation = Generation(one.requests, cancel=lambda _: None, clock=lambda: now_s)
+    generation = GenerationAnswer(one.requests, cancel=lambda _: None, clock=lambda: now_s)
     for now_s, tokens in ((1.0, (5,)), (3.0, (6,)), (9.0, (7, 8))):  # noqa: B007 (the clock reads it)
         generation.push(TokenEvent(id=one.requests[0].id, tokens=tokens, text="x"))
     now_s = 100.0

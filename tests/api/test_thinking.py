@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.api.calls.call import Call
+from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.contract.thinking import Thinking
+from openai_cpu_server.contract.request import Constraint, Thinking
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.thinking import ModelThinking
+from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.reasoning.formats import ReasoningFormat
-from openai_cpu_server.prompt.reasoning.template import template_reasoning
-from openai_cpu_server.prompt.tool_formats import Content, Part, Reasoning
+from openai_cpu_server.prompt.reasoning import ReasoningFormat, template_reasoning
+from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
 from tests.api.calls import tokens_of, told
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import chat, param_of
@@ -79,7 +77,7 @@ def test_a_model_that_does_not_think_is_read_as_it_was() -> None:
 def test_thoughts_alone_need_no_constraint() -> None:
     call = asked(OPENS)
     assert call.requests[0].constraint is None
-    assert parts(call, "Hm.</think>Yes.") == [Reasoning("Hm."), Content("Yes.")]
+    assert parts(call, "Hm.</think>Yes.") == [ThinkingText("Hm."), Content("Yes.")]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_calls_that_may_come_are_looked_for_behind_the_thoughts() -> None:
     assert constraint(call).triggers
     assert (thoughts(call).begin, thoughts(call).opening, constraint(call).opening) == ("<think>", (), ())
     found = parts(call, '<think>f?</think>\n<tool_call>\n{"name":"f","arguments":{}}')
-    assert found[0] == Reasoning("f?")
+    assert found[0] == ThinkingText("f?")
     assert len(found) == 3
 
 
@@ -210,7 +208,7 @@ def test_an_answer_goes_on_within_its_thoughts() -> None:
     begun = {"role": "assistant", "reasoning_content": "Hm"}
     call = asked(OPENS, messages=[{"role": "user", "content": "a"}, begun])
     assert prompt(call).endswith("<think>\nHm")
-    assert parts(call, "m.</think>Yes.") == [Reasoning("m."), Content("Yes.")]
+    assert parts(call, "m.</think>Yes.") == [ThinkingText("m."), Content("Yes.")]
 
 
 @pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
@@ -276,7 +274,7 @@ def test_harmony_gives_its_form_in_its_last_channel() -> None:
     assert thoughts(call).end == "<|end|>"
     assert text(constraint(call).opening) == "<|start|>assistant<|channel|>final<|message|>"
     said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>7"
-    assert parts(call, said) == [Reasoning("Hm."), Content("7")]
+    assert parts(call, said) == [ThinkingText("Hm."), Content("7")]
 
 
 HARMONY = _TURNS + "<|start|>assistant{# <|channel|><|message|> #}"
@@ -300,7 +298,7 @@ def test_harmonys_thoughts_go_on_where_the_prompt_has_begun_them(tools: object) 
     call = asked(HARMONY, form="harmony", tools=tools, messages=[user, begun])
     assert prompt(call).endswith("<|start|>assistant<|channel|>analysis<|message|>\nHm")
     said = "m.<|end|><|start|>assistant<|channel|>final<|message|>7"
-    assert parts(call, said) == [Reasoning("m."), Content("7")]
+    assert parts(call, said) == [ThinkingText("m."), Content("7")]
     if tools is not None:
         assert (thoughts(call).begin, thoughts(call).end) == ("", "<|end|>")
 

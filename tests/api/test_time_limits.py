@@ -11,7 +11,7 @@ import openai
 import pytest
 from starlette.types import Message
 
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import BodyTooSlow
 from openai_cpu_server.http.body import paced
 from tests.api.asgi import exchange
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 LONG = {"messages": MESSAGES, "ignore_eos": True}
 
 
-async def test_an_answer_that_takes_too_long_is_408(slow_engine: Dispatcher) -> None:
+async def test_an_answer_that_takes_too_long_is_408(slow_engine: EngineClient) -> None:
     async with client(api(slow_engine)) as http:
         answer = await chat(http, max_tokens=4000, ignore_eos=True, timeout=0.2)
     assert (answer.status_code, answer.headers["x-should-retry"]) == (408, "false")
@@ -38,7 +38,7 @@ async def test_an_answer_that_takes_too_long_is_408(slow_engine: Dispatcher) -> 
     await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
 
 
-async def test_a_stream_that_takes_too_long_ends_with_an_error(slow_engine: Dispatcher) -> None:
+async def test_a_stream_that_takes_too_long_ends_with_an_error(slow_engine: EngineClient) -> None:
     async with client(api(slow_engine)) as http:
         answer = await chat(http, max_tokens=4000, ignore_eos=True, timeout=0.3, stream=True, n=2)
     assert answer.status_code == 200
@@ -69,7 +69,7 @@ async def test_waiting_counts(stream: bool) -> None:
     ("server_s", "client_s", "said"), [(0.2, None, "0.2"), (0.2, 60, "0.2"), (60, 0.1, "0.1")]
 )
 async def test_the_shorter_limit_counts(
-    slow_engine: Dispatcher, server_s: float, client_s: float | None, said: str
+    slow_engine: EngineClient, server_s: float, client_s: float | None, said: str
 ) -> None:
     options = msgspec.structs.replace(OPTIONS, request_timeout_s=server_s)
     async with client(api(slow_engine, options)) as http:
@@ -88,7 +88,7 @@ async def test_a_limit_that_is_none(http: httpx.AsyncClient, value: object) -> N
     assert (answer.status_code, error_of(answer)["param"]) == (400, "timeout")
 
 
-async def test_the_sdk_does_not_try_again(slow_engine: Dispatcher) -> None:
+async def test_the_sdk_does_not_try_again(slow_engine: EngineClient) -> None:
     before = slow_engine.totals.requests
     async with client(api(slow_engine)) as http:
         sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.api.calls.call import Call, PartsReader
-from openai_cpu_server.api.resolve.call import UNENFORCED
+from openai_cpu_server.api.asking.call import Call, PartsReader
+from openai_cpu_server.api.asking.resolve import UNENFORCED
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
@@ -19,7 +19,7 @@ from openai_cpu_server.prompt.tool_formats import (
     CallBegin,
     Content,
     Part,
-    Reasoning,
+    ThinkingText,
     WrittenCall,
 )
 from tests.api.following import Follower
@@ -189,7 +189,7 @@ def read(reader: PartsReader, pieces: list[str]) -> tuple[str, str, list[tuple[s
     thoughts, content, calls = "", "", list[tuple[str, str]]()
     for part in parts:
         match part:
-            case Reasoning(text=text):
+            case ThinkingText(text=text):
                 thoughts += text
             case Content(text=text):
                 content += text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.api.calls.call import Call
-from openai_cpu_server.api.resolve.call import UNENFORCED
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.resolve import UNENFORCED
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from tests.api.fake_tokenizer import FakeTokenizer

@@ -15,11 +15,11 @@ import pytest
 
 from openai_cpu_server.answers.cache import AnswerCache
 from openai_cpu_server.answers.sqlite import SqliteAnswers
-from openai_cpu_server.answers.store import Bounds
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.application import Api, create_api
-from openai_cpu_server.api.calls.recall import Recall
-from openai_cpu_server.contract.usage import Amounts, Price
+from openai_cpu_server.answers.store import StoreBounds
+from openai_cpu_server.api.application import ServedApplication, create_api
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
+from openai_cpu_server.contract.figures import Amounts, Price
+from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.anyio
 
 KEYS = {"ann": "", "bob": "", "root": "admin = true", "scraper": 'scopes = ["metrics"]'}
 PRICES = {"fake": Price(input=1e6, cached=0.0, output=1e6)}
-BOUNDS = Bounds(60, 1_000_000)
+BOUNDS = StoreBounds(60, 1_000_000)
 
 
 class House:
     """A model that generates, one that embeds, one that reranks; keys, jobs, and what they use."""
 
-    def __init__(self, api: Api, jobs: Jobs, engine: FakeEngine, watch: Watch) -> None:
+    def __init__(self, api: ServedApplication, jobs: Jobs, engine: FakeEngine, watch: Watch) -> None:
         self.run_row = api.run_row
         self.app = api.app
         self.jobs = jobs
@@ -84,7 +84,7 @@ async def at_home(
     watch = Watch.new(model="fake")
     recall = None
     if remembers:
-        recall = Recall(
+        recall = AnswerLookup(
             AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, watch), registry
         )
     options = msgspec.structs.replace(OPTIONS, prices=PRICES)

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from openai_cpu_server.api.admin.tokens import DetokenizeBody
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.schemas.batch_jobs import BatchBody
-from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.completion import CompletionBody
-from openai_cpu_server.api.schemas.parse import parse
-from openai_cpu_server.api.schemas.pooling import EmbeddingBody
-from openai_cpu_server.api.schemas.responses import ResponsesBody
-from openai_cpu_server.api.schemas.tokens import DetokenizeBody
+from openai_cpu_server.api.chat.body import ChatBody
+from openai_cpu_server.api.completions.routes import CompletionBody
+from openai_cpu_server.api.files.batches import BatchBody
+from openai_cpu_server.api.pooling.body import EmbeddingBody
+from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TooManyValues
 from openai_cpu_server.http.body import MOST_SMALL_BYTES
+from openai_cpu_server.http.parse import parse
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.prompt.messages import arguments_object
+from openai_cpu_server.prompt.template import arguments_object
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import chat, complete, param_of

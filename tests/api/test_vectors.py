@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from openai_cpu_server.api.render.vectors import as_base64, as_numbers, checked, normalised
+from openai_cpu_server.api.pooling.render import as_base64, as_numbers, checked, normalised
 from openai_cpu_server.errors import GenerationFailed
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-38, 1e-45, 3.4e38, 1 / 3, 0.1, 123456789.0, 5e-7, 9.9999999e-1]

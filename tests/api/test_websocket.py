@@ -20,10 +20,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from openai_cpu_server.api.access.key_ring import KeyRing
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.http.key_file import KeyRing
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, events
@@ -251,7 +251,7 @@ async def test_a_name_is_free_again_behind_the_last_message(socket: Socket) -> N
         assert (await socket.until_end("same"))["same"][-1]["done"]
 
 
-async def test_a_name_that_is_taken_is_refused_without_touching_its_holder(slow_engine: Dispatcher) -> None:
+async def test_a_name_that_is_taken_is_refused_without_touching_its_holder(slow_engine: EngineClient) -> None:
     async with opened(api(slow_engine)) as socket:
         socket.send({**LONG, "max_tokens": 20, "request_id": "a"})
         await socket.next()
@@ -266,7 +266,7 @@ async def test_a_name_that_is_taken_is_refused_without_touching_its_holder(slow_
 
 @pytest.mark.parametrize("name", [lambda chunk: "a", lambda chunk: chunk["id"]])
 async def test_one_is_cancelled_and_the_others_go_on(
-    slow_engine: Dispatcher, name: Callable[[Json], str]
+    slow_engine: EngineClient, name: Callable[[Json], str]
 ) -> None:
     async with opened(api(slow_engine)) as socket:
         socket.send({**LONG, "request_id": "a"})
@@ -303,7 +303,7 @@ async def test_who_waits_hears_of_its_place_before_its_first_chunk() -> None:
     assert [message.get("object") for message in messages["whole"]] == ["chat.completion", None]
 
 
-async def test_one_can_be_cancelled_before_it_is_submitted(slow_engine: Dispatcher) -> None:
+async def test_one_can_be_cancelled_before_it_is_submitted(slow_engine: EngineClient) -> None:
     """Its body is long enough to be read in a thread."""
     async with opened(api(slow_engine)) as socket:
         socket.send({**LONG, "request_id": "a", "metadata": {f"k{i}": "x" * 500 for i in range(16)}})
@@ -313,7 +313,7 @@ async def test_one_can_be_cancelled_before_it_is_submitted(slow_engine: Dispatch
         await eventually(lambda: num_live(slow_engine) == 0)
 
 
-async def test_closing_ends_all_of_its_requests(slow_engine: Dispatcher) -> None:
+async def test_closing_ends_all_of_its_requests(slow_engine: EngineClient) -> None:
     async with opened(api(slow_engine)) as socket:
         for index in range(5):
             socket.send({**LONG, "request_id": str(index)})
@@ -321,7 +321,7 @@ async def test_closing_ends_all_of_its_requests(slow_engine: Dispatcher) -> None
     assert num_live(slow_engine) == 0
 
 
-async def test_a_deadline_is_kept(slow_engine: Dispatcher) -> None:
+async def test_a_deadline_is_kept(slow_engine: EngineClient) -> None:
     async with opened(api(slow_engine)) as socket:
         socket.send({**LONG, "request_id": "a", "timeout": 0.2})
         end = (await socket.until_end("a"))["a"][-1]
@@ -329,7 +329,7 @@ async def test_a_deadline_is_kept(slow_engine: Dispatcher) -> None:
         assert end["headers"]["x-should-retry"] == "false"
 
 
-async def test_requests_at_once_are_limited(slow_engine: Dispatcher) -> None:
+async def test_requests_at_once_are_limited(slow_engine: EngineClient) -> None:
     options = msgspec.structs.replace(OPTIONS, max_socket_requests=2)
     async with opened(api(slow_engine, options)) as socket:
         for name in ("a", "b", "c"):
@@ -356,7 +356,7 @@ async def test_what_a_lenient_server_ignores_is_said_at_the_end(engine: FakeEngi
         assert end["headers"]["x-ignored-parameters"] == "colour"
 
 
-async def test_for_who_does_not_read_a_little_is_held(process: Dispatcher) -> None:
+async def test_for_who_does_not_read_a_little_is_held(process: EngineClient) -> None:
     async with opened(api(process)) as socket:
         socket.may_send.clear()
         num_before = process.totals.requests
@@ -370,7 +370,7 @@ async def test_for_who_does_not_read_a_little_is_held(process: Dispatcher) -> No
 async def test_for_who_does_not_read_no_more_than_that_is_held() -> None:
     command = [sys.executable, "-m", "tests.fake_engine", "step_s=0.005"]
     options = EngineOptions(model_path="", kv_tokens=4096)
-    narrow = Dispatcher(Supervisor(command, options), max_queue=9, max_held_bytes=20_000)
+    narrow = EngineClient(Supervisor(command, options), max_queue=9, max_held_bytes=20_000)
     async with running(narrow), opened(api(narrow)) as socket:
         socket.may_send.clear()
         socket.send({**LONG, "request_id": "a", "logprobs": True, "top_logprobs": 20})
@@ -382,7 +382,7 @@ async def test_for_who_does_not_read_no_more_than_that_is_held() -> None:
 
 @pytest.mark.parametrize(("header", "status"), [("batch", 0), ("interactive", 0), ("high", 400)])
 async def test_the_handshake_says_the_priority_of_requests_that_name_none(
-    slow_engine: Dispatcher, header: str, status: int
+    slow_engine: EngineClient, header: str, status: int
 ) -> None:
     async with connected(api(slow_engine), headers={"X-Priority": header}) as socket:
         if status:
@@ -461,7 +461,7 @@ async def test_each_request_counts_against_its_keys_limits(engine: FakeEngine, t
         assert again.status_code == 429
 
 
-async def test_what_a_key_may_is_asked_for_each_request(slow_engine: Dispatcher, tmp_path: Path) -> None:
+async def test_what_a_key_may_is_asked_for_each_request(slow_engine: EngineClient, tmp_path: Path) -> None:
     ring = keys(tmp_path)
     async with opened(locked_api(slow_engine, ring), headers={"x-api-key": "s3cret"}) as socket:
         socket.send({**LONG, "request_id": "before"})
@@ -480,7 +480,9 @@ async def test_what_a_key_may_is_asked_for_each_request(slow_engine: Dispatcher,
         assert ends == {"hidden": "model_not_found", "limited": "rate_limit_exceeded"}
 
 
-async def test_a_key_that_is_taken_away_begins_nothing_more(slow_engine: Dispatcher, tmp_path: Path) -> None:
+async def test_a_key_that_is_taken_away_begins_nothing_more(
+    slow_engine: EngineClient, tmp_path: Path
+) -> None:
     ring = keys(tmp_path)
     async with opened(locked_api(slow_engine, ring), headers={"x-api-key": "s3cret"}) as socket:
         socket.send({**LONG, "max_tokens": 20, "request_id": "before"})

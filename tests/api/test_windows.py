@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.api.access.limit_headers import duration
-from openai_cpu_server.api.access.window import Window
+from openai_cpu_server.http.limits import duration
+from openai_cpu_server.http.meter import Window
 
 
 def later(window: Window, seconds: float) -> Window:

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.rows import RowRunner
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.api.files.rows import RowRunner
+from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.observe.tracing import Tracing
 from openai_cpu_server.observe.watch import Watch
 from tests.api.serving import OPTIONS, client, new_engine, running, served
@@ -22,7 +22,7 @@ from tests.api.serving import OPTIONS, client, new_engine, running, served
 class Watched:
     """Engine and application, both told of in `/metrics`."""
 
-    engine: Dispatcher
+    engine: EngineClient
     app: Starlette
     http: httpx.AsyncClient
     run_row: RowRunner

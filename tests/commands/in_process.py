@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from openai_cpu_server.commands.cli import main
+from openai_cpu_server.cli.main import main
 
 
 class Outcome(NamedTuple):

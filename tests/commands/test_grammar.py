@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from openai_cpu_server.commands.grammar import grammar
+from openai_cpu_server.cli.grammar import grammar
 from openai_cpu_server.errors import StartupError
 from tests.structured.making import schema_to_gbnf
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.commands.plain_text import bytes_text, columns, count_text, harmless
+from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless
 
 
 @pytest.mark.parametrize(

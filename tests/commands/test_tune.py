@@ -13,10 +13,19 @@ import msgspec
 import psutil
 import pytest
 
-from openai_cpu_server.commands.tune.search import Row, factors, num_trials, search, winner
-from openai_cpu_server.commands.tune.workload import Failure, Goal, Part, Timings
+from openai_cpu_server.cli.tune.search import (
+    TuneFailure,
+    TuneGoal,
+    TuneRow,
+    TuneTimings,
+    WorkloadPart,
+    factors,
+    num_trials,
+    search,
+    winner,
+)
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.llama.measure.profile import Profile, load_profile, save_profile
+from openai_cpu_server.llama.measure.measurements import Profile, load_profile, save_profile
 from tests import warm
 from tests.tiny_model import tiny_model_path
 
@@ -34,26 +43,26 @@ class Machine:
 
     def __init__(self, **effects: dict[object, float]) -> None:
         self.effects = effects
-        self.asked: list[tuple[Profile, tuple[Part, ...]]] = []
+        self.asked: list[tuple[Profile, tuple[WorkloadPart, ...]]] = []
 
-    def measure(self, profile: Profile, parts: tuple[Part, ...]) -> Timings | Failure:
+    def measure(self, profile: Profile, parts: tuple[WorkloadPart, ...]) -> TuneTimings | TuneFailure:
         self.asked.append((profile, parts))
         ms = 10.0
         for name, effect in self.effects.items():
             ms *= effect.get(getattr(profile, name), 1.0)
         if ms < 0:
-            return Failure("crashed (exit code -11)")
-        return Timings(
+            return TuneFailure("crashed (exit code -11)")
+        return TuneTimings(
             context=512,
-            prefill_ms=ms if Part.PREFILL in parts else None,
-            short_prompt_ms=64 * ms if Part.PREFILL in parts else None,
-            decode_one_ms=ms if Part.DECODE_ONE in parts else None,
-            decode_few_ms=ms if Part.DECODE_MANY in parts else None,
-            decode_many_ms=ms if Part.DECODE_MANY in parts else None,
+            prefill_ms=ms if WorkloadPart.PREFILL in parts else None,
+            short_prompt_ms=64 * ms if WorkloadPart.PREFILL in parts else None,
+            decode_one_ms=ms if WorkloadPart.DECODE_ONE in parts else None,
+            decode_few_ms=ms if WorkloadPart.DECODE_MANY in parts else None,
+            decode_many_ms=ms if WorkloadPart.DECODE_MANY in parts else None,
         )
 
 
-def run(machine: Machine, goal: Goal = Goal.THROUGHPUT, start: Profile = START) -> list[Row]:
+def run(machine: Machine, goal: TuneGoal = TuneGoal.THROUGHPUT, start: Profile = START) -> list[TuneRow]:
     plan = factors(goal, threads=THREADS, prefill_tokens=CHUNKS)
     rows = list(search(start, plan, goal, machine.measure))
     if rows[0].timings is not None:
@@ -61,8 +70,8 @@ def run(machine: Machine, goal: Goal = Goal.THROUGHPUT, start: Profile = START) 
     return rows
 
 
-@pytest.mark.parametrize("goal", Goal)
-def test_the_best_of_each_factor_is_found_on_top_of_the_best_before(goal: Goal) -> None:
+@pytest.mark.parametrize("goal", TuneGoal)
+def test_the_best_of_each_factor_is_found_on_top_of_the_best_before(goal: TuneGoal) -> None:
     machine = Machine(repack={True: 0.5}, kv_type={"bf16": 0.9, "f32": 0.8}, threads_batch={8: 0.7})
     best = winner(run(machine, goal))
     assert (best.profile.repack, best.profile.kv_type, best.profile.threads_batch) == (True, "f32", 8)
@@ -78,13 +87,13 @@ def test_only_what_a_factor_changes_is_timed_again() -> None:
     machine = Machine()
     run(machine)
     parts = {p.threads: parts for p, parts in machine.asked if p.threads != START.threads}
-    assert set(parts.values()) == {(Part.DECODE_ONE,)}
+    assert set(parts.values()) == {(WorkloadPart.DECODE_ONE,)}
     chunks = [parts for p, parts in machine.asked if p.prefill_tokens != START.prefill_tokens]
-    assert chunks == [(Part.PREFILL,)]
+    assert chunks == [(WorkloadPart.PREFILL,)]
 
 
 def test_threads_are_chosen_by_one_sequence_alone() -> None:
-    best = winner(run(Machine(threads={2: 0.1}), Goal.LATENCY))
+    best = winner(run(Machine(threads={2: 0.1}), TuneGoal.LATENCY))
     assert (best.profile.threads, best.profile.threads_batch) == (2, 4)
 
 
@@ -227,7 +236,7 @@ def test_a_model_that_does_not_load_is_one_line(tiny: Path, tmp_path: Path) -> N
 
 
 def test_timings_that_are_newer_replace_the_older() -> None:
-    old = Timings(context=512, prefill_ms=1.0, decode_one_ms=2.0)
-    assert old.updated(Timings(context=512, decode_one_ms=3.0)) == msgspec.structs.replace(
+    old = TuneTimings(context=512, prefill_ms=1.0, decode_one_ms=2.0)
+    assert old.updated(TuneTimings(context=512, decode_one_ms=3.0)) == msgspec.structs.replace(
         old, decode_one_ms=3.0
     )

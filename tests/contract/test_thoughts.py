@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.thinking import Thinking, Thoughts
+from openai_cpu_server.contract.request import Thinking, Thoughts
 
 WITHIN = Thinking(end="</t>")
 BEFORE = Thinking(begin="<t>", end="</t>")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from openai_cpu_server.api.routes.metrics import GATEWAY_METRICS_PATH
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.api.admin.health import GATEWAY_METRICS_PATH
+from openai_cpu_server.config.settings import Settings
 from tests.deploy.dockerfile import ROOT
 from tests.lazy import Lazy
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from openai_cpu_server.config.command_line import read_settings
-from openai_cpu_server.settings import Settings, revealed
+from openai_cpu_server.config.parser import read_settings
+from openai_cpu_server.config.settings import Settings, revealed
 from tests.deploy.dockerfile import ROOT
 
 DEPLOY = ROOT / "deploy"

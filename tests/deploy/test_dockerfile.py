@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.config.settings import Settings
 from tests.deploy.dockerfile import ROOT, assignments, filled_in, stages
 
 LAST = stages()[-1]

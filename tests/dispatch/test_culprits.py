@@ -10,8 +10,8 @@ import pytest
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.requests.culprits import LIMIT, Culprits
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
 from openai_cpu_server.errors import CulpritsLimited, GenerationFailed
 from tests.dispatch.test_dispatcher import client, collect, eventually, expected_text, running, text, until
 from tests.scheduler.driver import request
@@ -37,7 +37,7 @@ class Clock:
 
 def test_two_calls_within_ten_minutes_are_too_many() -> None:
     clock = Clock()
-    culprits = Culprits(clock)
+    culprits = CulpritLedger(clock)
     for call in ("a", "b"):
         culprits.check("key:a")
         culprits.book("key:a", call)
@@ -54,7 +54,7 @@ def test_two_calls_within_ten_minutes_are_too_many() -> None:
 
 
 def test_sequences_of_one_call_count_once_and_nobody_never() -> None:
-    culprits = Culprits(Clock())
+    culprits = CulpritLedger(Clock())
     for _ in range(9):
         culprits.book("key:a", "one")
         culprits.book("", f"{_}")
@@ -118,7 +118,7 @@ async def test_others_are_heard_before_who_hung_up_is_found_out() -> None:
             await collect(engine, good(f"again{number}/0", f"key:{number}"))
 
 
-async def hang_up(engine: Dispatcher, one: GenerationRequest) -> None:
+async def hang_up(engine: EngineClient, one: GenerationRequest) -> None:
     """Leave as soon as the engine has died of it once."""
     deaths = engine.status().restarts
     async with engine.generate([one]):

@@ -20,10 +20,10 @@ from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.hang_detector import HangLimits
-from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.deaths import MemoryKiller
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import (
     EngineUnavailable,
     GenerationFailed,
@@ -48,7 +48,7 @@ def client(
     calibrate: str = "start",
     hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
     memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
-) -> Dispatcher:
+) -> EngineClient:
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(
         model_path="",
@@ -60,11 +60,11 @@ def client(
         calibrate=calibrate,
     )
     supervisor = Supervisor(command, options, hang_limits=hang_limits, memory_killer=memory_killer)
-    return Dispatcher(supervisor, max_queue=max_queue)
+    return EngineClient(supervisor, max_queue=max_queue)
 
 
 @asynccontextmanager
-async def running(engine: Dispatcher) -> AsyncIterator[Dispatcher]:
+async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
     task = asyncio.create_task(engine.run())
     try:
         await until(engine, EngineState.READY)
@@ -74,13 +74,13 @@ async def running(engine: Dispatcher) -> AsyncIterator[Dispatcher]:
         await task
 
 
-async def until(engine: Dispatcher, state: EngineState) -> None:
+async def until(engine: EngineClient, state: EngineState) -> None:
     with anyio.fail_after(20):
         while engine.state is not state:
             await asyncio.sleep(0.01)
 
 
-async def collect(engine: Dispatcher, *requests: GenerationRequest) -> list[TokenEvent]:
+async def collect(engine: EngineClient, *requests: GenerationRequest) -> list[TokenEvent]:
     async with engine.generate(requests) as generation:
         return [event async for event in generation]
 
@@ -382,13 +382,13 @@ async def test_streams_survive_whatever_kills_the_engine(number: signal.Signals)
     assert [text(events) for events in results] == [expected_text(one) for one in requests]
 
 
-def have_advanced(engine: Dispatcher, num: int) -> bool:
+def have_advanced(engine: EngineClient, num: int) -> bool:
     """So many requests live, and all have some tokens."""
     tokens = [live.output_tokens for live in engine.requests()]
     return len(tokens) == num and min(tokens) > 3
 
 
-def kill_engine(engine: Dispatcher, number: signal.Signals) -> None:
+def kill_engine(engine: EngineClient, number: signal.Signals) -> None:
     pid = engine.engine_pid
     assert pid is not None
     os.kill(pid, number)
@@ -483,7 +483,7 @@ async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(tm
             await stream
 
 
-def num_tokens(engine: Dispatcher) -> int:
+def num_tokens(engine: EngineClient) -> int:
     """Of all that live, so far."""
     return sum(live.output_tokens for live in engine.requests())
 

@@ -16,7 +16,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
 from tests.dispatch.test_dispatcher import (
     client,
@@ -44,7 +44,7 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def says(engine: Dispatcher, words: str) -> bool:
+def says(engine: EngineClient, words: str) -> bool:
     return words in (engine.status().reason or "")
 
 

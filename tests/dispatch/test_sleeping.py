@@ -13,8 +13,8 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, ModelLoading
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable, ModelTooLarge
 from tests.dispatch.test_dispatcher import collect, expected_text, text, until
 from tests.fakes import FAKE_INFO
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 @asynccontextmanager
-async def asleep(*flags: str) -> AsyncIterator[Dispatcher]:
+async def asleep(*flags: str) -> AsyncIterator[EngineClient]:
     """It wakes itself when it is wanted."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
     options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never")
     supervisor = Supervisor(command, options, begins_asleep=True, foretold=FAKE_INFO)
-    engine = Dispatcher(supervisor, max_queue=100)
+    engine = EngineClient(supervisor, max_queue=100)
     engine.on_wanted = engine.residency.wake
     task = asyncio.create_task(engine.run())
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.config.settings import Settings
 from tests.docs.markdown import DOCS, PAGES, README, ROOT, blocks, code
 from tests.server import ServerProcess
 from tests.tiny_model import tiny_model_path

@@ -12,13 +12,13 @@ from manual.options import option
 from manual.pages import pages
 from prometheus_client.parser import text_string_to_metric_families
 
-from openai_cpu_server.api.errors import TABLE
-from openai_cpu_server.api.rooms import ROWS
-from openai_cpu_server.model_options import ModelOptions, ModelTable
-from openai_cpu_server.model_source.aliases import ALIASES
+from openai_cpu_server.api.application import ROWS
+from openai_cpu_server.config.models import ModelOptions, ModelTable
+from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.http.errors import TABLE
+from openai_cpu_server.model_source.resolve import ALIASES
 from openai_cpu_server.observe.engine_gauges import EngineGauges
 from openai_cpu_server.observe.watch import Watch
-from openai_cpu_server.settings import Settings
 from tests.api.serving import new_engine
 from tests.docs.markdown import DOCS
 

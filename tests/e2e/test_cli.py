@@ -50,11 +50,11 @@ def test_ctrl_c_while_it_is_imported_says_nothing() -> None:
     # One import among the many sends the signal, so that it comes in time on any machine.
     script = """
 import os, signal, sys
-from openai_cpu_server.commands.cli import main
+from openai_cpu_server.cli.main import main
 
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "openai_cpu_server.app":
+        if name == "openai_cpu_server.server.run":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupt())
@@ -68,7 +68,7 @@ main()
 
 
 def test_what_serves_does_not_import_the_hubs_library() -> None:
-    script = "import sys, openai_cpu_server.commands.serve; print('huggingface_hub' in sys.modules)"
+    script = "import sys, openai_cpu_server.cli.serve; print('huggingface_hub' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )

@@ -11,9 +11,9 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.dispatch.cores.shared_cores import Partner, SharedCores
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCores
+from openai_cpu_server.engine_client.supervisor import Supervisor
 from tests.dispatch.test_dispatcher import collect, eventually, running
 from tests.tiny_model import tiny_model_path
 
@@ -26,11 +26,11 @@ COMMAND = (
 )
 
 
-def engine(partner: Partner, *, repack: bool | None = None) -> Dispatcher:
+def engine(partner: CoresPartner, *, repack: bool | None = None) -> EngineClient:
     options = EngineOptions(
         model_path=str(tiny_model_path()), kv_tokens=8192, max_seqs=8, threads=1, repack=repack
     )
-    return Dispatcher(Supervisor(COMMAND, options, partner=partner), max_queue=1000)
+    return EngineClient(Supervisor(COMMAND, options, partner=partner), max_queue=1000)
 
 
 def asked(name: str, output: int, priority: Priority = INTERACTIVE) -> GenerationRequest:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from openai_cpu_server.contract.messages import Cancel, FinishReason, Submit, TokenEvent
+from openai_cpu_server.contract.messages import CancelRequest, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
 from openai_cpu_server.errors import GenerationFailed
 from tests.dispatch.test_dispatcher import (
@@ -179,7 +179,7 @@ def test_an_output_goes_on_where_a_dead_engine_left_it(num_told: int) -> None:
 def test_what_is_not_told_when_a_request_is_cancelled_is_not_told_at_all() -> None:
     engine = Engine()
     engine.core.handle(Submit(constrained("a", "{ab?")))
-    engine.core.handle(Cancel("a"))
+    engine.core.handle(CancelRequest("a"))
     engine.run()
     assert engine.events == [TokenEvent(id="a", finish=engine.finish("a").finish)]
 

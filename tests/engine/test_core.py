@@ -10,27 +10,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.cost import CostCurve
-from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.messages import (
-    Cancel,
+    CancelRequest,
     ClearCache,
     EngineOptions,
     FinishReason,
     QueueState,
-    Recall,
     Sharing,
+    ShortenTurn,
     StepDone,
     StepStarted,
     Submit,
     TokenEvent,
 )
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
-from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.engine.base import Prepared, shared_ms
-from openai_cpu_server.engine.build import build_core
-from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.engine.base import PreparedRequest, shared_ms
+from openai_cpu_server.engine.generating import EngineCore, build_core
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, Panic
 from tests.scheduler.driver import alone, request
 
@@ -86,8 +84,8 @@ def test_cancelling_gives_one_last_event() -> None:
     engine = Engine()
     engine.core.handle(Submit(request("a", output=50)))
     engine.step()
-    engine.core.handle(Cancel("a"))
-    engine.core.handle(Cancel("a"))
+    engine.core.handle(CancelRequest("a"))
+    engine.core.handle(CancelRequest("a"))
     engine.run()
     finish = engine.finish("a").finish
     assert finish is not None
@@ -100,7 +98,7 @@ def test_nobody_is_expected_to_be_as_short_as_those_who_were_cancelled() -> None
         engine.core.handle(Submit(request(f"{number}", output=200)))
         engine.step()
         engine.step()
-        engine.core.handle(Cancel(f"{number}"))
+        engine.core.handle(CancelRequest(f"{number}"))
         engine.run()
     engine.core.handle(Submit(request("long", output=200)))
     engine.core.handle(Submit(request("next", output=200)))
@@ -213,7 +211,7 @@ def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
     one = request("good", constraint=pattern)
     engine.core.handle(Submit(request("bad", constraint=pattern, show_control_tokens=True)))
     engine.core.handle(Submit(one))
-    engine.core.handle(Cancel("bad"))
+    engine.core.handle(CancelRequest("bad"))
     engine.run()
     finish = engine.finish("bad").finish
     assert finish is not None
@@ -240,7 +238,7 @@ def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
     for name in ("a", "b"):
         engine.core.handle(Submit(request(name, output=9)))
     engine.step()
-    engine.core.handle(Prepared(Submit(request("bad", tokens=(2**40,))), ()))
+    engine.core.handle(PreparedRequest(Submit(request("bad", tokens=(2**40,))), ()))
     with pytest.raises(OverflowError):
         engine.run()
     assert engine.started[-1] == ("a", "b", "bad")
@@ -416,8 +414,8 @@ def test_a_newcomer_of_another_model_interrupts_batch_work_and_the_next_step_is_
     step.start()
     backend.is_busy.wait()
     time.sleep(0.05)
-    assert not engine.core.is_worth_interrupting(Recall(interrupts=False))
-    assert engine.core.is_worth_interrupting(Recall(interrupts=True))
+    assert not engine.core.is_worth_interrupting(ShortenTurn(interrupts=False))
+    assert engine.core.is_worth_interrupting(ShortenTurn(interrupts=True))
     backend.interrupt()
     step.join()
     sizes = []
@@ -484,12 +482,12 @@ def test_whatever_comes_interrupts_a_measurement_and_only_that() -> None:
     seen: list[bool] = []
 
     def measure(is_wanted: Callable[[], bool]) -> CostCurve:
-        seen.append(core.is_worth_interrupting(Cancel(id="x")))
+        seen.append(core.is_worth_interrupting(CancelRequest(id="x")))
         return CURVE
 
     core = build_core(OPTIONS, FakeBackend(), None, measure)
     core.calibrate(lambda: False)
-    seen.append(core.is_worth_interrupting(Cancel(id="x")))
+    seen.append(core.is_worth_interrupting(CancelRequest(id="x")))
     assert seen == [True, False]
 
 

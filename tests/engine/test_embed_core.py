@@ -9,18 +9,18 @@ import pytest
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest, EmbedResult
 from openai_cpu_server.contract.messages import (
-    Cancel,
+    CancelRequest,
     ClearCache,
     QueueState,
-    Recall,
     Sharing,
+    ShortenTurn,
     StepDone,
     StepStarted,
     Submit,
 )
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
-from openai_cpu_server.engine.embed_core import EmbedCore
+from openai_cpu_server.engine.embedding import EmbedCore
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from tests.fakes import FAKE_EMBEDDER, FakeEmbedder, vector_of
@@ -130,8 +130,8 @@ def test_a_request_that_is_wrong_fails_alone() -> None:
 def test_cancelling() -> None:
     driver = Driver()
     driver.submit(embed("a", (1,)), embed("b", (2,)))
-    driver.core.handle(Cancel(id="a"))
-    driver.core.handle(Cancel(id="nobody"))
+    driver.core.handle(CancelRequest(id="a"))
+    driver.core.handle(CancelRequest(id="nobody"))
     driver.core.handle(ClearCache())
     events = driver.run()
     assert [(event.id, event.error is None) for event in events] == [("a", False), ("b", True)]
@@ -176,7 +176,7 @@ class Interrupted(FakeEmbedder):
         newcomer = Submit(request=embed("new", (1,)))
         batch = Submit(request=embed("batch", (1,), priority=Priority.BATCH))
         core = self.driver.core
-        commands = (newcomer, batch, Recall(interrupts=True), Cancel(id="a"))
+        commands = (newcomer, batch, ShortenTurn(interrupts=True), CancelRequest(id="a"))
         self.answers = [core.is_worth_interrupting(command) for command in commands]
         is_first = not self.steps
         self.steps.append([])

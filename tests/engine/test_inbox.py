@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.contract.messages import Cancel, ClearCache
+from openai_cpu_server.contract.messages import CancelRequest, ClearCache
 from openai_cpu_server.engine.loop import Inbox
 
 
 def test_commands_come_out_in_order_and_are_no_news_then() -> None:
     inbox = Inbox()
-    inbox.put(Cancel(id="a"))
+    inbox.put(CancelRequest(id="a"))
     inbox.put(ClearCache())
     assert inbox.has_news
-    assert list(inbox.drain()) == [Cancel(id="a"), ClearCache()]
+    assert list(inbox.drain()) == [CancelRequest(id="a"), ClearCache()]
     assert not inbox.has_news
 
 

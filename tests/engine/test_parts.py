@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.api.calls.call import CallThinking
+from openai_cpu_server.api.asking.call import CallThinking
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
-from openai_cpu_server.contract.thinking import OutputMarks, OutputPart, Thinking
+from openai_cpu_server.contract.request import OutputMarks, OutputPart, Thinking
 from openai_cpu_server.engine.parts import OutputParts, PartReader, PartText, StopShield
-from openai_cpu_server.prompt.reasoning.formats import REASONING_FORMATS
-from openai_cpu_server.prompt.reasoning.stage import Stage
+from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, ThinkingStage
 
-BEFORE, WITHIN, BEHIND = Stage.BEFORE, Stage.WITHIN, Stage.BEHIND
+BEFORE, WITHIN, BEHIND = ThinkingStage.BEFORE, ThinkingStage.WITHIN, ThinkingStage.BEHIND
 
 
-def reader(form: str, stage: Stage) -> PartReader:
+def reader(form: str, stage: ThinkingStage) -> PartReader:
     """It cuts what formats in channels write, too: the first part of it is thoughts as everywhere."""
     marks = CallThinking(REASONING_FORMATS[form], stage).marks
     return PartReader(msgspec.structs.replace(marks, has_channels=False))
@@ -77,17 +76,19 @@ STORIES = [
 
 
 @pytest.mark.parametrize(("form", "stage", "text", "thoughts", "content"), STORIES)
-def test_thoughts_and_content(form: str, stage: Stage, text: str, thoughts: str, content: str) -> None:
+def test_thoughts_and_content(
+    form: str, stage: ThinkingStage, text: str, thoughts: str, content: str
+) -> None:
     assert read(reader(form, stage), [text]) == (thoughts, content)
     assert read(reader(form, stage), list(text)) == (thoughts, content)
 
 
 @given(
     st.sampled_from(sorted(REASONING_FORMATS)),
-    st.sampled_from(Stage),
+    st.sampled_from(ThinkingStage),
     st.data(),
 )
-def test_pieces_change_nothing(form: str, stage: Stage, data: st.DataObject) -> None:
+def test_pieces_change_nothing(form: str, stage: ThinkingStage, data: st.DataObject) -> None:
     marks = REASONING_FORMATS[form]
     words = [
         marks.begin,

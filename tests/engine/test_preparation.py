@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from openai_cpu_server.contract.messages import Cancel, ClearCache, Handling, Submit
+from openai_cpu_server.contract.messages import CancelRequest, ClearCache, Handling, Submit
 from openai_cpu_server.contract.request import Constraint, Priority
-from openai_cpu_server.engine.base import Checked, Prepared, Refused, Work
+from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 from openai_cpu_server.engine.preparation import Preparation
 from tests.scheduler.driver import request
 
@@ -29,10 +29,10 @@ class Story:
             self.messages.append(message)
             self._news.notify()
 
-    def prepare(self, submit: Submit) -> Prepared:
+    def prepare(self, submit: Submit) -> PreparedRequest:
         self._begun.release()
         assert self._may_end.acquire(timeout=20)
-        return Prepared(submit, ())
+        return PreparedRequest(submit, ())
 
     def wait_for_one_to_begin(self) -> None:
         assert self._begun.acquire(timeout=20)
@@ -51,13 +51,13 @@ def word(message: Message) -> str:
     match message:
         case Handling(id=request_id):
             return f"handling {request_id}" if request_id else "handled"
-        case Prepared(submit=submit):
+        case PreparedRequest(submit=submit):
             return f"prepared {submit.request.id}"
-        case Refused(submit=submit):
+        case RefusedRequest(submit=submit):
             return f"refused {submit.request.id}"
         case Submit(request=one):
             return f"submit {one.id}"
-        case Cancel(id=request_id):
+        case CancelRequest(id=request_id):
             return f"cancel {request_id}"
         case ClearCache():
             return "clear"
@@ -66,7 +66,7 @@ def word(message: Message) -> str:
 @contextmanager
 def preparing() -> Iterator[tuple[Story, Preparation]]:
     story = Story()
-    with Preparation(story.prepare, Checked, announce=story.keep, hand_on=story.keep) as preparation:
+    with Preparation(story.prepare, CheckedAdapter, announce=story.keep, hand_on=story.keep) as preparation:
         yield story, preparation
 
 
@@ -79,7 +79,7 @@ def test_only_what_has_a_constraint_waits_and_it_is_announced() -> None:
         preparation.take(constrained("slow"))
         story.wait_for_one_to_begin()
         preparation.take(Submit(request("plain")))
-        preparation.take(Cancel(id="other"))
+        preparation.take(CancelRequest(id="other"))
         preparation.take(ClearCache())
         assert story.wait_for(4) == ["handling slow", "submit plain", "cancel other", "clear"]
         story.let_go_on()
@@ -90,10 +90,10 @@ def test_a_cancellation_comes_behind_its_request() -> None:
     with preparing() as (story, preparation):
         preparation.take(constrained("a"))
         story.wait_for_one_to_begin()
-        preparation.take(Cancel(id="a"))
+        preparation.take(CancelRequest(id="a"))
         story.let_go_on()
         assert story.wait_for(4) == ["handling a", "handled", "prepared a", "cancel a"]
-        preparation.take(Cancel(id="a"))
+        preparation.take(CancelRequest(id="a"))
         assert story.wait_for(5)[4:] == ["cancel a"]
 
 
@@ -102,7 +102,7 @@ def test_what_was_cancelled_before_its_turn_is_not_prepared() -> None:
         preparation.take(constrained("a"))
         story.wait_for_one_to_begin()
         preparation.take(constrained("b"))
-        preparation.take(Cancel(id="b"))
+        preparation.take(CancelRequest(id="b"))
         story.let_go_on()
         assert story.wait_for(5) == ["handling a", "handled", "prepared a", "refused b", "cancel b"]
 

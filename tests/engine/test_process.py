@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.messages import StepDone, Submit
-from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.engine.generating import EngineCore
 from openai_cpu_server.engine.process import calibrated
 from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements

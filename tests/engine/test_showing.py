@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.frames import LENGTH
-from openai_cpu_server.contract.framing import frame, read_event
+from openai_cpu_server.contract.framing import LENGTH, frame, read_event
 from openai_cpu_server.contract.messages import EngineOptions, HideSteps, ShowSteps, StepDone, Submit
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import Constraint, Priority
-from openai_cpu_server.contract.shown import ShownPart, ShownState
-from openai_cpu_server.engine.build import build_core, build_embed_core
-from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.contract.step import ShownPart, ShownState
+from openai_cpu_server.engine.generating import EngineCore, build_core, build_embed_core
 from tests.fakes import FAKE_INFO, SPECULATION, FakeBackend, FakeEmbedder
 from tests.scheduler.driver import request
 

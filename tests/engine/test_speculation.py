@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.messages import (
-    Cancel,
+    CancelRequest,
     EngineOptions,
     Finish,
     FinishReason,
@@ -140,7 +140,7 @@ def test_cancelling_between_drafts_frees_everything() -> None:
     made = engine("always", quoting("a"), quoting("b"))
     for _ in range(4):
         made.step()
-    made.core.handle(Cancel("a"))
+    made.core.handle(CancelRequest("a"))
     made.run()
     assert finish_of(made, "a").reason is FinishReason.CANCELLED
     assert told(made, "b") == told(ran("off", quoting("b")), "b")

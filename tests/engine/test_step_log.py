@@ -6,15 +6,14 @@ import logging
 
 import pytest
 
-from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions, Submit
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.build import build_core
-from openai_cpu_server.engine.core import EngineCore
+from openai_cpu_server.engine.generating import EngineCore, build_core
 from tests.fakes import FakeBackend
 from tests.scheduler.driver import request
 
-LOGGER = "openai_cpu_server.engine.step_log"
+LOGGER = "openai_cpu_server.engine.trace"
 
 
 def core() -> EngineCore:

@@ -8,8 +8,13 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.messages import FinishReason, Submit
-from openai_cpu_server.contract.request import Constraint, GenerationRequest
-from openai_cpu_server.contract.thinking import OutputMarks, OutputPart, Thinking
+from openai_cpu_server.contract.request import (
+    Constraint,
+    GenerationRequest,
+    OutputMarks,
+    OutputPart,
+    Thinking,
+)
 from tests.engine.test_constrained import ending, generate, shown, told
 from tests.engine.test_core import Engine
 from tests.fakes import END_TOKEN

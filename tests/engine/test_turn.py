@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from openai_cpu_server.contract.messages import ALONE, Recall, Sharing, Turn, TurnBack, Wants
+from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, Sharing, ShortenTurn, TurnBack
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.turn import PIECE_S, OwnCores, SharedTurn
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
-LOADING = Wants(work=BATCH, is_loading=True)
+LOADING = EngineWants(work=BATCH, is_loading=True)
 
 
 class Client:
@@ -19,14 +19,14 @@ class Client:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.heard: list[Wants | TurnBack] = []
+        self.heard: list[EngineWants | TurnBack] = []
         self.num_woken = 0
         self.turn = SharedTurn(self.heard.append, wake=self._woken, clock=lambda: self.now_s)
 
     def _woken(self) -> None:
         self.num_woken += 1
 
-    def told(self) -> list[Wants | TurnBack]:
+    def told(self) -> list[EngineWants | TurnBack]:
         told = list(self.heard)
         self.heard.clear()
         return told
@@ -35,7 +35,7 @@ class Client:
 def holding(work: Priority = BATCH, limit_ms: float | None = None) -> Client:
     client = Client()
     client.turn.settle(work)
-    client.turn.granted(Turn(limit_ms=limit_ms))
+    client.turn.granted(GrantTurn(limit_ms=limit_ms))
     client.told()
     return client
 
@@ -52,7 +52,7 @@ def test_what_it_wants_is_told_when_that_changes() -> None:
     client = Client()
     for work in (None, BATCH, BATCH, INTERACTIVE, None):
         client.turn.settle(work)
-    assert client.told() == [Wants(work=BATCH), Wants(work=INTERACTIVE), Wants()]
+    assert client.told() == [EngineWants(work=BATCH), EngineWants(work=INTERACTIVE), EngineWants()]
     assert not client.turn.is_held
 
 
@@ -65,7 +65,7 @@ def test_the_turn_is_kept_as_long_as_there_is_work_and_nobody_wants_it() -> None
         client.turn.settle(BATCH)
     assert client.turn.is_held
     client.turn.settle(None)
-    assert client.told() == [TurnBack(wants=Wants())]
+    assert client.told() == [TurnBack(wants=EngineWants())]
     assert not client.turn.is_held
 
 
@@ -75,13 +75,13 @@ def test_a_turn_is_for_one_step_at_least() -> None:
     assert client.turn.is_held
     client.turn.computed()
     client.turn.settle(BATCH)
-    assert client.told() == [TurnBack(wants=Wants(work=BATCH))]
+    assert client.told() == [TurnBack(wants=EngineWants(work=BATCH))]
 
 
 def test_a_recall_sets_a_new_limit() -> None:
     client = holding()
     client.turn.computed()
-    client.turn.recalled(Recall(after_ms=500))
+    client.turn.recalled(ShortenTurn(after_ms=500))
     client.turn.settle(BATCH)
     assert client.turn.is_held
     client.now_s += 0.5
@@ -93,9 +93,9 @@ def test_a_recall_sets_a_new_limit() -> None:
 def test_a_recall_that_comes_too_late_is_no_matter() -> None:
     client = holding()
     client.turn.settle(None)
-    client.turn.recalled(Recall())
+    client.turn.recalled(ShortenTurn())
     client.turn.settle(BATCH)
-    client.turn.granted(Turn())
+    client.turn.granted(GrantTurn())
     client.turn.computed()
     client.turn.settle(BATCH)
     assert client.turn.is_held
@@ -105,15 +105,15 @@ def test_a_turn_that_comes_when_nothing_is_wanted_any_more_goes_back() -> None:
     client = Client()
     client.turn.settle(BATCH)
     client.turn.settle(None)
-    client.turn.granted(Turn())
+    client.turn.granted(GrantTurn())
     client.turn.settle(None)
-    assert client.told() == [Wants(work=BATCH), Wants(), TurnBack(wants=Wants())]
+    assert client.told() == [EngineWants(work=BATCH), EngineWants(), TurnBack(wants=EngineWants())]
 
 
 def test_it_knows_that_interactive_work_of_others_waits() -> None:
     client = Client()
     client.turn.settle(BATCH)
-    client.turn.granted(Turn(beside_interactive=True))
+    client.turn.granted(GrantTurn(beside_interactive=True))
     assert client.turn.sharing == Sharing(beside_interactive=True)
 
 
@@ -122,12 +122,12 @@ def test_estimates_grow_with_the_time_that_others_compute() -> None:
     for _ in range(300):
         client.turn.settle(INTERACTIVE)
         client.now_s += 0.1
-        client.turn.granted(Turn(limit_ms=0))
+        client.turn.granted(GrantTurn(limit_ms=0))
         client.turn.settle(INTERACTIVE)
         client.now_s += 0.05
         client.turn.computed()
     assert client.turn.sharing.slowdown == pytest.approx(3, rel=0.05)
-    client.turn.granted(Turn())
+    client.turn.granted(GrantTurn())
     for _ in range(300):
         client.now_s += 0.1
         client.turn.settle(INTERACTIVE)
@@ -141,7 +141,7 @@ def granting_beside(client: Client, num: int) -> threading.Thread:
         for number in range(num):
             while sum(message in (LOADING, TurnBack(wants=LOADING)) for message in client.heard) <= number:
                 pass
-            client.turn.granted(Turn())
+            client.turn.granted(GrantTurn())
 
     thread = threading.Thread(target=grant)
     thread.start()

@@ -13,8 +13,8 @@ import httpx
 import msgspec
 import pytest
 
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
@@ -33,13 +33,13 @@ FAKES_LIMIT = b"the pattern is broken"
 
 
 @pytest.fixture(scope="module")
-async def own_engine() -> AsyncIterator[Dispatcher]:
+async def own_engine() -> AsyncIterator[EngineClient]:
     async with running(new_engine()) as engine:
         yield engine
 
 
 @pytest.fixture
-async def http(own_engine: Dispatcher, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def http(own_engine: EngineClient, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
     task = asyncio.create_task(jobs.run(_no_row))
     await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def _no_row(*_: object) -> NoReturn:
 
 
 async def attack(
-    http: httpx.AsyncClient, engine: Dispatcher | FakeEngine, bodies: Bodies | RichBodies, *, number: int
+    http: httpx.AsyncClient, engine: EngineClient | FakeEngine, bodies: Bodies | RichBodies, *, number: int
 ) -> Counter[int]:
     """How often each status came. Fails at the first 5xx, with the body that did it."""
     statuses: Counter[int] = Counter()
@@ -86,7 +86,7 @@ async def _one(http: httpx.AsyncClient, path: str, body: bytes) -> int:
 
 
 @pytest.mark.thorough
-async def test_a_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: Dispatcher) -> None:
+async def test_a_thousand_hostile_bodies(http: httpx.AsyncClient, own_engine: EngineClient) -> None:
     statuses = await attack(http, own_engine, await of_document(http, 6), number=1000)
     assert statuses[400] > 250, statuses
     assert statuses[200] > 10, "bodies that are refused at once test little"
@@ -105,7 +105,7 @@ async def test_responses_and_messages_with_something_odd_in_them() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 150))
 async def test_two_hundred_thousand_in_fifty_parts(
-    http: httpx.AsyncClient, own_engine: Dispatcher, seed: int
+    http: httpx.AsyncClient, own_engine: EngineClient, seed: int
 ) -> None:
     await attack(http, own_engine, await of_document(http, seed), number=2000)
     await attack(http, own_engine, RichBodies(seed), number=2000)

@@ -7,15 +7,14 @@ import logging
 
 import pytest
 
-from openai_cpu_server.api.access.keys import Allowance, Identity, Key
-from openai_cpu_server.api.access.meter import Meter
-from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.errors import CLIENT_GONE
-from openai_cpu_server.api.gates.ticket import Ticket
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import InvalidRequest, RequestsLimited
-from openai_cpu_server.http.context import RequestContext, Sender, served
-from openai_cpu_server.observe.ended import Origin
+from openai_cpu_server.http.context import RequestContext, Sender, Ticket, served
+from openai_cpu_server.http.errors import CLIENT_GONE
+from openai_cpu_server.http.keys import Allowance, Identity, Key
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.observe.ended import RequestOrigin
 
 pytestmark = pytest.mark.anyio
 
@@ -100,14 +99,14 @@ async def test_a_row_or_a_message_has_a_context_that_costs_nothing() -> None:
 
 def test_a_call_that_came_with_a_request_has_a_ticket_of_its_own() -> None:
     outer = Ticket("req_1", "GET", "/v1/responses", "/v1/responses", client="ann", priority=Priority.BATCH)
-    inner = outer.inner(Origin.WEBSOCKET)
+    inner = outer.inner(RequestOrigin.WEBSOCKET)
     assert (inner.method, inner.path, inner.route, inner.origin) == (
         "POST",
         outer.path,
         outer.route,
-        Origin.WEBSOCKET,
+        RequestOrigin.WEBSOCKET,
     )
     assert inner.id != outer.id
     assert (inner.client, inner.priority, inner.has_headers) == (None, None, False)
-    item = outer.inner(Origin.HTTP, id="req_1/0", path="/v1/generate")
+    item = outer.inner(RequestOrigin.HTTP, id="req_1/0", path="/v1/generate")
     assert (item.id, item.path, item.route) == ("req_1/0", "/v1/generate", "/v1/generate")

@@ -9,18 +9,17 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from openai_cpu_server.api.access.access import ADMIN, OPEN, WORK
-from openai_cpu_server.api.access.key_ring import KeyRing
-from openai_cpu_server.api.access.meter import Meter
-from openai_cpu_server.api.access.rate_limits import RateLimits
-from openai_cpu_server.api.errors import ErrorShape
-from openai_cpu_server.api.gates.ticket import Endings
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.rooms import ROWS
+from openai_cpu_server.api.application import ROWS
 from openai_cpu_server.http.application import application
 from openai_cpu_server.http.body import BodyBudget
-from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.context import EndedRequests, context_of
+from openai_cpu_server.http.errors import ErrorShape
 from openai_cpu_server.http.gate import RouteGuard
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import ADMIN, OPEN, WORK
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import WEBSOCKET, RouteRoom, RouteRow, served_routes
 from openai_cpu_server.observe.watch import Watch
 from tests.api.serving import client
@@ -68,7 +67,7 @@ def greeting(
     options = options or ApiOptions()
     keys, limits = KeyRing("secret"), RateLimits(Meter.open(None))
     guard = RouteGuard(keys=keys, limits=limits, bodies=BodyBudget(options.max_bodies_bytes), options=options)
-    endings = Endings(Watch.new(model="m"))
+    endings = EndedRequests(Watch.new(model="m"))
     served = list(served_routes([room], word))
     return client(application(served, guard, endings=endings, options=options, headers=(), lifespan=None))
 

@@ -17,12 +17,11 @@ import pytest
 from sqlalchemy import select
 
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, Page, RowResult
-from openai_cpu_server.jobs.run.recorder import Recorder
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, PageQuery, RowResult
+from openai_cpu_server.jobs.run.batch import RowRecorder
 from openai_cpu_server.jobs.run.rows import RowAnswer
-from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.jobs.store.database import files, open_database, parts
 from openai_cpu_server.jobs.store.files import PART_BYTES
-from openai_cpu_server.jobs.store.tables import files, parts
 from tests.jobs.support import OPTIONS, begin, echo, ended, jobs_at, jsonl, lines_of, never, ok
 
 pytestmark = pytest.mark.anyio
@@ -238,11 +237,11 @@ async def test_another_servers_batch_is_cancelled_through_the_database(where: st
 async def test_listings_have_pages(where: str) -> None:
     async with jobs_at(where) as jobs:
         made = [await jobs.add_file("", f"{n}", io.BytesIO(b"x")) for n in range(5)]
-        newest, has_more = await jobs.list_files("", Page(limit=2))
+        newest, has_more = await jobs.list_files("", PageQuery(limit=2))
         assert (newest, has_more) == ([made[4], made[3]], True)
-        rest, has_more = await jobs.list_files("", Page(limit=3, after=made[3].id))
+        rest, has_more = await jobs.list_files("", PageQuery(limit=3, after=made[3].id))
         assert (rest, has_more) == (made[2::-1], False)
-        upward, has_more = await jobs.list_files("", Page(limit=2, after=made[0].id, is_ascending=True))
+        upward, has_more = await jobs.list_files("", PageQuery(limit=2, after=made[0].id, is_ascending=True))
         assert (upward, has_more) == (made[1:3], True)
 
 
@@ -254,7 +253,7 @@ async def test_results_that_come_during_a_commit_share_the_next() -> None:
         commits.append([result.line for result in results])
         await gate.wait()
 
-    recorder = Recorder(commit)  # type: ignore[arg-type]
+    recorder = RowRecorder(commit)  # type: ignore[arg-type]
     results = [RowResult(line=n, is_ok=True, content=b"") for n in range(5)]
     tasks = [asyncio.create_task(recorder.record(results[0]))]
     await anyio.wait_all_tasks_blocked()
@@ -290,7 +289,7 @@ async def test_while_one_uploads_others_read_and_write(where: str) -> None:
             other = await jobs.add_file("bob", "small", io.BytesIO(b"x"))
             assert await jobs.file("bob", other.id) == other
         assert not uploading.done()
-        assert (await jobs.list_files("ann", Page(limit=9)))[0] == []
+        assert (await jobs.list_files("ann", PageQuery(limit=9)))[0] == []
         content.goes_on.release(2)  # the end is read twice
         stored = await uploading
         assert b"".join([part async for part in jobs.content(stored)]) == b"x" * stored.bytes
@@ -309,7 +308,7 @@ async def test_an_upload_that_breaks_leaves_nothing(where: str) -> None:
     async with jobs_at(where) as jobs:
         with pytest.raises(OSError, match="gone"):
             await jobs.add_file("", "x", Broken())
-        assert (await jobs.list_files("", Page(limit=9)))[0] == []
+        assert (await jobs.list_files("", PageQuery(limit=9)))[0] == []
     database = open_database(where)
     with database.read() as connection:
         for table in (files, parts):

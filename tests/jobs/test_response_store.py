@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
-from openai_cpu_server.jobs.records import ItemRecord, Page, ResponseRecord, ResponseStatus
+from openai_cpu_server.jobs.records import ItemRecord, PageQuery, ResponseRecord, ResponseStatus
+from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.jobs.store.responses import ResponseStore
 from openai_cpu_server.storage.database import Database
 
 DAY_S = 24 * 3600
@@ -87,7 +87,7 @@ def test_what_is_gone_on_from_lives_as_long_as_what_goes_on(store: ResponseStore
 def test_others_see_nothing(store: ResponseStore) -> None:
     store.add(a_response("a"), [an_item("a1")])
     assert store.items("bob", ["a1"], 0) == {}
-    page = Page(limit=10)
+    page = PageQuery(limit=10)
     for look in (
         lambda: store.get("bob", "a", 0),
         lambda: store.chain("bob", "a", 0, max_bytes=100),
@@ -118,6 +118,6 @@ def test_the_end_brings_outputs_and_events(store: ResponseStore) -> None:
     assert store.events("a") == b"events"
     (link,) = store.chain("ann", "a", 0, max_bytes=100)
     assert [item.id for item in link.items] == ["a1", "a2"]
-    listed, has_more = store.inputs("ann", "a", Page(limit=1), 0)
+    listed, has_more = store.inputs("ann", "a", PageQuery(limit=1), 0)
     assert [item.id for item in listed] == ["a1"]
     assert not has_more

@@ -7,10 +7,19 @@ import json
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.jobs.run.check import MAX_ERRORS, InputCheck
-from openai_cpu_server.jobs.run.lines import Line, LineSplitter
-from openai_cpu_server.jobs.run.rows import BadLine, Row, RowAnswer, answered, expired, parse_row
-from openai_cpu_server.jobs.window import window_seconds
+from openai_cpu_server.jobs.jobs import window_seconds
+from openai_cpu_server.jobs.run.rows import (
+    MAX_ERRORS,
+    BadLine,
+    BatchRow,
+    InputCheck,
+    InputLine,
+    LineSplitter,
+    RowAnswer,
+    answered,
+    expired,
+    parse_row,
+)
 from tests.jobs.support import URL, row
 
 
@@ -21,12 +30,17 @@ def test_lines_do_not_depend_on_how_the_file_is_cut(size: int) -> None:
     for start in range(0, len(content), size):
         lines += splitter.feed(content[start : start + size])
     lines += splitter.end()
-    assert lines == [Line(1, b"one"), Line(3, b"two"), Line(4, "é".encode()), Line(5, b"last")]
+    assert lines == [
+        InputLine(1, b"one"),
+        InputLine(3, b"two"),
+        InputLine(4, "é".encode()),
+        InputLine(5, b"last"),
+    ]
 
 
 def test_a_row_keeps_its_body_as_it_was_written() -> None:
     line = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{ "x": 1.50 }}'
-    assert parse_row(Line(9, line), URL) == Row(9, "a", b'{ "x": 1.50 }')
+    assert parse_row(InputLine(9, line), URL) == BatchRow(9, "a", b'{ "x": 1.50 }')
 
 
 @pytest.mark.parametrize(
@@ -51,7 +65,7 @@ def test_a_row_keeps_its_body_as_it_was_written() -> None:
 def test_a_bad_line_is_named(content: bytes | dict[str, object], code: str, param: str | None) -> None:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     with pytest.raises(BadLine) as bad:
-        parse_row(Line(1, data), URL)
+        parse_row(InputLine(1, data), URL)
     assert (bad.value.code, bad.value.param) == (code, param)
 
 
@@ -59,7 +73,7 @@ def checked(
     *contents: bytes, max_rows: int = 1000, max_line_bytes: int = 1000
 ) -> list[tuple[str, int | None]]:
     check = InputCheck(URL, max_rows=max_rows, max_line_bytes=max_line_bytes)
-    check.feed([Line(number, content) for number, content in enumerate(contents, 1)])
+    check.feed([InputLine(number, content) for number, content in enumerate(contents, 1)])
     return [(error.code, error.line) for error in check.errors()]
 
 
@@ -90,7 +104,9 @@ def test_only_the_first_errors_are_kept() -> None:
 
 def test_the_line_of_an_answer() -> None:
     body = b'{"usage":{"prompt_tokens":5,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":2}}}'
-    result = answered("batch_1", Row(4, "a", b"{}"), RowAnswer(status=200, request_id="req_9", body=body))
+    result = answered(
+        "batch_1", BatchRow(4, "a", b"{}"), RowAnswer(status=200, request_id="req_9", body=body)
+    )
     assert result.content == (
         b'{"id":"batch_req_c83427e874c088ffdc5d2e93","custom_id":"a",'
         b'"response":{"status_code":200,"request_id":"req_9","body":' + body + b'},"error":null}\n'
@@ -101,7 +117,7 @@ def test_the_line_of_an_answer() -> None:
 
 def test_the_line_of_a_refusal_keeps_the_status() -> None:
     answer = RowAnswer(status=400, request_id="req_9", body=b'{"error":{"code":"x"}}')
-    result = answered("batch_1", Row(4, "a", b"{}"), answer)
+    result = answered("batch_1", BatchRow(4, "a", b"{}"), answer)
     assert not result.is_ok
     line = json.loads(result.content)
     assert line["response"] == {"status_code": 400, "request_id": "req_9", "body": {"error": {"code": "x"}}}
@@ -109,7 +125,7 @@ def test_the_line_of_a_refusal_keeps_the_status() -> None:
 
 
 def test_the_line_of_a_row_that_came_too_late() -> None:
-    line = json.loads(expired("batch_1", Row(4, "a", b"{}")).content)
+    line = json.loads(expired("batch_1", BatchRow(4, "a", b"{}")).content)
     assert (line["custom_id"], line["response"], line["error"]["code"]) == ("a", None, "batch_expired")
 
 

@@ -17,18 +17,16 @@ from openai_cpu_server.errors import BatchConflict, FileInUse, JobObjectNotFound
 from openai_cpu_server.jobs.records import (
     BatchRecord,
     BatchStatus,
+    FilePurpose,
     FileRecord,
     LineError,
-    Page,
-    Purpose,
+    PageQuery,
     RowResult,
 )
-from openai_cpu_server.jobs.store.batches import BatchStore
+from openai_cpu_server.jobs.responses import ResponseStore
+from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore, LeaseLost, has_died, new_holder
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.store.lease import has_died, new_holder
-from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
-from openai_cpu_server.jobs.store.responses import ResponseStore
 from openai_cpu_server.storage.database import Database
 
 
@@ -50,7 +48,7 @@ def a_file(number: int = 0, owner: str = "", expires_at: int | None = None) -> F
     return FileRecord(
         id=f"file-{number}",
         owner=owner,
-        purpose=Purpose.BATCH,
+        purpose=FilePurpose.BATCH,
         filename="a.jsonl",
         bytes=0,
         created_at=100,
@@ -74,8 +72,8 @@ def a_batch(number: int = 0, owner: str = "", model: str = "m", file: str = "fil
     )
 
 
-def ledger(database: Database) -> Ledger:
-    return Ledger(database, holder=new_holder(), lease_s=30)
+def ledger(database: Database) -> BatchLedger:
+    return BatchLedger(database, holder=new_holder(), lease_s=30)
 
 
 def store_file(files: FileStore, record: FileRecord, *content: bytes) -> FileRecord:
@@ -93,7 +91,7 @@ def prune(files: FileStore, file_id: str) -> None:
         pass
 
 
-def begun(database: Database, book: Ledger, number: int = 0) -> BatchRecord:
+def begun(database: Database, book: BatchLedger, number: int = 0) -> BatchRecord:
     if number == 0:
         store_file(FileStore(database), a_file())
     batch = BatchStore(database).create(a_batch(number))
@@ -129,7 +127,7 @@ def test_an_upload_is_seen_by_nobody_before_its_end_and_is_swept_if_it_has_none(
     ):
         with pytest.raises(JobObjectNotFound):
             attempt()
-    assert files.page("", Page(limit=9), 100, Purpose.PARTIAL) == ([], False)
+    assert files.page("", PageQuery(limit=9), 100, FilePurpose.PARTIAL) == ([], False)
     assert files.expired(199) == []
     assert files.expired(200) == ["file-0"]
     prune(files, "file-0")
@@ -156,7 +154,7 @@ def test_expired_files_are_hidden_then_swept_but_not_inputs_in_use(database: Dat
     batches.create(a_batch())
     with pytest.raises(JobObjectNotFound):
         files.get("", "file-1", 200)
-    assert files.page("", Page(limit=9), 200) == ([], False)
+    assert files.page("", PageQuery(limit=9), 200) == ([], False)
     assert files.expired(200) == ["file-1"]
     prune(files, "file-1")
     assert content(database, "file-0") == b"x"
@@ -181,10 +179,10 @@ def test_others_see_nothing(database: Database) -> None:
     for attempt in (
         lambda: files.get("bob", "file-0", 100),
         lambda: files.delete("bob", "file-0", 100),
-        lambda: files.page("bob", Page(limit=1, after="file-0"), 100),
+        lambda: files.page("bob", PageQuery(limit=1, after="file-0"), 100),
         lambda: batches.get("bob", "batch_0"),
         lambda: batches.cancel("bob", "batch_0", 100),
-        lambda: batches.page("bob", Page(limit=1, after="batch_0")),
+        lambda: batches.page("bob", PageQuery(limit=1, after="batch_0")),
         lambda: batches.create(a_batch(1, owner="bob")),
     ):
         with pytest.raises(JobObjectNotFound):
@@ -380,8 +378,8 @@ def test_every_statement_is_postgresql_too(sqlite: Database) -> None:
         book.claim(BatchStore(sqlite).get("", batch.id), 112)
         book.begin_end(batch.id, now_s=113)
         book.finish(batch.id, BatchStatus.COMPLETED, now_s=114)
-        BatchStore(sqlite).page("", Page(limit=1, after=batch.id))
-        files.page("", Page(limit=1, after="file-0", is_ascending=True), 114, Purpose.BATCH)
+        BatchStore(sqlite).page("", PageQuery(limit=1, after=batch.id))
+        files.page("", PageQuery(limit=1, after="file-0", is_ascending=True), 114, FilePurpose.BATCH)
         files.delete("", "file-0", 114)
         files.expired(114)
         files.prune("file-0")

@@ -10,12 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from openai_cpu_server.contract.usage import Amounts, Price
+from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.errors import JobsUnavailable
-from openai_cpu_server.jobs.records import Page
+from openai_cpu_server.jobs.records import PageQuery
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.jobs.store.usage import Slot, UsageQuery, UsageStore
-from openai_cpu_server.jobs.usage import UsageBook
+from openai_cpu_server.jobs.usage import UsageBook, UsageQuery, UsageSlot, UsageStore
 from openai_cpu_server.storage.database import DatabaseThreads
 from tests.jobs.support import jobs_at
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.anyio
 MONDAY, TUESDAY = "2026-11-23", "2026-11-24"
 NOON_S = 1795435200.0
 """Of that Monday."""
-ALL = Page(limit=100, is_ascending=True)
+ALL = PageQuery(limit=100, is_ascending=True)
 ONE = Amounts(requests=1, input_tokens=10, cached_tokens=4, output_tokens=2, cpu_ms=1.5)
 
 
@@ -54,7 +53,7 @@ def store(where: str) -> Iterator[UsageStore]:
     database = open_database(where)
     store = UsageStore(database)
     for day in (MONDAY, TUESDAY):
-        store.add({Slot(day, key, model): ONE for key in ("a", "b") for model in ("m", "org/n")})
+        store.add({UsageSlot(day, key, model): ONE for key in ("a", "b") for model in ("m", "org/n")})
     yield store
     database.close()
 
@@ -81,7 +80,7 @@ def test_what_is_asked_for_and_told_apart(store: UsageStore) -> None:
 def test_pages_hold_all_of_it_once(store: UsageStore, is_ascending: bool) -> None:
     found, after, has_more = [], None, True
     while has_more:
-        query = asked(page=Page(limit=3, is_ascending=is_ascending), after=after)
+        query = asked(page=PageQuery(limit=3, is_ascending=is_ascending), after=after)
         page = store.page(query)
         found += [(str(row.day), str(row.key), str(row.model)) for row in page.rows]
         after, has_more = found[-1], page.has_more

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.kernels.graphs import Graphs
-from openai_cpu_server.kernels.library import Kernel, Library, obstacle
+from openai_cpu_server.kernels.graphs import GgmlGraphs
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary, obstacle
 from tests.kernels.library import KERNELS
 
 
@@ -20,14 +20,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def loaded() -> Library:
+def loaded() -> KernelLibrary:
     if why_not := obstacle(KERNELS):
         pytest.skip(why_not)
-    return Library(ctypes.CDLL(str(KERNELS)))
+    return KernelLibrary(ctypes.CDLL(str(KERNELS)))
 
 
 @pytest.fixture
-def library(loaded: Library) -> Iterator[Library]:
+def library(loaded: KernelLibrary) -> Iterator[KernelLibrary]:
     """Everything in it is off before and after."""
     _switch_off(loaded)
     yield loaded
@@ -35,12 +35,12 @@ def library(loaded: Library) -> Iterator[Library]:
 
 
 @pytest.fixture(scope="session")
-def graphs() -> Graphs:
+def graphs() -> GgmlGraphs:
     from llama_cpp._ggml import libggml
 
-    return Graphs(libggml)
+    return GgmlGraphs(libggml)
 
 
-def _switch_off(library: Library) -> None:
+def _switch_off(library: KernelLibrary) -> None:
     for kernel in Kernel:
         library.switch_off(kernel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.kernels.graphs import AttentionCase, Floats, Graphs, Type
+from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
 
 Doubles = npt.NDArray[np.float64]
 
@@ -19,7 +19,7 @@ def attention_case(
     heads: int = 4,
     kv_heads: int = 2,
     width: int = 64,
-    cell_type: Type = Type.F16,
+    cell_type: GgmlType = GgmlType.F16,
     max_bias: float = 0.0,
     soft_cap: float = 0.0,
     with_sinks: bool = False,
@@ -69,7 +69,7 @@ def random_pool(random: np.random.Generator, cells: int) -> Floats:
     return sees_to_mask(np.array(sees))
 
 
-def exact_attention(graphs: Graphs, case: AttentionCase) -> Doubles:
+def exact_attention(graphs: GgmlGraphs, case: AttentionCase) -> Doubles:
     """The definition, over keys and values as their type stores them."""
     rows, heads, width = case.q.shape
     group = heads // case.k.shape[1]
@@ -79,7 +79,7 @@ def exact_attention(graphs: Graphs, case: AttentionCase) -> Doubles:
     if case.soft_cap:
         scores = case.soft_cap * np.tanh(scores / case.soft_cap)
     if case.mask is not None:
-        mask = graphs.as_stored(case.mask, Type.F16).astype(np.float64)
+        mask = graphs.as_stored(case.mask, GgmlType.F16).astype(np.float64)
         slopes = np.array([_slope(head, heads, case.max_bias) for head in range(heads)])
         scores = scores + slopes[:, None] * mask[:, None, :]
     if case.sinks is not None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from openai_cpu_server.kernels.graphs import AttentionCase, Graphs, Type
-from openai_cpu_server.kernels.library import Kernel, Library
+from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs, GgmlType
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
 
 _EXACT = 5e-6
 """Floats all along; ggml's own is 1e-4 to 1e-3 away."""
 
 
-def check(library: Library, graphs: Graphs, case: AttentionCase) -> None:
+def check(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase) -> None:
     """With one thread and several: the kernel does it, and is nearly exact."""
     exact = exact_attention(graphs, case)
     library.switch_on(Kernel.ATTENTION)
@@ -24,47 +24,51 @@ def check(library: Library, graphs: Graphs, case: AttentionCase) -> None:
         assert error(found, exact) < _EXACT
 
 
-@pytest.mark.parametrize("cell_type", [Type.F16, Type.BF16, Type.Q8_0, Type.F32])
+@pytest.mark.parametrize("cell_type", [GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0, GgmlType.F32])
 @pytest.mark.parametrize("width", [64, 96, 128, 256])
-def test_cell_types_and_head_sizes(library: Library, graphs: Graphs, cell_type: Type, width: int) -> None:
+def test_cell_types_and_head_sizes(
+    library: KernelLibrary, graphs: GgmlGraphs, cell_type: GgmlType, width: int
+) -> None:
     random = np.random.default_rng(width)
     for pool in (random_pool(random, 100), np.zeros((1, 70), np.float32)):
         check(library, graphs, attention_case(random, pool, width=width, cell_type=cell_type))
 
 
 @pytest.mark.parametrize("width", [16, 48, 80, 112])
-def test_head_sizes_that_fill_no_vector(library: Library, graphs: Graphs, width: int) -> None:
+def test_head_sizes_that_fill_no_vector(library: KernelLibrary, graphs: GgmlGraphs, width: int) -> None:
     random = np.random.default_rng(width)
     check(library, graphs, attention_case(random, random_pool(random, 100), width=width))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2)])
-def test_groups_of_heads(library: Library, graphs: Graphs, heads: int, kv_heads: int) -> None:
+def test_groups_of_heads(library: KernelLibrary, graphs: GgmlGraphs, heads: int, kv_heads: int) -> None:
     random = np.random.default_rng(heads)
     pool = random_pool(random, 130)
     check(library, graphs, attention_case(random, pool, heads=heads, kv_heads=kv_heads))
 
 
 @pytest.mark.parametrize("cells", [1, 31, 32, 33, 63, 65, 127, 300])
-def test_ragged_ends(library: Library, graphs: Graphs, cells: int) -> None:
+def test_ragged_ends(library: KernelLibrary, graphs: GgmlGraphs, cells: int) -> None:
     random = np.random.default_rng(cells)
     for rows in (1, 3, 20):
         check(library, graphs, attention_case(random, np.zeros((rows, cells), np.float32)))
 
 
-def test_without_a_mask_every_row_sees_every_cell(library: Library, graphs: Graphs) -> None:
+def test_without_a_mask_every_row_sees_every_cell(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
     check(library, graphs, attention_case(random, None, rows=5, cells=75))
 
 
-def test_who_sees_nothing_gets_nothing(library: Library, graphs: Graphs) -> None:
+def test_who_sees_nothing_gets_nothing(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
     nobody = attention_case(random, sees_to_mask(np.zeros((3, 64), np.bool_)))
     library.switch_on(Kernel.ATTENTION)
     assert not graphs.attention(nobody, threads=2).any()
 
 
-def test_a_long_sequence_is_cut_into_parts_for_several_threads(library: Library, graphs: Graphs) -> None:
+def test_a_long_sequence_is_cut_into_parts_for_several_threads(
+    library: KernelLibrary, graphs: GgmlGraphs
+) -> None:
     random = np.random.default_rng(0)
     for rows, heads, kv_heads in ((1, 3, 1), (1, 9, 3), (2, 4, 1)):
         sees = random.random((rows, 3000)) < 0.9
@@ -78,7 +82,7 @@ def test_a_long_sequence_is_cut_into_parts_for_several_threads(library: Library,
 
 
 @pytest.mark.parametrize("rows", [1, 2, 30])
-def test_biases_caps_and_sinks(library: Library, graphs: Graphs, rows: int) -> None:
+def test_biases_caps_and_sinks(library: KernelLibrary, graphs: GgmlGraphs, rows: int) -> None:
     random = np.random.default_rng(rows)
     distance = -np.abs(np.arange(80)[None, :] - 50 - np.arange(rows)[:, None]).astype(np.float32)
     mask = np.where(random.random((rows, 80)) < 0.7, distance, -np.inf).astype(np.float32)
@@ -88,13 +92,13 @@ def test_biases_caps_and_sinks(library: Library, graphs: Graphs, rows: int) -> N
     check(library, graphs, attention_case(random, mask, heads=6, max_bias=4.0, soft_cap=3.0, with_sinks=True))
 
 
-def test_scores_far_apart(library: Library, graphs: Graphs) -> None:
+def test_scores_far_apart(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     """A cell takes all the weight, sums of weights neither overflow nor vanish."""
     random = np.random.default_rng(0)
     for factor in (30.0, 3000.0):
         case = attention_case(random, random_pool(random, 200))
         case = AttentionCase(
-            q=factor * case.q, k=case.k, v=case.v, mask=case.mask, cell_type=Type.F32, scale=0.1
+            q=factor * case.q, k=case.k, v=case.v, mask=case.mask, cell_type=GgmlType.F32, scale=0.1
         )
         library.switch_on(Kernel.ATTENTION)
         found, exact = graphs.attention(case, threads=2), exact_attention(graphs, case)
@@ -102,14 +106,14 @@ def test_scores_far_apart(library: Library, graphs: Graphs) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_pools(library: Library, graphs: Graphs, seed: int) -> None:
+def test_random_pools(library: KernelLibrary, graphs: GgmlGraphs, seed: int) -> None:
     random = np.random.default_rng(seed)
     pool = random_pool(random, int(random.integers(2, 700)))
-    cell_type = Type([Type.F16, Type.Q8_0, Type.BF16][seed % 3])
+    cell_type = GgmlType([GgmlType.F16, GgmlType.Q8_0, GgmlType.BF16][seed % 3])
     check(library, graphs, attention_case(random, pool, cell_type=cell_type, heads=6, kv_heads=3))
 
 
-def test_it_is_nearer_to_the_definition_than_ggml(library: Library, graphs: Graphs) -> None:
+def test_it_is_nearer_to_the_definition_than_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
     case = attention_case(random, random_pool(random, 400))
     exact = exact_attention(graphs, case)
@@ -118,9 +122,9 @@ def test_it_is_nearer_to_the_definition_than_ggml(library: Library, graphs: Grap
     assert error(graphs.attention(case, threads=2), exact) < theirs
 
 
-def test_what_it_does_not_do_is_left_to_ggml(library: Library, graphs: Graphs) -> None:
+def test_what_it_does_not_do_is_left_to_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     random = np.random.default_rng(0)
-    case = attention_case(random, random_pool(random, 96), width=64, cell_type=Type.Q4_0)
+    case = attention_case(random, random_pool(random, 96), width=64, cell_type=GgmlType.Q4_0)
     theirs = graphs.attention(case, threads=2)
     library.switch_on(Kernel.ATTENTION)
     num_done = library.num_done(Kernel.ATTENTION)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.kernels.build import LEVELS, build, cpu_flags
-from openai_cpu_server.kernels.library import Library, obstacle
+from openai_cpu_server.kernels.library import KernelLibrary, obstacle
 from tests.kernels.library import KERNELS, failures_with
 
 _SIMDE = Path("/usr/include/simde/x86/avx512.h")
@@ -36,7 +36,7 @@ def test_kernels_compute_right_on_other_cpus(level: str, tmp_path: Path) -> None
         pytest.skip(why_not)
     library = tmp_path / f"{level}.so"
     build(target=library, cpu=[*_FLAGS, *_EMULATES[level]])
-    assert Library(ctypes.CDLL(str(library))).instruction_set == level
+    assert KernelLibrary(ctypes.CDLL(str(library))).instruction_set == level
     failures = failures_with(library)
     assert not failures, failures
 

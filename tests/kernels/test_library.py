@@ -12,8 +12,8 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
-from openai_cpu_server.kernels.graphs import Computing, Floats, Graphs
-from openai_cpu_server.kernels.library import GGML_OF, Kernel, Library, digest, obstacle
+from openai_cpu_server.kernels.graphs import Computing, Floats, GgmlGraphs
+from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.kernels.library import KERNELS, ROOT, failures_with
@@ -40,7 +40,7 @@ def test_a_missing_or_broken_library_is_an_obstacle(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_compiles_for_older_cpus_and_is_right_there_too(library: Library, tmp_path: Path) -> None:
+def test_it_compiles_for_older_cpus_and_is_right_there_too(library: KernelLibrary, tmp_path: Path) -> None:
     """AVX2 alone; every other test of kernels runs with what this machine has. Random shapes, which are many,
     do so too."""
     if "avx2" not in cpu_flags() or not shutil.which("c++"):
@@ -63,17 +63,17 @@ def test_another_build_has_another_digest(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
-def test_a_kernel_that_shows_ggmls_results_is_on(library: Library, graphs: Graphs) -> None:
+def test_a_kernel_that_shows_ggmls_results_is_on(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     state = proved(library, Kernel.ATTENTION, graphs, attention_proofs())
     assert state.instruction_set == library.instruction_set
 
 
-def test_a_kernel_with_other_results_is_off(library: Library, graphs: Graphs) -> None:
+def test_a_kernel_with_other_results_is_off(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     """What is compared differs a little each time, as if the kernel did."""
     factor = 1.0
 
     @contextmanager
-    def grows(graphs: Graphs) -> Iterator[Computing]:
+    def grows(graphs: GgmlGraphs) -> Iterator[Computing]:
         def compute_more(threads: int) -> Floats:
             nonlocal factor
             factor *= 1.02
@@ -87,14 +87,16 @@ def test_a_kernel_with_other_results_is_off(library: Library, graphs: Graphs) ->
     assert not reaches(library, graphs)
 
 
-def test_a_kernel_that_came_too_late_is_off(library: Library, graphs: Graphs, tmp_path: Path) -> None:
+def test_a_kernel_that_came_too_late_is_off(
+    library: KernelLibrary, graphs: GgmlGraphs, tmp_path: Path
+) -> None:
     """A second copy of the library, behind ggml."""
-    late = Library(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
+    late = KernelLibrary(ctypes.CDLL(shutil.copy(KERNELS, tmp_path / "late.so")))
     state = proved(late, Kernel.ATTENTION, graphs, attention_proofs())
     assert "do not reach it" in state.why_off
 
 
-def test_an_engine_says_what_it_computes_with(library: Library) -> None:
+def test_an_engine_says_what_it_computes_with(library: KernelLibrary) -> None:
     for asked, expected in (("auto", library.instruction_set), ("off", "off: --kernels off")):
         options = EngineOptions(model_path=str(tiny_model_path()), kv_tokens=512, max_seqs=2, kernels=asked)
         backend = LlamaBackend.load(options, lambda fraction: None)
@@ -102,7 +104,7 @@ def test_an_engine_says_what_it_computes_with(library: Library) -> None:
         assert backend.info.kernels.described["attention"] == expected
 
 
-def reaches(library: Library, graphs: Graphs) -> bool:
+def reaches(library: KernelLibrary, graphs: GgmlGraphs) -> bool:
     """Whether an attention is computed by the kernel."""
     before = library.num_done(Kernel.ATTENTION)
     with next(attention_proofs())(graphs) as compute:

@@ -7,8 +7,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, Computing, Floats, Graphs, ProductCase, Type
-from openai_cpu_server.kernels.library import Kernel, Library
+from openai_cpu_server.kernels.graphs import (
+    PRODUCT_TYPES,
+    Computing,
+    Floats,
+    GgmlGraphs,
+    GgmlType,
+    ProductCase,
+)
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 
 Doubles = npt.NDArray[np.float64]
 
@@ -19,7 +26,7 @@ _SUM_ERROR = 1e-5
 
 
 def product_case(
-    random: np.random.Generator, kind: Type, *, rows: int, outputs: int, depth: int
+    random: np.random.Generator, kind: GgmlType, *, rows: int, outputs: int, depth: int
 ) -> ProductCase:
     """Normal weights; rows of activations of very different size, with some large values in them."""
     sizes = np.exp(2 * random.standard_normal((rows, 1)))
@@ -31,12 +38,12 @@ def product_case(
     )
 
 
-def unit_of(kind: Type) -> int:
+def unit_of(kind: GgmlType) -> int:
     """The number of activations that are rounded together."""
-    return 256 if kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K) else 32
+    return 256 if kind in (GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K) else 32
 
 
-def stored_weights(graphs: Graphs, case: ProductCase) -> Doubles:
+def stored_weights(graphs: GgmlGraphs, case: ProductCase) -> Doubles:
     return graphs.as_stored(case.weights, case.weight_type).astype(np.float64)
 
 
@@ -55,12 +62,12 @@ def largest_error(case: ProductCase, weights: Doubles) -> Doubles:
     return half_steps @ by_unit.T + _SUM_ERROR * (activations @ weights.T)
 
 
-def computed(library: Library, graphs: Graphs, case: ProductCase) -> Floats:
+def computed(library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase) -> Floats:
     with graphs.multiplying(case) as compute:
         return by_kernel(library, compute, threads=2)
 
 
-def by_kernel(library: Library, compute: Computing, *, threads: int) -> Floats:
+def by_kernel(library: KernelLibrary, compute: Computing, *, threads: int) -> Floats:
     """By the kernel, for sure."""
     num_done = library.num_done(Kernel.PRODUCTS)
     library.switch_on(Kernel.PRODUCTS)
@@ -70,7 +77,7 @@ def by_kernel(library: Library, compute: Computing, *, threads: int) -> Floats:
     return found
 
 
-def check(library: Library, graphs: Graphs, case: ProductCase) -> None:
+def check(library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase) -> None:
     """Weights are quantised twice only: that takes longer than their product."""
     weights = stored_weights(graphs, case)
     with graphs.multiplying(case) as compute:
@@ -82,20 +89,24 @@ def check(library: Library, graphs: Graphs, case: ProductCase) -> None:
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 12, 31, 64, 70, 128, 129, 300])
-def test_types_and_numbers_of_rows(library: Library, graphs: Graphs, kind: Type, rows: int) -> None:
+def test_types_and_numbers_of_rows(
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType, rows: int
+) -> None:
     random = np.random.default_rng(rows)
     check(library, graphs, product_case(random, kind, rows=rows, outputs=70, depth=512))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
 @pytest.mark.parametrize("outputs", [32, 33, 47, 63, 64, 65, 200, 1000])
-def test_ragged_numbers_of_outputs(library: Library, graphs: Graphs, kind: Type, outputs: int) -> None:
+def test_ragged_numbers_of_outputs(
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType, outputs: int
+) -> None:
     random = np.random.default_rng(outputs)
     check(library, graphs, product_case(random, kind, rows=9, outputs=outputs, depth=256))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_depths(library: Library, graphs: Graphs, kind: Type) -> None:
+def test_depths(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     random = np.random.default_rng(0)
     for units in (1, 2, 3, 7, 8, 9, 18, 45):
         depth = units * unit_of(kind)
@@ -103,7 +114,9 @@ def test_depths(library: Library, graphs: Graphs, kind: Type) -> None:
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_a_row_gives_the_same_whatever_is_beside_it(library: Library, graphs: Graphs, kind: Type) -> None:
+def test_a_row_gives_the_same_whatever_is_beside_it(
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
+) -> None:
     """To the last bit: so a greedy answer does not depend on who else is served."""
     case = product_case(np.random.default_rng(0), kind, rows=70, outputs=100, depth=768)
     together = computed(library, graphs, case)
@@ -113,7 +126,7 @@ def test_a_row_gives_the_same_whatever_is_beside_it(library: Library, graphs: Gr
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_it_is_as_near_to_exact_as_ggml(library: Library, graphs: Graphs, kind: Type) -> None:
+def test_it_is_as_near_to_exact_as_ggml(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     random = np.random.default_rng(0)
     case = ProductCase(
         weights=random.standard_normal((300, 1024), np.float32),
@@ -126,7 +139,7 @@ def test_it_is_as_near_to_exact_as_ggml(library: Library, graphs: Graphs, kind: 
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_nothing_gives_nothing(library: Library, graphs: Graphs, kind: Type) -> None:
+def test_nothing_gives_nothing(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=3, outputs=40, depth=256)
     no_activations = msgspec.structs.replace(case, activations=np.zeros_like(case.activations))
     assert not computed(library, graphs, no_activations).any()
@@ -137,7 +150,7 @@ def test_nothing_gives_nothing(library: Library, graphs: Graphs, kind: Type) -> 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e6, 1e30])
 def test_very_small_and_very_large_activations(
-    library: Library, graphs: Graphs, kind: Type, size: float
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType, size: float
 ) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512)
     check(library, graphs, msgspec.structs.replace(case, activations=np.float32(size) * case.activations))
@@ -145,13 +158,17 @@ def test_very_small_and_very_large_activations(
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
 @pytest.mark.parametrize("size", [1e-3, 1e3])
-def test_very_small_and_very_large_weights(library: Library, graphs: Graphs, kind: Type, size: float) -> None:
+def test_very_small_and_very_large_weights(
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType, size: float
+) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512)
     check(library, graphs, msgspec.structs.replace(case, weights=np.float32(size) * case.weights))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_weights_at_the_ends_of_their_range(library: Library, graphs: Graphs, kind: Type) -> None:
+def test_weights_at_the_ends_of_their_range(
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
+) -> None:
     """Sums of bytes are largest here: where 16 bits were too few, it would show."""
     random = np.random.default_rng(0)
     weights = random.choice([-1.0, 1.0], (64, 512)).astype(np.float32)
@@ -162,7 +179,7 @@ def test_weights_at_the_ends_of_their_range(library: Library, graphs: Graphs, ki
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_a_broken_row_is_seen_and_spoils_no_other(
-    library: Library, graphs: Graphs, kind: Type, broken: float
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType, broken: float
 ) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=8, outputs=40, depth=512)
     healthy = computed(library, graphs, case)
@@ -174,7 +191,7 @@ def test_a_broken_row_is_seen_and_spoils_no_other(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_shapes(library: Library, graphs: Graphs, seed: int) -> None:
+def test_random_shapes(library: KernelLibrary, graphs: GgmlGraphs, seed: int) -> None:
     random = np.random.default_rng(seed)
     kind = PRODUCT_TYPES[seed % len(PRODUCT_TYPES)]
     case = product_case(
@@ -187,18 +204,19 @@ def test_random_shapes(library: Library, graphs: Graphs, seed: int) -> None:
     check(library, graphs, case)
 
 
-def test_scratch_grows_where_ggml_has_too_little(library: Library, graphs: Graphs) -> None:
+def test_scratch_grows_where_ggml_has_too_little(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     """ggml plans no more than it needs for Q8_0; sums take more, and the larger product comes second."""
     random = np.random.default_rng(0)
     for rows in (1, 40, 400):
-        check(library, graphs, product_case(random, Type.Q8_0, rows=rows, outputs=32, depth=1024))
+        check(library, graphs, product_case(random, GgmlType.Q8_0, rows=rows, outputs=32, depth=1024))
 
 
 @pytest.mark.parametrize(
-    ("kind", "outputs"), [(Type.F16, 64), (Type.F32, 64), (Type.BF16, 64), (Type.Q4_K, 7), (Type.Q8_0, 1)]
+    ("kind", "outputs"),
+    [(GgmlType.F16, 64), (GgmlType.F32, 64), (GgmlType.BF16, 64), (GgmlType.Q4_K, 7), (GgmlType.Q8_0, 1)],
 )
 def test_what_it_does_not_do_is_left_to_ggml(
-    library: Library, graphs: Graphs, kind: Type, outputs: int
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType, outputs: int
 ) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=3, outputs=outputs, depth=256)
     theirs = graphs.product(case, threads=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.kernels.library import Library
+from openai_cpu_server.kernels.library import KernelLibrary
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.kernels.pools import Doubles
@@ -50,7 +50,7 @@ def divergence(found: Doubles, reference: Doubles) -> float:
 
 
 @pytest.mark.thorough
-def test_predictions_stay_as_near_as_ggmls(library: Library) -> None:
+def test_predictions_stay_as_near_as_ggmls(library: KernelLibrary) -> None:
     tokens = text()
     reference = predictions(tokens, flash_attention=False)
     theirs = predictions(tokens, kernels="off")

@@ -14,11 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Kernels, KernelState
+from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.host.neighbours import Neighbours
+from openai_cpu_server.llama.host import OtherProcesses
 from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
 from openai_cpu_server.llama.measure.measurements import Measurements
 from openai_cpu_server.llama.measure.probe import Disturbed, Probe
@@ -29,14 +28,14 @@ from tests.llama.odd_models import mamba
 PROMPT = tuple(range(300, 340))
 
 
-class Quiet(Neighbours):
+class Quiet(OtherProcesses):
     """A machine that is left to us."""
 
     def share(self) -> float:
         return 0.0
 
 
-class Noisy(Neighbours):
+class Noisy(OtherProcesses):
     def share(self) -> float:
         return 0.5
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
+from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import Close, Open, Span, Step
-from openai_cpu_server.engine.build import build_core
+from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words
-from openai_cpu_server.llama.grammar.grammars import Grammars, compile_grammar, grammar_tokenizer
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
+from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, compile_grammar, grammar_tokenizer
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler
 from openai_cpu_server.llama.sampling.truncation import Candidates
@@ -61,8 +61,8 @@ def backend(tiny: Path) -> Iterator[LlamaBackend]:
 
 
 @pytest.fixture(scope="module")
-def words(vocabulary: Vocabulary) -> Words:
-    return Words(vocabulary, grammar_tokenizer(vocabulary))
+def words(vocabulary: Vocabulary) -> ModelTokens:
+    return ModelTokens(vocabulary, grammar_tokenizer(vocabulary))
 
 
 def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) -> GenerationRequest:
@@ -140,7 +140,7 @@ def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(backend: LlamaBa
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_mask_is_what_the_grammar_takes(words: Words, seed: int) -> None:
+def test_the_mask_is_what_the_grammar_takes(words: ModelTokens, seed: int) -> None:
     rng = random.Random(seed)
     matcher = compile_grammar(OBJECT, words.tokenizer)
     output = ConstrainedOutput(Constraint(grammar=OBJECT), matcher.deep_copy(), words)
@@ -212,7 +212,7 @@ def test_the_grammar_begins_behind_the_trigger(backend: LlamaBackend) -> None:
         assert found.tokens[:end] + rest.tokens == found.tokens
 
 
-def follow(words: Words, grammar: str, **parts: object) -> ConstrainedOutput:
+def follow(words: ModelTokens, grammar: str, **parts: object) -> ConstrainedOutput:
     matcher = compile_grammar(grammar, words.tokenizer)
     return ConstrainedOutput(Constraint(grammar=grammar, **parts), matcher, words)
 
@@ -225,7 +225,7 @@ def token_of(vocabulary: Vocabulary, text: bytes) -> int:
     return next(t for t in range(vocabulary.vocab_size) if vocabulary.piece(t) == text)
 
 
-def test_a_trigger_may_span_tokens_and_be_a_control_token(words: Words) -> None:
+def test_a_trigger_may_span_tokens_and_be_a_control_token(words: ModelTokens) -> None:
     for trigger, tokens in (("ab<s>c", [byte("a"), byte("b"), 1, byte("c")]), ("<s>", [1])):
         output = follow(words, gbnf_to_lark('root ::= "x" [0-9]'), triggers=("zz", trigger))
         for token in (byte("a"), byte("c"), *tokens[:-1]):
@@ -237,7 +237,7 @@ def test_a_trigger_may_span_tokens_and_be_a_control_token(words: Words) -> None:
 
 
 def test_what_stands_behind_the_trigger_in_its_token_belongs_to_the_grammar(
-    words: Words, vocabulary: Vocabulary
+    words: ModelTokens, vocabulary: Vocabulary
 ) -> None:
     ratings = token_of(vocabulary, b"at")
     for grammar, takes in (
@@ -280,7 +280,7 @@ def test_the_end_comes_only_when_the_grammar_is_complete(backend: LlamaBackend) 
     assert (found.reason, len(found.text)) == (FinishReason.STOP, 8)
 
 
-def test_any_end_token_may_end_a_grammar(words: Words) -> None:
+def test_any_end_token_may_end_a_grammar(words: ModelTokens) -> None:
     output = follow(words, LETTERS)
     for _ in range(3):
         output.accept(byte("x"))
@@ -369,15 +369,15 @@ def test_a_grammar_that_becomes_too_complex_fails_its_own_request(backend: Llama
     assert found["good"].reason is FinishReason.STOP
 
 
-def test_a_grammar_that_takes_too_much_time_fails(words: Words) -> None:
+def test_a_grammar_that_takes_too_much_time_fails(words: ModelTokens) -> None:
     matcher = compile_grammar(AMBIGUOUS, words.tokenizer)
     output = ConstrainedOutput(Constraint(grammar=AMBIGUOUS), matcher, words, patience_s=0.1)
     with pytest.raises(ConstraintFailed, match="too much time"):
         output.replay([byte("a")] * 3000)
 
 
-def test_compiled_grammars_are_kept_within_bounds(words: Words) -> None:
-    grammars = Grammars(max_entries=3, max_bytes=100)
+def test_compiled_grammars_are_kept_within_bounds(words: ModelTokens) -> None:
+    grammars = CompiledGrammars(max_entries=3, max_bytes=100)
     for char in "abcdef":
         assert isinstance(grammars.matcher(f'start: "{char}"', words.tokenizer), LLMatcher)
     assert len(grammars) == 3
@@ -391,8 +391,8 @@ def test_compiled_grammars_are_kept_within_bounds(words: Words) -> None:
             grammars.matcher("broken", words.tokenizer)
 
 
-def test_copies_of_a_compiled_grammar_are_apart(words: Words) -> None:
-    grammars = Grammars()
+def test_copies_of_a_compiled_grammar_are_apart(words: ModelTokens) -> None:
+    grammars = CompiledGrammars()
     first, second = (grammars.matcher(LETTERS, words.tokenizer) for _ in range(2))
     assert first.consume_token(byte("a"))
     assert not first.consume_token(byte("0"))
@@ -406,7 +406,7 @@ def test_pieces_of_control_tokens_are_their_names_but_for_ends(backend: LlamaBac
     assert [backend.piece(end, special=True) for end in backend.info.end_tokens] == [b"", b""]
 
 
-def test_control_tokens_are_no_text_for_a_grammar(words: Words) -> None:
+def test_control_tokens_are_no_text_for_a_grammar(words: ModelTokens) -> None:
     output = follow(words, gbnf_to_lark('root ::= [<s>|a-z_]{1,8} "!"'))
     allowed = output.allowed()
     assert allowed is not None
@@ -414,8 +414,8 @@ def test_control_tokens_are_no_text_for_a_grammar(words: Words) -> None:
     assert allowed[byte("<")]
 
 
-def test_a_failure_that_is_not_the_grammars_is_not_remembered(words: Words) -> None:
-    grammars = Grammars()
+def test_a_failure_that_is_not_the_grammars_is_not_remembered(words: ModelTokens) -> None:
+    grammars = CompiledGrammars()
     with pytest.raises(TypeError):
         grammars.matcher(OBJECT, None)
     assert len(grammars) == 0

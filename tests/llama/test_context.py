@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from openai_cpu_server.contract.step import Span
-from openai_cpu_server.llama.cells.abort import AbortSwitch
-from openai_cpu_server.llama.cells.batch import Batch
-from openai_cpu_server.llama.cells.context import Context, ContextOptions, Decoded, DecodeFailed
+from openai_cpu_server.llama.cells.batch import TokenBatch
+from openai_cpu_server.llama.cells.context import (
+    AbortSwitch,
+    Context,
+    ContextOptions,
+    DecodeFailed,
+    DecodeOutcome,
+)
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.host.cores import Cores
+from openai_cpu_server.llama.host import ThreadBinding
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
 
@@ -35,19 +40,19 @@ def context(tiny: Path) -> Iterator[Context]:
     abort = AbortSwitch()
     with (
         Model.open(GgufHeader(tiny), repack=False, on_progress=lambda fraction: None) as model,
-        Context(model, options, abort, Cores(1)) as context,
+        Context(model, options, abort, ThreadBinding(1)) as context,
     ):
         yield context
 
 
-def compute(context: Context, *spans: Span) -> Decoded:
-    batch = Batch(context.batch_tokens)
+def compute(context: Context, *spans: Span) -> DecodeOutcome:
+    batch = TokenBatch(context.batch_tokens)
     batch.fill(spans)
     return context.decode(batch)
 
 
 def test_slots_hold_what_was_computed_until_trimmed_or_freed(context: Context) -> None:
-    assert compute(context, Span(0, 0, TOKENS, True), Span(3, 0, TOKENS[:5], True)) is Decoded.DONE
+    assert compute(context, Span(0, 0, TOKENS, True), Span(3, 0, TOKENS[:5], True)) is DecodeOutcome.DONE
     assert [context.num_positions(slot) for slot in range(4)] == [20, 0, 0, 5]
     context.trim(0, 12)
     assert context.num_positions(0) == 12
@@ -70,9 +75,9 @@ def test_cells_are_found_wherever_they_are_free(context: Context) -> None:
     """Every cell is taken; then every fourth run of four is given back: 64 cells in 16 places."""
     for start in range(0, 256, 16):
         spans = [Span(slot, start // 4, (300,) * 4, False) for slot in range(4)]
-        assert compute(context, *spans) is Decoded.DONE
+        assert compute(context, *spans) is DecodeOutcome.DONE
     context.free_slot(2)
-    assert compute(context, Span(2, 0, (300,) * 64, True)) is Decoded.DONE
+    assert compute(context, Span(2, 0, (300,) * 64, True)) is DecodeOutcome.DONE
 
 
 def test_more_tokens_than_cells_is_named(context: Context) -> None:
@@ -113,7 +118,7 @@ def test_what_are_no_cells_is_refused_and_changes_nothing(context: Context) -> N
         context.read_cells(0, data[:-1])
     assert [context.num_positions(slot) for slot in range(4)] == [20, 0, 0, 0]
     for start in range(0, 236, 59):
-        assert compute(context, Span(1, start, (300,) * 59, True)) is Decoded.DONE
+        assert compute(context, Span(1, start, (300,) * 59, True)) is DecodeOutcome.DONE
 
 
 def test_closing_twice_is_closing_once(context: Context) -> None:

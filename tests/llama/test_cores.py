@@ -44,7 +44,7 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.llama.cells.batch import Batch
 from openai_cpu_server.llama.draft_model import DraftRequest
 from openai_cpu_server.llama.loading import load
-from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.host import Machine
 
 seen, is_over = set(), threading.Event()
 

@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.contract.step import Close, Drafted, Open, Share, Span, Step
+from openai_cpu_server.contract.step import Close, Drafted, Open, ShareCells, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -158,7 +158,7 @@ def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: list[tuple[int, 
     with loaded(DEMO, DEMO, kv_tokens=512) as backend:
         opens = tuple(Open(slot, GREEDY, tuple(text)) for slot, text in texts.items())
         backend.execute(Step(verbs=opens, spans=(Span(0, 0, long[:-1], False),)))
-        shares = (Share(0, 1, len(long) - 1), Share(0, 2, len(long) - 1))
+        shares = (ShareCells(0, 1, len(long) - 1), ShareCells(0, 2, len(long) - 1))
         backend.execute(Step(verbs=shares, spans=(Span(3, 0, short[:-1], False),)))
         computed = {slot: len(text) - 1 for slot, text in texts.items()}
         for _ in range(6):
@@ -184,7 +184,7 @@ def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: list[t
     with loaded(DEMO, DEMO, kv_tokens=512) as backend:
         backend.execute(Step(verbs=tuple(Open(slot, ENDLESS, long) for slot in texts)))
         backend.execute(Step(spans=(Span(0, 0, long[:-1], False),)))
-        backend.execute(Step(verbs=(Share(0, 1, len(long) - 1),)))
+        backend.execute(Step(verbs=(ShareCells(0, 1, len(long) - 1),)))
         computed = {slot: len(text) - 1 for slot, text in texts.items()}
         num_known = []
         while len(texts[1]) < 310:

@@ -14,12 +14,12 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Drafted, Open, Sample, Save, Span, Step, num_right
-from openai_cpu_server.engine.build import build_core
+from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Sampler
-from openai_cpu_server.llama.sampling.slot import OpenSlot
 from openai_cpu_server.llama.sampling.truncation import Candidates
+from openai_cpu_server.llama.slots import OpenSlot
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.fakes import SPECULATION
 from tests.llama.driver import GREEDY, execute_and_press, generate, opened

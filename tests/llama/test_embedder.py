@@ -13,7 +13,7 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.embed.embedder import LlamaEmbedder
+from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.tiny_bert import CLS, POSITIONS, SEP, TOKENS, WIDTH, TinyBert
 from tests.tiny_model import tiny_model_path

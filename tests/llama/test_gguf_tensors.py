@@ -12,8 +12,7 @@ import pytest
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.gguf.tensor_types import TENSOR_TYPES, tensor_type_named
-from openai_cpu_server.llama.gguf.tensors import file_tensors, model_tensors
+from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES, file_tensors, model_tensors, tensor_type_named
 from tests.llama.odd_models import split
 from tests.tiny_model import tiny_model_path
 

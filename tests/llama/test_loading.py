@@ -16,7 +16,7 @@ from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary

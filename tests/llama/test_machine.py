@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.host import Machine
 
 GIB = 2**30
 

@@ -14,7 +14,7 @@ from openai_cpu_server.contract.step import (
     Open,
     Restore,
     Save,
-    Share,
+    ShareCells,
     Span,
     Step,
     StepResult,
@@ -74,7 +74,7 @@ def test_a_shared_prefix_continues_as_a_computed_one(pool: LlamaBackend) -> None
     with holding(pool, 0, text[:119]):
         expected = logprobs(pool, 0, 119, text[119:])
     with holding(pool, 0, TEXT[:128]), holding(pool, 3):
-        do(pool, Share(source=0, slot=3, end=100))
+        do(pool, ShareCells(source=0, slot=3, end=100))
         assert_close(logprobs(pool, 3, 100, text[100:]), expected)
 
 
@@ -85,7 +85,7 @@ def test_sharers_do_not_see_each_other(pool: LlamaBackend) -> None:
         slots.enter_context(holding(pool, 0, TEXT[:100]))
         for slot, text in texts.items():
             slots.enter_context(opened(pool, slot, text))
-            do(pool, Share(0, slot, 100))
+            do(pool, ShareCells(0, slot, 100))
         spans = tuple(Span(slot, 100, text[100:], True) for slot, text in texts.items())
         for position in range(110, 118):
             samples = pool.execute(Step(spans=spans)).samples
@@ -99,7 +99,7 @@ def test_sharing_takes_no_cells(tight: LlamaBackend) -> None:
     with holding(tight, 0, TEXT), ExitStack() as slots:
         for slot in range(1, 6):
             slots.enter_context(holding(tight, slot))
-            do(tight, Share(0, slot, 200))
+            do(tight, ShareCells(0, slot, 200))
         feed(tight, 5, 200, OTHER[:56])
 
 
@@ -108,7 +108,7 @@ def test_closing_the_source_leaves_the_sharers_intact(tight: LlamaBackend) -> No
         expected = logprobs(tight, 0, 100, TEXT[100:110])
     with opened(tight, 0, TEXT[:100]):
         feed(tight, 0, 0, TEXT[:100], sample=False)
-        tight.execute(Step(verbs=(Open(1, GREEDY, TEXT, (), tight.info.vocab_size), Share(0, 1, 100))))
+        tight.execute(Step(verbs=(Open(1, GREEDY, TEXT, (), tight.info.vocab_size), ShareCells(0, 1, 100))))
         feed(tight, 0, 100, OTHER[:100], sample=False)
     with holding(tight, 2, OTHER[:140]):
         found = logprobs(tight, 1, 100, TEXT[100:110])
@@ -171,7 +171,7 @@ def test_behind_a_shared_prefix_a_block_can_be_restored(pool: LlamaBackend) -> N
         do(pool, Save(0, 64, 128, block=2))
         expected = nexts(pool, 0, 128)
     with holding(pool, 0, *CHUNKS[:2]), holding(pool, 1):
-        do(pool, Share(0, 1, 64), Restore(2, 1, 64, 128))
+        do(pool, ShareCells(0, 1, 64), Restore(2, 1, 64, 128))
         assert nexts(pool, 1, 128) == expected
     do(pool, Drop(2))
 
@@ -180,7 +180,13 @@ def test_shared_cells_are_saved_like_any(pool: LlamaBackend) -> None:
     with holding(pool, 0, *CHUNKS):
         expected = nexts(pool, 0, 128)
     with holding(pool, 0, *CHUNKS), holding(pool, 1), holding(pool, 2):
-        do(pool, Share(0, 1, 128), Share(0, 2, 64), Save(1, 0, 64, block=1), Save(0, 64, 128, block=2))
+        do(
+            pool,
+            ShareCells(0, 1, 128),
+            ShareCells(0, 2, 64),
+            Save(1, 0, 64, block=1),
+            Save(0, 64, 128, block=2),
+        )
     with holding(pool, 3):
         do(pool, Restore(1, 3, 0, 64), Restore(2, 3, 64, 128))
         assert nexts(pool, 3, 128) == expected
@@ -233,7 +239,7 @@ def test_what_an_interrupted_step_was_told_is_done(backend: LlamaBackend) -> Non
     verbs: tuple[Verb, ...] = (
         Save(0, 0, 64, block=1),
         Open(1, GREEDY, TEXT, (), backend.info.vocab_size),
-        Share(0, 1, 64),
+        ShareCells(0, 1, 64),
         Open(2, GREEDY, TEXT, (), backend.info.vocab_size),
         Restore(1, 2, 0, 64),
     )
@@ -252,10 +258,10 @@ def test_what_an_interrupted_step_was_told_is_done(backend: LlamaBackend) -> Non
 @pytest.mark.parametrize(
     "verb",
     [
-        Share(0, 1, 65),
-        Share(0, 4, 10),
-        Share(0, 2, 10),
-        Share(4, 1, 10),
+        ShareCells(0, 1, 65),
+        ShareCells(0, 4, 10),
+        ShareCells(0, 2, 10),
+        ShareCells(4, 1, 10),
         Save(0, 60, 65, block=8),
         Save(4, 0, 1, block=8),
         Save(0, 0, 10, block=7),

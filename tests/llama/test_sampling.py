@@ -10,9 +10,7 @@ import pytest
 
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.contract.step import Open
-from openai_cpu_server.llama.sampling.draw import draw, uniform
-from openai_cpu_server.llama.sampling.logprobs import BadLogits, score
-from openai_cpu_server.llama.sampling.sampler import Sampler, finite
+from openai_cpu_server.llama.sampling.sampler import BadLogits, Sampler, draw, finite, score, uniform
 from openai_cpu_server.llama.sampling.truncation import Candidates
 
 SIZE = 1000

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions, FinishReason
-from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
-from openai_cpu_server.contract.thinking import Thinking
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling, Thinking
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words
-from openai_cpu_server.llama.grammar.grammars import compile_grammar, grammar_tokenizer
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
+from openai_cpu_server.llama.grammar.constraints import compile_grammar, grammar_tokenizer
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.llama.driver import GREEDY
@@ -35,8 +34,8 @@ def backend(tiny: Path) -> Iterator[LlamaBackend]:
 
 
 @pytest.fixture(scope="module")
-def words(vocabulary: Vocabulary) -> Words:
-    return Words(vocabulary, grammar_tokenizer(vocabulary))
+def words(vocabulary: Vocabulary) -> ModelTokens:
+    return ModelTokens(vocabulary, grammar_tokenizer(vocabulary))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +97,7 @@ def test_scored_outputs_are_the_same(backend: LlamaBackend, closing: tuple[int, 
     assert run_one(backend, burst).tokens == run_one(backend, single).tokens
 
 
-def follow(words: Words, constraint: Constraint) -> ConstrainedOutput:
+def follow(words: ModelTokens, constraint: Constraint) -> ConstrainedOutput:
     grammar = constraint.grammar
     matcher = compile_grammar(grammar, words.tokenizer) if grammar is not None else None
     return ConstrainedOutput(constraint, matcher, words)
@@ -109,7 +108,7 @@ def spell(output: ConstrainedOutput, text: str) -> None:
         output.accept(byte(char))
 
 
-def test_a_trigger_within_the_thoughts_is_none(words: Words) -> None:
+def test_a_trigger_within_the_thoughts_is_none(words: ModelTokens) -> None:
     constraint = Constraint(grammar=DIGIT, triggers=("<c>",), thinking=Thinking(end=END))
     output = follow(words, constraint)
     spell(output, "<c>" + END + "a")
@@ -118,27 +117,27 @@ def test_a_trigger_within_the_thoughts_is_none(words: Words) -> None:
     assert output.allowed() is not None
 
 
-def test_a_trigger_may_follow_the_thoughts_at_once(words: Words) -> None:
+def test_a_trigger_may_follow_the_thoughts_at_once(words: ModelTokens) -> None:
     output = follow(words, Constraint(grammar=DIGIT, triggers=("<c>",), thinking=Thinking(end=END)))
     spell(output, END + "<c>")
     assert output.allowed() is not None
 
 
-def test_an_answer_without_thoughts_may_begin_with_a_trigger(words: Words) -> None:
+def test_an_answer_without_thoughts_may_begin_with_a_trigger(words: ModelTokens) -> None:
     thoughts = Thinking(begin="<think>", end=END)
     output = follow(words, Constraint(grammar=DIGIT, triggers=("<c>",), thinking=thoughts))
     spell(output, "<c>")
     assert output.allowed() is not None
 
 
-def test_the_end_may_not_come_before_an_answer_that_must_be_there(words: Words) -> None:
+def test_the_end_may_not_come_before_an_answer_that_must_be_there(words: ModelTokens) -> None:
     end = min(words.ends)
     assert not follow(words, Constraint(grammar=DIGIT, thinking=Thinking(end=END))).takes(end)
     assert follow(words, Constraint(thinking=Thinking(end=END))).takes(end)
 
 
 def test_a_token_that_ends_the_thoughts_may_bring_white_space_only(
-    words: Words, vocabulary: Vocabulary
+    words: ModelTokens, vocabulary: Vocabulary
 ) -> None:
     """The mark is one that a token of several letters completes."""
     at = token_of(vocabulary, b"at")
@@ -148,7 +147,7 @@ def test_a_token_that_ends_the_thoughts_may_bring_white_space_only(
         assert output.takes(at) is takes
 
 
-def test_the_opening_follows_the_thoughts(words: Words) -> None:
+def test_the_opening_follows_the_thoughts(words: ModelTokens) -> None:
     opening = (byte("\n"), byte("x"))
     output = follow(words, Constraint(grammar=DIGIT, opening=opening, thinking=Thinking(end=END)))
     spell(output, "so" + END)
@@ -158,7 +157,7 @@ def test_the_opening_follows_the_thoughts(words: Words) -> None:
     assert all(words.shown(int(token)).isdigit() for token in np.flatnonzero(allowed))
 
 
-def test_thoughts_that_must_come_are_opened(words: Words) -> None:
+def test_thoughts_that_must_come_are_opened(words: ModelTokens) -> None:
     opening = tuple(byte(char) for char in "<think>")
     thoughts = Thinking(begin="<think>", end=END, opening=opening, budget=1, closing=tuple(map(byte, END)))
     output = follow(words, Constraint(grammar=DIGIT, thinking=thoughts))
@@ -169,7 +168,7 @@ def test_thoughts_that_must_come_are_opened(words: Words) -> None:
     assert output.allowed() is not None
 
 
-def test_a_draft_may_say_anything_in_the_thoughts(words: Words) -> None:
+def test_a_draft_may_say_anything_in_the_thoughts(words: ModelTokens) -> None:
     output = follow(words, Constraint(grammar=DIGIT, thinking=Thinking(end=END)))
     assert output.num_allowed([byte("a")] * 4) == 4
 
@@ -181,6 +180,6 @@ def test_a_draft_may_say_anything_in_the_thoughts(words: Words) -> None:
         (Thinking(end=END, budget=0, closing=(byte("x"),)), "cannot end its thoughts"),
     ],
 )
-def test_what_nobody_can_carry_out_fails(words: Words, thoughts: Thinking, message: str) -> None:
+def test_what_nobody_can_carry_out_fails(words: ModelTokens, thoughts: Thinking, message: str) -> None:
     with pytest.raises(ConstraintFailed, match=message):
         follow(words, Constraint(grammar=DIGIT, thinking=thoughts))

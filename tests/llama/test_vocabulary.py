@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.contract.model_info import FimTokens, Marks
+from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.gguf.writer import NewValue, write_gguf
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.model_source.bert import NewValue, write_gguf
 from tests.llama.odd_models import rewritten
 from tests.tiny_model import tiny_model_path
 
@@ -142,10 +142,10 @@ def encoder_vocabulary(path: Path, **added: bool) -> Path:
 def test_marks_of_an_encoder(tmp_path: Path, added: dict[str, bool], between: tuple[int, ...]) -> None:
     with Vocabulary.open(encoder_vocabulary(tmp_path / "v.gguf", **added)) as vocabulary:
         assert vocabulary.encode("hi you", add_special=True, parse_special=True) == [2, 4, 5, 3]
-        assert vocabulary.marks == Marks(begin=(2,), between=between, end=(3,))
+        assert vocabulary.marks == SequenceMarks(begin=(2,), between=between, end=(3,))
         assert vocabulary.named_chat_template("rerank") is None
 
 
 def test_marks_of_a_model_that_generates(vocabulary: Vocabulary) -> None:
     assert vocabulary.bos is not None
-    assert vocabulary.marks == Marks(begin=(vocabulary.bos,))
+    assert vocabulary.marks == SequenceMarks(begin=(vocabulary.bos,))

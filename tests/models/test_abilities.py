@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.errors import ModelNotFound, WrongModelKind
-from openai_cpu_server.models.abilities import Ability, choose_able
-from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import embedding_model
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER

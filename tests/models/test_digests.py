@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.models.digests import Digests
-from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.serving.file_content import FileContent
+from openai_cpu_server.models.served import FileDigests, ServedModel
+from openai_cpu_server.server.model_builder import FileContent
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
 
@@ -30,7 +29,7 @@ async def test_a_large_file_is_read_while_the_server_goes_on() -> None:
         return "known"
 
     one.content_digest = digest
-    digests = Digests(wait_s=0.01)
+    digests = FileDigests(wait_s=0.01)
     digests.begin(one)
     assert [await digests.of(one), await digests.of(one)] == [None, None]
     may_end.set()

@@ -7,12 +7,12 @@ import tracemalloc
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.grammars import Grammars
+from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.structured.maker import grammar_maker
 
 
-def grammars(checked: list[str]) -> Grammars:
-    return Grammars(grammar_maker(checked.append))
+def grammars(checked: list[str]) -> ModelGrammars:
+    return ModelGrammars(grammar_maker(checked.append))
 
 
 def schema(number: int, description: str = "") -> dict[str, object]:
@@ -36,7 +36,7 @@ def test_a_refusal_is_remembered_and_names_the_field_that_asks() -> None:
         checked.append(gbnf)
         raise InvalidRequest("It is too large.", code="too_large")
 
-    known = Grammars(grammar_maker(refuse))
+    known = ModelGrammars(grammar_maker(refuse))
     refusals = []
     for param in ("a", "b"):
         with pytest.raises(InvalidRequest) as raised:
@@ -68,7 +68,7 @@ def test_large_schemas_are_not_held() -> None:
 
 def test_grammars_are_forgotten_when_their_bytes_run_out() -> None:
     checked: list[str] = []
-    known = Grammars(grammar_maker(checked.append), remembered_bytes=20_000)
+    known = ModelGrammars(grammar_maker(checked.append), remembered_bytes=20_000)
     for number in range(40):
         known.of_schema(schema(number), "f")
         known.of_schema(schema(0), "f")

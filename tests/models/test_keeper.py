@@ -12,7 +12,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoaded, ModelTooLarge
-from openai_cpu_server.models.keeper import RETRY_S, Kept, ModelKeeper
+from openai_cpu_server.models.keeper import RETRY_S, KeptModel, ModelKeeper
 from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed
 from tests.api.fake_engine import READY
 
@@ -95,9 +95,11 @@ class Story:
         pinned: bool = False,
         keep_alive_s: float | None = None,
         breaks: bool = False,
-    ) -> tuple[Kept, FakeSleeper]:
+    ) -> tuple[KeptModel, FakeSleeper]:
         engine = FakeSleeper(self.clock, breaks=breaks)
-        kept = Kept(name, engine, MemoryNeed(weights=num_bytes, cells=0, buffers=0), keep_alive_s, pinned)
+        kept = KeptModel(
+            name, engine, MemoryNeed(weights=num_bytes, cells=0, buffers=0), keep_alive_s, pinned
+        )
         self.keeper.add(kept)
         return kept, engine
 

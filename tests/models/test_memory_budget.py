@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, Resident
+from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, ResidentModel
 
 _MIB = 1024 * 1024
 
 
-def resident(name: str, num_bytes: int, last_use_s: float = 0.0, *, may_go: bool = True) -> Resident:
-    return Resident(name=name, num_bytes=num_bytes, last_use_s=last_use_s, may_go=may_go)
+def resident(name: str, num_bytes: int, last_use_s: float = 0.0, *, may_go: bool = True) -> ResidentModel:
+    return ResidentModel(name=name, num_bytes=num_bytes, last_use_s=last_use_s, may_go=may_go)
 
 
 def need(num_bytes: int) -> MemoryNeed:
@@ -66,7 +66,7 @@ _RESIDENTS = st.lists(st.tuples(_SIZES, st.integers(0, 5), st.booleans()), max_s
 
 
 @given(limit=_SIZES, num_bytes=_SIZES, loaded=_RESIDENTS)
-def test_whatever_is_loaded(limit: int, num_bytes: int, loaded: list[Resident]) -> None:
+def test_whatever_is_loaded(limit: int, num_bytes: int, loaded: list[ResidentModel]) -> None:
     """It fits afterwards, nobody goes in vain or who must not, and None means that it is impossible."""
     names = MemoryBudget(limit).to_unload(num_bytes, loaded)
     if names is None:
@@ -81,7 +81,7 @@ def test_whatever_is_loaded(limit: int, num_bytes: int, loaded: list[Resident]) 
 
 @given(limit=_SIZES, num_bytes=_SIZES, loaded=_RESIDENTS)
 def test_never_means_that_unloading_all_others_does_not_help(
-    limit: int, num_bytes: int, loaded: list[Resident]
+    limit: int, num_bytes: int, loaded: list[ResidentModel]
 ) -> None:
     pinned = [one for one in loaded if not one.may_go]
     why = MemoryBudget(limit).why_never("new", need(num_bytes), pinned)

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from openai_cpu_server.models.remembered import Remembered
+from openai_cpu_server.models.grammars import LruCache
 
 
 def test_the_least_recently_used_goes_when_bytes_run_out() -> None:
-    texts: Remembered[str] = Remembered(10_000)
+    texts: LruCache[str] = LruCache(10_000)
     for name in "abc":
         texts.put(name, name, 2_500)
     assert texts.get("a") == "a"
@@ -20,14 +20,14 @@ def test_the_least_recently_used_goes_when_bytes_run_out() -> None:
 
 
 def test_what_is_too_large_alone_pushes_nothing_out() -> None:
-    texts: Remembered[str] = Remembered(10_000)
+    texts: LruCache[str] = LruCache(10_000)
     texts.put("a", "a", 1)
     texts.put("huge", "huge", 20_000)
     assert [texts.get("a"), texts.get("huge")] == ["a", None]
 
 
 def test_what_is_put_again_counts_once() -> None:
-    texts: Remembered[str] = Remembered(10_000)
+    texts: LruCache[str] = LruCache(10_000)
     for _ in range(100):
         texts.put("a", "a", 4_000)
     texts.put("b", "b", 4_000)
@@ -35,7 +35,7 @@ def test_what_is_put_again_counts_once() -> None:
 
 
 def test_what_several_want_at_once_is_made_once() -> None:
-    texts: Remembered[str] = Remembered(10_000)
+    texts: LruCache[str] = LruCache(10_000)
     others, goes_on = threading.Barrier(4), threading.Event()
     made: list[str] = []
 
@@ -57,7 +57,7 @@ def test_what_several_want_at_once_is_made_once() -> None:
 
 
 def test_a_failure_is_not_remembered() -> None:
-    texts: Remembered[str] = Remembered(10_000)
+    texts: LruCache[str] = LruCache(10_000)
 
     def fail() -> str:
         raise KeyError

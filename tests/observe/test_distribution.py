@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.observe.distribution import BOUNDS_S, Distribution
+from openai_cpu_server.observe.ended import BOUNDS_S, Distribution
 
 SECONDS = st.floats(min_value=0.0002, max_value=1800) | st.sampled_from(BOUNDS_S)
 

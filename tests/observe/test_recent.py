@@ -6,9 +6,8 @@ import pytest
 
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import StepFigures
-from openai_cpu_server.observe.distribution import Distribution
-from openai_cpu_server.observe.ended import Ended, EndedCall, Origin
-from openai_cpu_server.observe.recent import Recent
+from openai_cpu_server.observe.ended import Distribution, EndedCall, EndedRequest, RequestOrigin
+from openai_cpu_server.observe.recent import RecentActivity
 
 
 class Clock:
@@ -18,7 +17,7 @@ class Clock:
         return self.now_s
 
 
-def ended(seconds: float, status: int = 200, code: str | None = None) -> Ended:
+def ended(seconds: float, status: int = 200, code: str | None = None) -> EndedRequest:
     call = EndedCall(
         model="m",
         figures=Figures(
@@ -35,9 +34,9 @@ def ended(seconds: float, status: int = 200, code: str | None = None) -> Ended:
         ttft_s=0.2,
         gaps=Distribution(),
     )
-    return Ended(
+    return EndedRequest(
         id="a",
-        origin=Origin.HTTP,
+        origin=RequestOrigin.HTTP,
         method="POST",
         route="/v1/completions",
         priority="batch",
@@ -54,7 +53,7 @@ STEP = StepFigures(sequences=2, tokens=10, sampled=2, forced=3, predicted_ms=1.0
 
 def test_what_is_old_is_left_out_of_the_window_and_stays_in_the_total() -> None:
     clock = Clock()
-    recent = Recent(clock)
+    recent = RecentActivity(clock)
     recent.ended(ended(1.0))
     recent.step_done(STEP)
     clock.now_s += 200
@@ -71,7 +70,7 @@ def test_what_is_old_is_left_out_of_the_window_and_stays_in_the_total() -> None:
 
 def test_throughput_is_of_the_moment() -> None:
     clock = Clock()
-    recent = Recent(clock)
+    recent = RecentActivity(clock)
     for _ in range(100):
         clock.now_s += 1
         recent.step_done(STEP)
@@ -83,6 +82,6 @@ def test_throughput_is_of_the_moment() -> None:
 
 
 def test_errors_within_a_stream_are_failures() -> None:
-    recent = Recent(Clock())
+    recent = RecentActivity(Clock())
     recent.ended(ended(1.0, status=200, code="request_timeout"))
     assert recent.total.failed == 1

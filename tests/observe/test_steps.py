@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.child_processes.spawn import death_cause
 from openai_cpu_server.contract.messages import EngineOptions, StepDone, StepFigures, Submit
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
-from openai_cpu_server.engine.build import build_core
-from openai_cpu_server.sandbox.spawn import death_cause
+from openai_cpu_server.engine.generating import build_core
 from tests.fakes import FAKE_INFO, FakeBackend
 
 CURVE = CostCurve(step_ms=((1, 5.0), (256, 1000.0)), attended_ms=0.0)

@@ -116,7 +116,9 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_of_it_is_imported_when_it_is_off() -> None:
-    code = "import openai_cpu_server.app, sys; print([m for m in sys.modules if m.startswith('opentel')])"
+    code = (
+        "import openai_cpu_server.server.run, sys; print([m for m in sys.modules if m.startswith('opentel')])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.observe.window import SlicedWindow
+from openai_cpu_server.observe.recent import SlicedWindow
 
 
 def window(num_slices: int = 3) -> SlicedWindow[list[str]]:

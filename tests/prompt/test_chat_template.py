@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
-from openai_cpu_server.prompt.bounds import MAX_CHARS
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.sandbox import MAX_CHARS
 
 pytestmark = pytest.mark.thorough
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openai_cpu_server.contract.model_info import FimTokens
-from openai_cpu_server.prompt.fim import fim_tokens
+from openai_cpu_server.prompt.template import fim_tokens
 
 
 def test_prefix_suffix_middle() -> None:

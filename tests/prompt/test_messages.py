@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.messages import template_messages
+from openai_cpu_server.prompt.template import template_messages
 
 
 def one(message: dict[str, object], *, as_parts: bool = False) -> dict[str, object]:

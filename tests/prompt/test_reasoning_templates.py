@@ -9,31 +9,35 @@ import pytest
 
 from openai_cpu_server.prompt.chat import ChatText, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.messages import Message
-from openai_cpu_server.prompt.reasoning.echo import Echo
-from openai_cpu_server.prompt.reasoning.formats import reasoning_format_for
-from openai_cpu_server.prompt.reasoning.stage import Stage
-from openai_cpu_server.prompt.reasoning.template import TemplateReasoning, switch, template_reasoning
+from openai_cpu_server.prompt.reasoning import (
+    TemplateReasoning,
+    ThinkingStage,
+    ThoughtsField,
+    reasoning_format_for,
+    switch,
+    template_reasoning,
+)
+from openai_cpu_server.prompt.template import Message
 
 FOLDER = Path(__file__).parent / "templates"
 USER = {"role": "user", "content": "Hi."}
-BEFORE, WITHIN, BEHIND = Stage.BEFORE, Stage.WITHIN, Stage.BEHIND
+BEFORE, WITHIN, BEHIND = ThinkingStage.BEFORE, ThinkingStage.WITHIN, ThinkingStage.BEHIND
 FAMILIES = {
-    "Qwen-Qwen3-0.6B": ("think", Echo.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
-    "Qwen3.5-4B": ("think", Echo.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
-    "llama-cpp-deepseek-r1": ("think", Echo.NOWHERE, (WITHIN, WITHIN, BEHIND)),
-    "deepseek-ai-DeepSeek-V3.1": ("think", Echo.NOWHERE, (BEHIND, WITHIN, BEHIND)),
-    "HuggingFaceTB-SmolLM3-3B": ("think", Echo.NOWHERE, (BEFORE, BEFORE, BEHIND)),
-    "NVIDIA-Nemotron-Nano-v2": ("think", Echo.NOWHERE, (WITHIN, WITHIN, BEHIND)),
-    "GLM-4.6": ("think", Echo.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Qwen-Qwen3-0.6B": ("think", ThoughtsField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Qwen3.5-4B": ("think", ThoughtsField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+    "llama-cpp-deepseek-r1": ("think", ThoughtsField.NOWHERE, (WITHIN, WITHIN, BEHIND)),
+    "deepseek-ai-DeepSeek-V3.1": ("think", ThoughtsField.NOWHERE, (BEHIND, WITHIN, BEHIND)),
+    "HuggingFaceTB-SmolLM3-3B": ("think", ThoughtsField.NOWHERE, (BEFORE, BEFORE, BEHIND)),
+    "NVIDIA-Nemotron-Nano-v2": ("think", ThoughtsField.NOWHERE, (WITHIN, WITHIN, BEHIND)),
+    "GLM-4.6": ("think", ThoughtsField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
     "Kimi-K2-Thinking": ("think", None, (BEFORE, BEFORE, BEHIND)),
-    "MiniMax-M2": ("think", Echo.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
-    "ibm-granite-granite-3.3-2B-Instruct": ("granite", Echo.NOWHERE, (BEFORE, BEFORE, BEFORE)),
-    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", Echo.PARTS, (BEFORE, BEFORE, BEHIND)),
+    "MiniMax-M2": ("think", ThoughtsField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", ThoughtsField.NOWHERE, (BEFORE, BEFORE, BEFORE)),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", ThoughtsField.PARTS, (BEFORE, BEFORE, BEHIND)),
     "google-gemma-4-31B-it": ("gemma", None, (BEHIND, BEFORE, BEHIND)),
-    "openai-gpt-oss-120b": ("harmony", Echo.THINKING, (BEFORE, BEFORE, BEHIND)),
-    "ByteDance-Seed-OSS": ("seed", Echo.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
-    "Apriel-1.6-15b-Thinker-fixed": ("apriel", Echo.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
+    "openai-gpt-oss-120b": ("harmony", ThoughtsField.THINKING, (BEFORE, BEFORE, BEHIND)),
+    "ByteDance-Seed-OSS": ("seed", ThoughtsField.REASONING_CONTENT, (BEFORE, BEFORE, BEHIND)),
+    "Apriel-1.6-15b-Thinker-fixed": ("apriel", ThoughtsField.REASONING_CONTENT, (WITHIN, WITHIN, BEHIND)),
 }
 
 
@@ -132,7 +136,9 @@ def test_harmony_shows_thoughts_before_a_call_though_there_is_content_too() -> N
         ("Qwen-Qwen3-0.6B", {"content": ""}, "assistant\n", BEFORE),
     ],
 )
-def test_an_answer_that_has_begun_goes_on(name: str, begun: dict[str, str], end: str, stage: Stage) -> None:
+def test_an_answer_that_has_begun_goes_on(
+    name: str, begun: dict[str, str], end: str, stage: ThinkingStage
+) -> None:
     text = rendered(name, USER, {"role": "assistant", **begun})
     assert text.text.endswith(end)
     assert text.stage is stage

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.prompt.chat import render_chat
+from openai_cpu_server.prompt.chat_prompts import told_tools
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
@@ -19,7 +20,6 @@ from openai_cpu_server.prompt.tool_formats import (
     Part,
     format_for,
 )
-from openai_cpu_server.prompt.tool_texts import told_tools
 
 WEATHER = '{"name":"weather","arguments":{"city":"Rö{m}e \\"","days":[{"n":1}]}}'
 NOW = '{"name": "now", "arguments": {}}'

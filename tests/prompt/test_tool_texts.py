@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.messages import Message
-from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from openai_cpu_server.prompt.tool_texts import (
+from openai_cpu_server.prompt.chat_prompts import (
     told_tools,
     with_history_ids,
     with_instructions,
     with_single_calls,
     with_written_calls,
 )
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.template import Message
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 
 HERMES, MISTRAL = TOOL_FORMATS["hermes"], TOOL_FORMATS["mistral"]
 FUNCTION = {"name": "f", "description": "does it", "parameters": {"type": "object", "properties": {}}}

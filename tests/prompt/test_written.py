@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
+from openai_cpu_server.prompt.chat import ControlNames
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation, Message, Written, written_parts
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.literals import ControlNames
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
-from openai_cpu_server.prompt.written import Message, Written, written_parts
 from tests.api.fake_tokenizer import FakeTokenizer
 
 USER = {"role": "user", "content": "hi"}

@@ -11,18 +11,25 @@ import msgspec
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
-from openai_cpu_server.contract.messages import Cancel, ClearCache, Finish, FinishReason, Submit, TokenEvent
+from openai_cpu_server.contract.messages import (
+    CancelRequest,
+    ClearCache,
+    Finish,
+    FinishReason,
+    Submit,
+    TokenEvent,
+)
 from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.replicas.link import ReplicaLost
+from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import (
     CancelCall,
     DropAdapter,
-    Ended,
-    News,
+    EndReason,
+    HostReport,
     Order,
-    Report,
-    Why,
+    ReplicaNews,
+    RequestEnd,
     encode_news,
     origin,
     read_orders,
@@ -100,8 +107,8 @@ class FakeReplica:
 
     def tell_state(self) -> None:
         self.say(
-            News(
-                report=Report(
+            ReplicaNews(
+                report=HostReport(
                     state=self.state,
                     status=msgspec.structs.replace(STATUS, state=self.state, reason=self.reason),
                     info=FAKE_INFO if self.state is EngineState.READY else None,
@@ -113,14 +120,14 @@ class FakeReplica:
             )
         )
 
-    def say(self, news: News) -> None:
+    def say(self, news: ReplicaNews) -> None:
         self._news.put_nowait(encode_news(news))
 
     def step(self) -> None:
         """A token for each request, or the next vector."""
         events, embedded = [], []
         if any(origin(name) == self.killer for name in self.live):
-            self.say(News(started=tuple(self.live)))
+            self.say(ReplicaNews(started=tuple(self.live)))
             self.die()
             return
         for name, submit in list(self.live.items()):
@@ -130,7 +137,7 @@ class FakeReplica:
                 events.append(self._generate(name, submit, submit.request))
         if events or embedded:
             started = tuple(event.id for event in (*events, *embedded))
-            self.say(News(started=started, events=tuple(events), embedded=tuple(embedded)))
+            self.say(ReplicaNews(started=started, events=tuple(events), embedded=tuple(embedded)))
 
     def die(self) -> None:
         self.live.clear()
@@ -142,9 +149,9 @@ class FakeReplica:
 
     def return_all(self) -> None:
         """Its engine is gone."""
-        ended = tuple(Ended(name, Why.RETURNED, "gone") for name in self.live)
+        ended = tuple(RequestEnd(name, EndReason.RETURNED, "gone") for name in self.live)
         self.live.clear()
-        self.say(News(ended=ended))
+        self.say(ReplicaNews(ended=ended))
 
     def submitted(self) -> list[Submit]:
         return [order for order in self.orders if isinstance(order, Submit)]
@@ -154,7 +161,7 @@ class FakeReplica:
         match order:
             case Submit():
                 self.live[order.request.id] = order
-            case Cancel(id=name):
+            case CancelRequest(id=name):
                 self.live.pop(name, None)
             case DropAdapter(name=name):
                 self.adapters.pop(name, None)

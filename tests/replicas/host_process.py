@@ -11,13 +11,13 @@ import sys
 
 import msgspec
 
-from openai_cpu_server.replicas.host.door import Door
+from openai_cpu_server.replicas.host.door import ReplicaDoor
 from tests.replicas.test_host import hosting
 
 
 async def main(address: str, lease_s: float) -> None:
     async with hosting("step_s=0.01", lease_s=lease_s) as host:
-        door = Door(host, sending_s=60.0)
+        door = ReplicaDoor(host, sending_s=60.0)
         _say(json.dumps(msgspec.to_builtins(await door.open(address))))
         told = 0
         while True:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.replica import ByPriority, Forecast
-from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, Fleet, FleetWatch
+from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch, ReplicaFleet
 from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
 
 _OPTIONS = AutoscaleOptions(
@@ -16,11 +16,11 @@ _OPTIONS = AutoscaleOptions(
 
 def fleet(
     present: int, *, wait_ms: float = 0.0, load: float = 0.0, batch_ms: float = 0.0, live: int = 1
-) -> Fleet:
-    return Fleet(num_present=present, wait_ms=wait_ms, load=load, batch_ms=batch_ms, num_live=live)
+) -> ReplicaFleet:
+    return ReplicaFleet(num_present=present, wait_ms=wait_ms, load=load, batch_ms=batch_ms, num_live=live)
 
 
-def asked(scaler: Autoscaler, one: Fleet, seconds: int, begin_s: int = 0) -> list[int]:
+def asked(scaler: Autoscaler, one: ReplicaFleet, seconds: int, begin_s: int = 0) -> list[int]:
     """What it decides in each of these seconds."""
     return [scaler.decide(one, begin_s + now_s) for now_s in range(seconds)]
 

@@ -15,10 +15,10 @@ import pytest
 from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Submit
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
-from openai_cpu_server.replicas.host.host import Host
-from openai_cpu_server.replicas.host.spending import Spending
+from openai_cpu_server.replicas.host.host import ReplicaHost
+from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.wire import encode_orders, read_news
 from tests.dispatch.test_dispatcher import expected_text
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 class HostLink:
     """The way to a replica in this process. A `Link`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ReplicaHost) -> None:
         self._host = host
 
     async def attend(self, lessee: str) -> AsyncIterator[bytes]:
@@ -48,11 +48,11 @@ class HostLink:
 
 
 @asynccontextmanager
-async def hosting(*flags: str, lease_s: float = 60.0) -> AsyncIterator[Host]:
+async def hosting(*flags: str, lease_s: float = 60.0) -> AsyncIterator[ReplicaHost]:
     options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", tells_forecast=True)
-    spending = Spending()
+    spending = CpuSpending()
     supervisor = Supervisor((*COMMAND, *flags), options, begins_asleep=True, observer=spending)
-    host = Host(supervisor, lease_s=lease_s, spending=spending)
+    host = ReplicaHost(supervisor, lease_s=lease_s, spending=spending)
     running = asyncio.create_task(host.run())
     try:
         with anyio.fail_after(20):
@@ -65,7 +65,7 @@ async def hosting(*flags: str, lease_s: float = 60.0) -> AsyncIterator[Host]:
 
 @asynccontextmanager
 async def remote(
-    *hosts: Host, spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
+    *hosts: ReplicaHost, spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
 ) -> AsyncIterator[RemoteEngine]:
     engine = RemoteEngine(max_queue=100, lease_s=60.0, spent=spent)
     running = asyncio.create_task(engine.run())

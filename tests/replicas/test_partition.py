@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.replicas.wire import DoorPlate
+from openai_cpu_server.replicas.wire import DoorAddress
 from tests.dispatch.test_dispatcher import expected_text
 from tests.replicas.test_host import hosting, until
 from tests.replicas.test_stream import link, opened, remote
@@ -56,7 +56,7 @@ def cable() -> Iterator[None]:
 class Far:
     """A replica behind the cable. What it prints comes over a pipe, which stays."""
 
-    def __init__(self, process: asyncio.subprocess.Process, plate: DoorPlate) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, plate: DoorAddress) -> None:
         self._process = process
         self.plate = plate
 
@@ -77,7 +77,7 @@ async def far() -> AsyncIterator[Far]:
     try:
         assert process.stdout is not None
         told = json.loads(await process.stdout.readline())
-        yield Far(process, msgspec.convert(told, DoorPlate))
+        yield Far(process, msgspec.convert(told, DoorAddress))
     finally:
         process.kill()
         await process.wait()

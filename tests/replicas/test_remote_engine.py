@@ -16,10 +16,9 @@ import pytest
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState
-from openai_cpu_server.contract.messages import Cancel, ClearCache, Place
+from openai_cpu_server.contract.messages import CancelRequest, ClearCache, QueuePlace
 from openai_cpu_server.contract.model_info import ModelKind
-from openai_cpu_server.contract.prefix import block_hashes
-from openai_cpu_server.contract.replica import HeldUpdate
+from openai_cpu_server.contract.replica import HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import (
     AdapterFailed,
@@ -31,7 +30,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.replicas.remote.adapters import SETTLED_S
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.wire import CancelCall, Ended, News, Report, Why
+from openai_cpu_server.replicas.wire import CancelCall, EndReason, HostReport, ReplicaNews, RequestEnd
 from tests.fakes import FAKE_INFO
 from tests.replicas.fake_replica import STATUS, FakeReplica, busy, expected, until
 from tests.scheduler.driver import request
@@ -261,7 +260,7 @@ async def test_a_request_that_replicas_die_of_fails_alone() -> None:
             await until(lambda: any(one.live for one in made.replicas.values()))
             (name,) = made.replicas
             (wire,) = made.replicas[name].live
-            made.replicas[name].say(News(started=(wire,)))
+            made.replicas[name].say(ReplicaNews(started=(wire,)))
             made.start(**{f"next{number}": FakeReplica()})
             await settle()
             made.replicas[name].die()
@@ -279,7 +278,7 @@ async def test_a_client_who_leaves_frees_the_replica() -> None:
             assert made.replicas["r0"].live
         await settle()
         assert not made.replicas["r0"].live
-        assert isinstance(made.replicas["r0"].orders[-1], Cancel)
+        assert isinstance(made.replicas["r0"].orders[-1], CancelRequest)
 
 
 async def test_a_call_is_cancelled_by_name_here_and_at_another_api_process() -> None:
@@ -358,8 +357,8 @@ async def test_who_waits_long_moves_to_a_replica_that_has_come() -> None:
         asked = [made.ask(request(f"{i}", output=3)) for i in range(4)]
         await settle()
         waiting = list(made.replicas["r0"].live)[2:]
-        places = tuple(Place(name, position, 60_000.0) for position, name in enumerate(waiting, start=1))
-        made.replicas["r0"].say(News(places=places))
+        places = tuple(QueuePlace(name, position, 60_000.0) for position, name in enumerate(waiting, start=1))
+        made.replicas["r0"].say(ReplicaNews(places=places))
         made.replicas["r0"].forecast = busy(60_000.0, interactive=4)
         made.replicas["r0"].tell_state()
         await settle()
@@ -383,7 +382,7 @@ async def test_vectors_go_on_where_a_replica_has_left_off() -> None:
     asked = EmbedRequest(id="e", inputs=((5,), (6,), (7,)))
     async with cluster(2) as made:
         for replica in made.replicas.values():
-            replica.say(News(report=Report(state=EngineState.READY, status=STATUS, info=info)))
+            replica.say(ReplicaNews(report=HostReport(state=EngineState.READY, status=STATUS, info=info)))
         await settle()
         async with made.engine.embed(asked) as embedding:
             reading = asyncio.create_task(embedding.vectors())
@@ -530,7 +529,9 @@ async def test_a_request_that_engines_are_given_up_for_fails_alone() -> None:
             (wire,) = replica.live
             replica.live.clear()
             replica.state = EngineState.FAILED
-            replica.say(News(started=(wire,), ended=(Ended(wire, Why.RETURNED, "5 crashes"),)))
+            replica.say(
+                ReplicaNews(started=(wire,), ended=(RequestEnd(wire, EndReason.RETURNED, "5 crashes"),))
+            )
             replica.tell_state()
             await settle()
         with pytest.raises(GenerationFailed, match="5 crashes"):
@@ -566,6 +567,6 @@ async def test_a_request_whose_adapter_is_nowhere_any_more_fails() -> None:
 async def test_cpu_time_that_replicas_spend_is_told_by_client() -> None:
     async with cluster(2) as made:
         for replica in made.replicas.values():
-            replica.say(News(spent_ms={"mine": 5.0}))
+            replica.say(ReplicaNews(spent_ms={"mine": 5.0}))
         await settle()
         assert made.spent_ms == {"mine": 10.0}

@@ -8,11 +8,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.prefix import BLOCK_TOKENS, block_hashes
-from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
+from openai_cpu_server.contract.replica import BLOCK_TOKENS, ByPriority, Forecast, HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.replicas.report import Choice, ReplicaReport, ReplicaState, Wanted
-from openai_cpu_server.replicas.router import Router
+from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, ReplicaState, RoutedRequest
+from openai_cpu_server.replicas.router import ReplicaRouter
 
 _SYSTEM_PROMPT = tuple(range(10 * BLOCK_TOKENS))
 
@@ -24,7 +23,7 @@ def forecast(wait_ms: float = 0.0, *, batch_ms: float | None = None, live: int =
 
 
 def tell(
-    router: Router,
+    router: ReplicaRouter,
     replica: str,
     told: Forecast | None = None,
     *,
@@ -44,20 +43,20 @@ def wanted(
     priority: Priority = Priority.INTERACTIVE,
     prefers: str | None = None,
     avoids: frozenset[str] = frozenset(),
-) -> Wanted:
+) -> RoutedRequest:
     blocks = block_hashes(tokens, namespace)
-    return Wanted(name, priority, len(tokens), blocks, prefers, avoids)
+    return RoutedRequest(name, priority, len(tokens), blocks, prefers, avoids)
 
 
-def choose(router: Router, one: Wanted, now_s: float = 0.0) -> Choice:
+def choose(router: ReplicaRouter, one: RoutedRequest, now_s: float = 0.0) -> ReplicaChoice:
     choice = router.choose(one, now_s=now_s)
     assert choice is not None
     return choice
 
 
-def fleet(*waits_ms: float) -> Router:
+def fleet(*waits_ms: float) -> ReplicaRouter:
     """Replicas a, b, ... with these waits."""
-    router = Router(Random(1))
+    router = ReplicaRouter(Random(1))
     for name, wait_ms in zip("abcdefgh", waits_ms, strict=False):
         tell(router, name, forecast(wait_ms))
     return router
@@ -185,7 +184,7 @@ _EVENTS = st.lists(
 def test_whatever_happens_a_ready_replica_is_chosen_and_the_same_with_the_same_seed(
     events: list[tuple[str, str, int]], seed: int
 ) -> None:
-    routers, ready = [Router(Random(seed)), Router(Random(seed))], set[str]()
+    routers, ready = [ReplicaRouter(Random(seed)), ReplicaRouter(Random(seed))], set[str]()
     for now_s, (replica, event, number) in enumerate(events):
         one = wanted(str(number), tuple(range(number, number + 200)), priority=Priority(number % 2))
         choices = [router.choose(one, now_s=now_s) for router in routers]
@@ -197,7 +196,7 @@ def test_whatever_happens_a_ready_replica_is_chosen_and_the_same_with_the_same_s
         ready = ready - {replica} if event in ("drain", "gone") else ready
 
 
-def _happen(router: Router, replica: str, event: str, one: Wanted, now_s: float) -> None:
+def _happen(router: ReplicaRouter, replica: str, event: str, one: RoutedRequest, now_s: float) -> None:
     match event:
         case "tell":
             tell(router, replica, now_s=now_s)
@@ -206,7 +205,7 @@ def _happen(router: Router, replica: str, event: str, one: Wanted, now_s: float)
         case "gone":
             router.gone(replica)
         case "send":
-            router.sent(one, Choice(replica, 0, 0.0), now_s)
+            router.sent(one, ReplicaChoice(replica, 0, 0.0), now_s)
         case _:
             router.began(one.id)
             router.ended(one.id)
@@ -218,17 +217,17 @@ def busy(live: int) -> Forecast:
     return Forecast(token_ms=0.5, stream_ms=steps, num_live=ByPriority(live, 0))
 
 
-def short(number: int) -> Wanted:
+def short(number: int) -> RoutedRequest:
     return wanted(str(number), tuple(range(10 * number, 10 * number + 10)))
 
 
 def test_a_burst_after_a_burst_is_shared() -> None:
     """Those who ended just now are no reason against the replica that still reports them."""
-    router = Router(Random(1))
+    router = ReplicaRouter(Random(1))
     for name in "ab":
         tell(router, name, busy(0))
     for number in range(16):
-        router.sent(short(number), Choice("a", 0, 0.0), 0.0)
+        router.sent(short(number), ReplicaChoice("a", 0, 0.0), 0.0)
     tell(router, "a", busy(16), now_s=1.0)
     for number in range(16):
         router.began(str(number))
@@ -242,7 +241,7 @@ def test_a_burst_after_a_burst_is_shared() -> None:
 
 
 def test_an_idle_replica_is_worth_a_step_that_is_not_shared() -> None:
-    router = Router(Random(1))
+    router = ReplicaRouter(Random(1))
     tell(router, "a", busy(4))
     tell(router, "b", busy(0))
     counts = Counter[str]()
@@ -255,7 +254,7 @@ def test_an_idle_replica_is_worth_a_step_that_is_not_shared() -> None:
 
 def test_a_burst_at_replicas_that_told_other_numbers_comes_out_even() -> None:
     """What one more stream costs is not what a token of a prompt costs."""
-    router = Router(Random(1))
+    router = ReplicaRouter(Random(1))
     for name, live in (("a", 2), ("b", 6)):
         tell(router, name, busy(live))
     counts = Counter(a=2, b=6)

@@ -12,15 +12,21 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.frames import LENGTH
+from openai_cpu_server.contract.framing import LENGTH
 from openai_cpu_server.contract.messages import Submit
-from openai_cpu_server.replicas.frames import FrameStream
-from openai_cpu_server.replicas.host.door import Door
-from openai_cpu_server.replicas.host.host import Host
-from openai_cpu_server.replicas.link import ReplicaLost
+from openai_cpu_server.replicas.host.door import ReplicaDoor
+from openai_cpu_server.replicas.host.host import ReplicaHost
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.remote.stream_link import StreamLink
-from openai_cpu_server.replicas.wire import DoorPlate, Hello, Kind, encode_orders, read_news
+from openai_cpu_server.replicas.report import ReplicaLost
+from openai_cpu_server.replicas.wire import (
+    DoorAddress,
+    FrameStream,
+    NewsFrame,
+    SessionHello,
+    encode_orders,
+    read_news,
+)
 from tests.dispatch.test_dispatcher import expected_text
 from tests.replicas.test_host import hosting, until
 from tests.scheduler.driver import request
@@ -30,16 +36,16 @@ Relay = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def opened(host: Host, *, sending_s: float = 60.0) -> AsyncIterator[DoorPlate]:
-    door = Door(host, sending_s=sending_s)
+async def opened(host: ReplicaHost, *, sending_s: float = 60.0) -> AsyncIterator[DoorAddress]:
+    door = ReplicaDoor(host, sending_s=sending_s)
     try:
         yield await door.open("127.0.0.1")
     finally:
         await door.close()
 
 
-def link(plate: DoorPlate) -> StreamLink:
-    async def door() -> DoorPlate:
+def link(plate: DoorAddress) -> StreamLink:
+    async def door() -> DoorAddress:
         return plate
 
     async def load_adapter(adapter: bytes) -> bytes:
@@ -51,18 +57,18 @@ def link(plate: DoorPlate) -> StreamLink:
 class Wire:
     """A way to a door that can be cut, or fall silent with all connections standing."""
 
-    def __init__(self, to: DoorPlate) -> None:
+    def __init__(self, to: DoorAddress) -> None:
         self._to = to
         self._ways: list[asyncio.StreamWriter] = []
         self.is_silent = False
         self.num_connections = 0
 
     @asynccontextmanager
-    async def laid(self) -> AsyncIterator[DoorPlate]:
+    async def laid(self) -> AsyncIterator[DoorAddress]:
         server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         try:
             port: int = server.sockets[0].getsockname()[1]
-            yield DoorPlate("127.0.0.1", port, self._to.token)
+            yield DoorAddress("127.0.0.1", port, self._to.token)
         finally:
             server.close()
             self.cut()
@@ -93,7 +99,7 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def remote(*plates: DoorPlate, lease_s: float = 60.0) -> AsyncIterator[RemoteEngine]:
+async def remote(*plates: DoorAddress, lease_s: float = 60.0) -> AsyncIterator[RemoteEngine]:
     engine = RemoteEngine(max_queue=100, lease_s=lease_s)
     running = asyncio.create_task(engine.run())
     try:
@@ -173,7 +179,7 @@ async def test_half_a_frame_at_the_end_is_nothing() -> None:
     """Orders whose second half is missing are not obeyed, and those before them are."""
     async with hosting("step_s=0.01") as host, opened(host) as plate:
         _, writer = await asyncio.open_connection(plate.address, plate.port)
-        hello = msgspec.msgpack.encode(Hello(plate.token, "me"))
+        hello = msgspec.msgpack.encode(SessionHello(plate.token, "me"))
         first = encode_orders([Submit(request=request("a", output=2000))])
         second = encode_orders([Submit(request=request("b", output=2000))])
         for payload in (hello, first):
@@ -194,7 +200,7 @@ async def test_who_takes_nothing_is_given_up() -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect((plate.address, plate.port))
         _, writer = await asyncio.open_connection(sock=sock, limit=1024)
-        hello = msgspec.msgpack.encode(Hello(plate.token, "slow"))
+        hello = msgspec.msgpack.encode(SessionHello(plate.token, "slow"))
         orders = encode_orders([Submit(request=request("a", output=2000))])
         for payload in (hello, orders):
             writer.write(LENGTH.pack(len(payload)) + payload)
@@ -242,11 +248,11 @@ async def test_orders_of_a_session_that_is_not_there_are_told_so() -> None:
     async with hosting() as host, opened(host) as plate:
         stream = FrameStream()
         await asyncio.get_running_loop().create_connection(lambda: stream, plate.address, plate.port)
-        stream.send(msgspec.msgpack.encode(Hello(plate.token, "me")))
-        assert (await stream.receive() or b"")[:1] == Kind.NEWS
+        stream.send(msgspec.msgpack.encode(SessionHello(plate.token, "me")))
+        assert (await stream.receive() or b"")[:1] == NewsFrame.NEWS
         stream.send(encode_orders([]))
         with anyio.fail_after(5):
-            while (frame := await stream.receive()) is not None and frame[:1] == Kind.NEWS:
+            while (frame := await stream.receive()) is not None and frame[:1] == NewsFrame.NEWS:
                 pass
-        assert frame == Kind.TAKEN
+        assert frame == NewsFrame.TAKEN
         stream.abort()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="landlock and se
 _BEGIN = """
 import ctypes, os, signal, socket, subprocess, sys, threading
 from pathlib import Path
-from openai_cpu_server.sandbox.confine import confine
+from openai_cpu_server.child_processes.confine import confine
 
 kept, written, outside = map(Path, sys.argv[1:4])
 before = threading.Thread(target=threading.Event().wait, daemon=True)

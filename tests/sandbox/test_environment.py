@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.sandbox.environment import child_environment
+from openai_cpu_server.child_processes.spawn import child_environment
 
 
 @pytest.mark.parametrize(

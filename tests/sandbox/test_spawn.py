@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from openai_cpu_server.contract.frames import framed, read_frame
-from openai_cpu_server.sandbox.spawn import death_cause, spawn_options
+from openai_cpu_server.child_processes.spawn import death_cause, spawn_options
+from openai_cpu_server.contract.framing import framed, read_frame
 
 _CHILD = """
 import os, socket, sys

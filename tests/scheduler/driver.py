@@ -7,17 +7,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from openai_cpu_server.contract.experiment import Experiment
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.policy import Policy, PriorityPolicy
-from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
-from openai_cpu_server.scheduler.sequence import Sequence, Status
-from openai_cpu_server.scheduler.speculation.drafts import Draft, Drafter, ModelDrafter
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import Policy, PriorityPolicy, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter, SequenceDraft
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, adapted, forced_token, next_token
 
@@ -90,7 +89,7 @@ class KnowingDrafter:
         self._errors = errors
         self.forgotten: list[str] = []
 
-    def draft(self, sequence: Sequence, limit: int) -> Draft:
+    def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
         tokens = list(sequence.tokens)
         while len(tokens) < len(sequence.tokens) + min(limit, self._random.randrange(8)):
             token = self._next(sequence.request, tokens)
@@ -98,7 +97,7 @@ class KnowingDrafter:
                 break
             tokens.append(token)
         draft = tuple(tokens[len(sequence.tokens) :])
-        return Draft(draft, (1.0,) * len(draft))
+        return SequenceDraft(draft, (1.0,) * len(draft))
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence.request.id)
@@ -115,8 +114,8 @@ class KnowingDrafter:
 class SilentDrafter:
     """A drafter that never has a draft, so that the draft model is asked."""
 
-    def draft(self, sequence: Sequence, limit: int) -> Draft:
-        return Draft()
+    def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
+        return SequenceDraft()
 
     def forget(self, sequence: Sequence) -> None:
         pass
@@ -165,7 +164,7 @@ class Driver:
         self._elapsed_ms = elapsed_ms
         self._always = always
         self._info = info
-        self._limits = Limits(slots, info.max_step_tokens, outputs, can_share)
+        self._limits = StepLimits(slots, info.max_step_tokens, outputs, can_share)
         self._cache_blocks = cache_blocks
         self._options = StepOptions(
             stream_rate=1000 / decoding,
@@ -191,7 +190,7 @@ class Driver:
     def _start(self) -> None:
         self.backend = FakeBackend(self._info, fault_on=FAULTY)
         self.ledger = KVLedger(self._info.kv_tokens // 16, 16)
-        self.cache = PrefixCache(self._cache_blocks)
+        self.cache = SavedPrefixes(self._cache_blocks)
         self.scheduler = Scheduler(
             limits=self._limits,
             ledger=self.ledger,
@@ -277,7 +276,7 @@ class Driver:
     def _check_cells(self, name: str) -> None:
         """Nothing stays in the pool of what was drafted in vain, or thrown away."""
         sequence = self.scheduler.sequences.get(name)
-        if sequence is not None and sequence.status is Status.RUNNING:
+        if sequence is not None and sequence.status is SequenceStatus.RUNNING:
             assert len(self.backend.cells[sequence.slot]) == sequence.computed
 
     def run(self, max_steps: int = 10_000) -> list[Spans]:
@@ -301,7 +300,7 @@ class Driver:
             self.cached[name] = advance.sequence.cached_tokens
             self.num_scores[name] += len(advance.scores)
             self._gain(advance.sequence, tuple(t for s in advance.samples for t in (s.token, *s.forced)))
-            if advance.sequence.status is Status.FINISHED:
+            if advance.sequence.status is SequenceStatus.FINISHED:
                 continue
             if (failed := advance.failure or advance.fault) is not None:
                 self.failures[name] = failed

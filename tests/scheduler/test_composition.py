@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.contract.cost import TILE_TOKENS
+from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
-from openai_cpu_server.scheduler.plan import Reason
-from openai_cpu_server.scheduler.policy import FifoPolicy, ShortestFirstPolicy
+from openai_cpu_server.scheduler.plan import StepReason
+from openai_cpu_server.scheduler.sequence import FifoPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, TokenCost, alone, request
 
 BATCH = Priority.BATCH
@@ -133,7 +133,7 @@ def test_the_cost_model_learns_from_every_step() -> None:
     assert driver.cost.learned[0] == (16, 1.0)
 
 
-def reasons(driver: Driver, name: str) -> dict[Reason, int]:
+def reasons(driver: Driver, name: str) -> dict[StepReason, int]:
     """How many tokens of the request were in the last step for which reason."""
     sequence = driver.scheduler.sequences.get(name)
     assert sequence is not None
@@ -149,9 +149,9 @@ def test_every_token_of_a_step_has_a_reason() -> None:
     driver.submit(request("p", prompt=100), request("b", prompt=100, priority=BATCH))
     step = driver.step()
     assert step == {"f": 9, "d0": 1, "d1": 1, "d2": 1, "p": 18}
-    assert reasons(driver, "f") == {Reason.DECODE: 1, Reason.FORCED: 4, Reason.TILE: 4}
-    assert reasons(driver, "d0") == {Reason.DECODE: 1}
-    assert reasons(driver, "p") == {Reason.LEAST: 16, Reason.TILE: 2}
+    assert reasons(driver, "f") == {StepReason.DECODE: 1, StepReason.FORCED: 4, StepReason.TILE: 4}
+    assert reasons(driver, "d0") == {StepReason.DECODE: 1}
+    assert reasons(driver, "p") == {StepReason.LEAST: 16, StepReason.TILE: 2}
     assert reasons(driver, "b") == {}
 
 
@@ -159,7 +159,7 @@ def test_what_its_share_pays_for_is_said_of_batch_work() -> None:
     driver = Driver(slots=8, decoding=16, idle=64, floor=0.25, kv_tokens=8192)
     driver.submit(request("b", prompt=400, output=200, priority=BATCH))
     driver.submit(*(request(f"i{n}", prompt=400, output=100) for n in range(3)))
-    driver.run_until(lambda: Reason.BATCH_FLOOR in reasons(driver, "b"), max_steps=20)
+    driver.run_until(lambda: StepReason.BATCH_FLOOR in reasons(driver, "b"), max_steps=20)
 
 
 def test_reasons_are_told_of_as_many_tokens_as_got_cells() -> None:

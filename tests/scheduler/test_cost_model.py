@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.cost import CostCurve, attended_pairs
+from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
 from openai_cpu_server.contract.step import Close, Restore, Save
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
 

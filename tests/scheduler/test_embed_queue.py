@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.embed_queue import EmbedQueue, Part, Room
+from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
 
-ROOM = Room(max_inputs=8, max_tokens=100, budget_tokens=50)
+ROOM = EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=50)
 
 
 def embed(
@@ -33,11 +33,11 @@ def queue(*requests: EmbedRequest, floor: float = 0.1) -> EmbedQueue:
     return waiting
 
 
-def told(parts: list[Part]) -> list[tuple[str, int, int]]:
+def told(parts: list[EmbedPart]) -> list[tuple[str, int, int]]:
     return [(part.pending.request.id, part.first, part.count) for part in parts]
 
 
-def steps(waiting: EmbedQueue, room: Room = ROOM) -> list[list[tuple[str, int, int]]]:
+def steps(waiting: EmbedQueue, room: EmbedRoom = ROOM) -> list[list[tuple[str, int, int]]]:
     """All steps until nothing waits."""
     found = []
     while len(waiting):
@@ -83,7 +83,7 @@ def test_a_group_has_one_turn_whatever_its_clients_call_themselves() -> None:
     many = [embed(f"many{n}", 10, 10, client=f"user{n}", group="here") for n in range(8)]
     waiting = queue(*many, embed("one", 10, 10, client="b", group="there"))
     tokens = {"many": 0, "one": 0}
-    for name, _, count in told(waiting.compose(Room(max_inputs=8, max_tokens=100, budget_tokens=40))):
+    for name, _, count in told(waiting.compose(EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=40))):
         tokens[name.rstrip("01234567")] += 10 * count
     assert tokens == {"many": 20, "one": 20}
 
@@ -92,7 +92,7 @@ def test_within_a_group_clients_take_turns() -> None:
     waiting = queue(
         embed("a", *[10] * 9, client="a", group="here"), embed("b", *[10] * 9, client="b", group="here")
     )
-    assert told(waiting.compose(Room(max_inputs=8, max_tokens=100, budget_tokens=40))) == [
+    assert told(waiting.compose(EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=40))) == [
         ("a", 0, 2),
         ("b", 0, 2),
     ]

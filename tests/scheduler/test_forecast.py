@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.contract.prefix import BLOCK_TOKENS, block_hashes
-from openai_cpu_server.contract.replica import PrefixNews
+from openai_cpu_server.contract.replica import BLOCK_TOKENS, PrefixNews, block_hashes
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.prefix_cache import Journal, PrefixCache
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from tests.scheduler.driver import Driver, request
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
@@ -74,8 +73,8 @@ def test_a_prompt_has_the_same_names_everywhere_and_others_with_other_keys() -> 
 
 
 def test_the_journal_tells_of_whole_blocks_what_came_and_went() -> None:
-    journal = Journal()
-    cache = PrefixCache(2, journal=journal)
+    journal = PrefixJournal()
+    cache = SavedPrefixes(2, journal=journal)
     first, second = tuple(range(BLOCK_TOKENS)), tuple(range(7, 7 + 2 * BLOCK_TOKENS))
     cache.insert((*first, 1, 2), "ann")
     assert journal.take() == PrefixNews(saved=block_hashes(first, "ann"))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.scheduler.speculation.gains import Done, Gains, Kind
+from openai_cpu_server.scheduler.speculation.speculator import ComparedStep, DraftGains, DraftingKind
 
-QUOTES, BY_MODEL = Kind.of(1, uses_model=False), Kind.of(1, uses_model=True)
+QUOTES, BY_MODEL = DraftingKind.of(1, uses_model=False), DraftingKind.of(1, uses_model=True)
 
 
-def step(elapsed_ms: float, accepted: int = 0, *, plain_ms: float = 10.0, predicted_ms: float = 20.0) -> Done:
+def step(
+    elapsed_ms: float, accepted: int = 0, *, plain_ms: float = 10.0, predicted_ms: float = 20.0
+) -> ComparedStep:
     """A step with one sequence."""
-    return Done(1, accepted, plain_ms, predicted_ms, elapsed_ms)
+    return ComparedStep(1, accepted, plain_ms, predicted_ms, elapsed_ms)
 
 
-def learn(gains: Gains, kind: Kind, *steps: Done, times: int = 1) -> int:
+def learn(gains: DraftGains, kind: DraftingKind, *steps: ComparedStep, times: int = 1) -> int:
     """How many rounds of these steps were learned before such drafts were paused; `times` if never."""
     for number in range(times):
         for done in steps:
@@ -24,20 +26,20 @@ def learn(gains: Gains, kind: Kind, *steps: Done, times: int = 1) -> int:
 
 
 def test_what_gains_is_kept() -> None:
-    gains = Gains()
+    gains = DraftGains()
     assert learn(gains, QUOTES, step(20.0, 1), times=500) == 500
 
 
 def test_one_large_gain_makes_up_for_many_small_losses() -> None:
     """The sum of the times counts, not the number of gains and losses."""
-    gains = Gains()
+    gains = DraftGains()
     win, loss = step(20.0, 11), step(20.0)
     assert learn(gains, QUOTES, win, *[loss] * 4, times=100) == 100
     assert learn(gains, BY_MODEL, win, *[loss] * 15, times=100) < 100
 
 
 def test_what_loses_is_left_after_a_trial_and_tried_again_ever_later() -> None:
-    gains, pauses = Gains(), []
+    gains, pauses = DraftGains(), []
     for _ in range(8):
         assert learn(gains, QUOTES, step(20.0), times=100) == 32
         pause = 0
@@ -49,7 +51,7 @@ def test_what_loses_is_left_after_a_trial_and_tried_again_ever_later() -> None:
 
 
 def test_a_gain_makes_the_next_pause_short_again() -> None:
-    gains = Gains()
+    gains = DraftGains()
     for _ in range(3):
         learn(gains, QUOTES, step(20.0), times=32)
         gains.pass_time(10**6)
@@ -61,24 +63,28 @@ def test_a_gain_makes_the_next_pause_short_again() -> None:
 
 
 def test_kinds_of_steps_are_apart() -> None:
-    gains = Gains()
+    gains = DraftGains()
     learn(gains, BY_MODEL, step(20.0), times=32)
     assert not gains.allows(BY_MODEL)
     assert gains.allows(QUOTES)
-    assert gains.allows(Kind.of(2, uses_model=True))
-    assert Kind.of(4, uses_model=True) == Kind.of(7, uses_model=True) != Kind.of(8, uses_model=True)
+    assert gains.allows(DraftingKind.of(2, uses_model=True))
+    assert (
+        DraftingKind.of(4, uses_model=True)
+        == DraftingKind.of(7, uses_model=True)
+        != DraftingKind.of(8, uses_model=True)
+    )
 
 
 def test_steps_without_drafts_say_what_would_have_been() -> None:
     """They are slower than predicted, so drafts that keep their promise gain."""
     for plain_elapsed_ms, gain in ((10.0, False), (25.0, True)):
-        gains = Gains()
+        gains = DraftGains()
         for _ in range(20):
             gains.learn_plain(step(plain_elapsed_ms, predicted_ms=10.0))
         assert (learn(gains, QUOTES, step(30.0, 1), times=100) == 100) == gain
 
 
 def test_a_noisy_neighbour_does_not_decide() -> None:
-    gains = Gains()
+    gains = DraftGains()
     steps = [step(20.0, 2)] * 9
     assert learn(gains, QUOTES, *steps, step(5000.0, 2), times=50) == 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
+from openai_cpu_server.scheduler.memory import KVLedger
 
 
 def test_blocks_are_taken_whole() -> None:

@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
-from openai_cpu_server.scheduler.speculation.lookup import MIN_MATCH, Guess, Lookup
+from openai_cpu_server.scheduler.speculation.drafts import MIN_MATCH, LookupDrafter, LookupGuess, PromptLookup
 
 END = 9
 
 
 def foreseen(tokens: list[int], limit: int = 4) -> list[int]:
-    lookup = Lookup()
+    lookup = PromptLookup()
     lookup.follow(tokens)
     return lookup.foreseen(limit)
 
@@ -43,19 +42,19 @@ def test_tokens_whose_bytes_overlap_are_no_match() -> None:
 
 
 def test_a_place_is_kept_while_it_is_right() -> None:
-    lookup, tokens = Lookup(), [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    lookup, tokens = PromptLookup(), [1, 2, 3, 4, 5, 6, 1, 2, 3]
     assert lookup.follow(tokens) == []
     tokens += [4, 5]
-    assert lookup.follow(tokens) == [Guess(3, True), Guess(4, True)]
+    assert lookup.follow(tokens) == [LookupGuess(3, True), LookupGuess(4, True)]
     assert (lookup.foreseen(1), lookup.match) == ([6], 5)
     tokens += [7]
-    assert lookup.follow(tokens) == [Guess(5, False)]
+    assert lookup.follow(tokens) == [LookupGuess(5, False)]
     assert lookup.foreseen(1) == []
 
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(1, 9), max_size=20))
 def test_a_place_always_reads_as_the_end_does(tokens: list[int], cuts: list[int]) -> None:
-    lookup, known = Lookup(), 0
+    lookup, known = PromptLookup(), 0
     for cut in [*cuts, 60]:
         known += cut
         guesses = lookup.follow(tokens[:known])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.prefix import BLOCK_TOKENS as B
+from openai_cpu_server.contract.replica import BLOCK_TOKENS as B
 from openai_cpu_server.contract.step import SavedBlock
-from openai_cpu_server.scheduler.prefix_cache import Match, PrefixCache
+from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
 
 
 def text(*blocks: int, extra: int = 0) -> tuple[int, ...]:
@@ -15,16 +15,16 @@ def text(*blocks: int, extra: int = 0) -> tuple[int, ...]:
     return tuple(token for token in blocks for _ in range(B)) + (9,) * extra
 
 
-def found(cache: PrefixCache, tokens: tuple[int, ...], namespace: str = "") -> int:
+def found(cache: SavedPrefixes, tokens: tuple[int, ...], namespace: str = "") -> int:
     return cache.match(tokens, namespace, len(tokens)).num_tokens
 
 
 def test_an_empty_cache_matches_nothing() -> None:
-    assert PrefixCache(4).match(text(1), "", B) == Match()
+    assert SavedPrefixes(4).match(text(1), "", B) == PrefixMatch()
 
 
 def test_a_text_is_kept_to_its_last_token() -> None:
-    cache = PrefixCache(4)
+    cache = SavedPrefixes(4)
     assert cache.insert(text(1, 2, extra=10), "").saved == ((0, 0, B), (1, B, 2 * B), (2, 2 * B, 2 * B + 10))
     assert cache.match(text(1, 2, 3), "", 3 * B).blocks == (0, 1)
     assert found(cache, text(1, 2, extra=40)) == 2 * B + 10
@@ -32,7 +32,7 @@ def test_a_text_is_kept_to_its_last_token() -> None:
 
 
 def test_a_longer_last_block_takes_the_place_of_the_one_that_it_begins_with() -> None:
-    cache = PrefixCache(9)
+    cache = SavedPrefixes(9)
     cache.insert(text(1, extra=10), "")
     grown = cache.insert(text(1, extra=30), "")
     assert (grown.saved, grown.dropped) == (((2, B, B + 30),), (1,))
@@ -43,7 +43,7 @@ def test_a_longer_last_block_takes_the_place_of_the_one_that_it_begins_with() ->
 
 
 def test_what_a_longer_block_begins_with_is_not_saved_again() -> None:
-    cache = PrefixCache(9)
+    cache = SavedPrefixes(9)
     cache.insert(text(1, extra=30), "")
     assert cache.insert(text(1, extra=10), "").saved == ()
     assert cache.insert(text(1)[:20], "").saved == ()
@@ -51,14 +51,14 @@ def test_what_a_longer_block_begins_with_is_not_saved_again() -> None:
 
 
 def test_two_texts_that_part_in_their_last_block_are_both_kept() -> None:
-    cache = PrefixCache(9)
+    cache = SavedPrefixes(9)
     cache.insert((1,) * 20 + (2,), "")
     assert cache.insert((1,) * 20 + (3,), "").dropped == ()
     assert found(cache, (1,) * 20 + (2,)) == found(cache, (1,) * 20 + (3,)) == 21
 
 
 def test_a_pinned_last_block_stays_beside_a_longer_one() -> None:
-    cache = PrefixCache(9)
+    cache = SavedPrefixes(9)
     cache.insert(text(1, extra=10), "", pin=True)
     assert cache.insert(text(1, extra=30), "").dropped == ()
     assert len(cache.clear()) == 1
@@ -66,14 +66,14 @@ def test_a_pinned_last_block_stays_beside_a_longer_one() -> None:
 
 
 def test_a_block_matches_in_part_to_the_token() -> None:
-    cache = PrefixCache(4)
+    cache = SavedPrefixes(4)
     cache.insert(text(1, 2), "")
     tokens = text(1) + (2,) * 17 + (5,) * 40
-    assert cache.match(tokens, "", len(tokens)) == Match((0,), 1, 17)
+    assert cache.match(tokens, "", len(tokens)) == PrefixMatch((0,), 1, 17)
 
 
 def test_the_part_is_the_longest_among_several() -> None:
-    cache = PrefixCache(9)
+    cache = SavedPrefixes(9)
     for n in (10, 20, 30):
         cache.insert((1,) * n + (2,) * (B - n), "")
     assert found(cache, (1,) * 25 + (7,) * 50) == 25
@@ -81,27 +81,27 @@ def test_the_part_is_the_longest_among_several() -> None:
 
 
 def test_the_limit_cuts_a_match() -> None:
-    cache = PrefixCache(4)
+    cache = SavedPrefixes(4)
     cache.insert(text(1, 2), "")
-    assert cache.match(text(1, 2), "", 2 * B - 1) == Match((0,), 1, B - 1)
+    assert cache.match(text(1, 2), "", 2 * B - 1) == PrefixMatch((0,), 1, B - 1)
 
 
 def test_namespaces_do_not_see_each_other() -> None:
-    cache = PrefixCache(4)
+    cache = SavedPrefixes(4)
     cache.insert(text(1), "a")
     assert found(cache, text(1), "b") == 0
     assert found(cache, text(1), "a") == B
 
 
 def test_a_shared_beginning_is_kept_once() -> None:
-    cache = PrefixCache(9)
+    cache = SavedPrefixes(9)
     cache.insert(text(1, 2), "")
     assert cache.insert(text(1, 3), "").saved == ((2, B, 2 * B),)
     assert len(cache) == 3
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:
-    cache = PrefixCache(3)
+    cache = SavedPrefixes(3)
     cache.insert(text(1, 2), "")
     cache.insert(text(3), "")
     cache.use(text(1, 2), "")
@@ -110,20 +110,20 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
 
 
 def test_a_chain_loses_its_end_before_its_beginning() -> None:
-    cache = PrefixCache(3)
+    cache = SavedPrefixes(3)
     cache.insert(text(1, 2, 3), "")
     assert cache.insert(text(4), "").dropped == (2,)
     assert found(cache, text(1, 2, 3)) == 2 * B
 
 
 def test_what_is_too_long_is_kept_as_far_as_it_goes() -> None:
-    cache = PrefixCache(2)
+    cache = SavedPrefixes(2)
     assert len(cache.insert(text(1, 2, 3, 4), "").saved) == 2
     cache.check()
 
 
 def test_pinned_blocks_stay() -> None:
-    cache = PrefixCache(2)
+    cache = SavedPrefixes(2)
     cache.insert(text(1), "", pin=True)
     for n in range(5, 9):
         cache.insert(text(n), "")
@@ -133,19 +133,19 @@ def test_pinned_blocks_stay() -> None:
 
 
 def test_no_capacity_keeps_nothing() -> None:
-    assert PrefixCache(0).insert(text(1), "").saved == ()
+    assert SavedPrefixes(0).insert(text(1), "").saved == ()
 
 
 def test_what_is_exported_is_adopted_as_far_as_it_fits() -> None:
-    cache = PrefixCache(9)
+    cache = SavedPrefixes(9)
     cache.insert(text(1, 2, extra=7), "a")
     cache.insert(text(1, 5), "b")
     for capacity, kept in ((9, 5), (2, 2), (0, 0)):
-        other = PrefixCache(capacity)
+        other = SavedPrefixes(capacity)
         refused = other.adopt(cache.export())
         other.check()
         assert (len(other), len(refused)) == (kept, 5 - kept)
-    whole = PrefixCache(9)
+    whole = SavedPrefixes(9)
     whole.adopt(cache.export())
     assert found(whole, text(1, 2, extra=7), "a") == 2 * B + 7
     assert whole.insert(text(7), "a").saved[0][0] == 5
@@ -154,7 +154,7 @@ def test_what_is_exported_is_adopted_as_far_as_it_fits() -> None:
 def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
     whole, part, behind = text(1), text(2)[:10], text(3)
     blocks = [SavedBlock(0, None, "", whole), SavedBlock(1, 0, "", part), SavedBlock(2, 1, "", behind)]
-    cache = PrefixCache(9)
+    cache = SavedPrefixes(9)
     assert cache.adopt([*blocks, SavedBlock(3, None, "", text(1, 2)), SavedBlock(4, None, "x", ())]) == (
         2,
         3,
@@ -172,7 +172,7 @@ def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
 def test_the_cache_agrees_with_what_was_saved_and_dropped(
     inserts: list[tuple[list[int], int, str]], capacity: int
 ) -> None:
-    cache = PrefixCache(capacity)
+    cache = SavedPrefixes(capacity)
     held: dict[int, tuple[str, tuple[int, ...]]] = {}
     for blocks, extra, namespace in inserts:
         tokens = text(*blocks, extra=extra)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
-from openai_cpu_server.contract.thinking import Thinking
-from openai_cpu_server.scheduler.policy import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Thinking
+from openai_cpu_server.scheduler.sequence import FifoPolicy, PriorityPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import FAULTY, Driver, KnowingDrafter, SilentDrafter, alone, request
 
 BATCH = Priority.BATCH

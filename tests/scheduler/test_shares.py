@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.policy import PriorityPolicy, ShortestFirstPolicy
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, ShortestFirstPolicy
 from tests.scheduler.driver import Driver, Spans, TokenCost, request
 
 BATCH = Priority.BATCH

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import Drafted
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.plan import Reason, StepPlan, StepPrices, StepRoom
+from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepReason, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
-from openai_cpu_server.scheduler.speculation.drafts import Draft, ModelDrafter
+from openai_cpu_server.scheduler.speculation.drafts import ModelDrafter, SequenceDraft
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, alone, request
 
@@ -42,7 +42,7 @@ class Priced:
     def padded_ms(self) -> float:
         return self.prices.padded_ms(self.plan)
 
-    def chosen(self, drafts: dict[Sequence, Draft]) -> dict[Sequence, int]:
+    def chosen(self, drafts: dict[Sequence, SequenceDraft]) -> dict[Sequence, int]:
         return choose_lengths(self.plan, self.prices, drafts, always=False)
 
 
@@ -59,7 +59,7 @@ def plan(
     model = kind(CostCurve(step_ms=curve, attended_ms=attended_ms))
     made = StepPlan(StepRoom(256, outputs, outputs), budget_ms)
     for number in range(num_decoding):
-        made.add(decoding(str(number), 3), 1, Reason.DECODE)
+        made.add(decoding(str(number), 3), 1, StepReason.DECODE)
     return Priced(made, StepPrices(model, 256))
 
 
@@ -74,7 +74,7 @@ def decoding(name: str, num_tokens: int) -> Sequence:
 def lengths(made: Priced, *chances: float, tokens: int = 31) -> list[int]:
     """The chosen draft lengths of the plan's first sequences, one for each chance of a draft token."""
     drafting = dict(zip(made.sequences, chances, strict=False))
-    drafts = {s: Draft((7,) * tokens, (chance,) * tokens) for s, chance in drafting.items()}
+    drafts = {s: SequenceDraft((7,) * tokens, (chance,) * tokens) for s, chance in drafting.items()}
     chosen = made.chosen(drafts)
     return [chosen.get(sequence, 0) for sequence in drafting]
 
@@ -124,7 +124,7 @@ def test_who_quotes_does_not_slow_down_who_does_not() -> None:
 
 def test_long_contexts_make_drafts_dearer() -> None:
     made = plan(0, FLAT, attended_ms=1.0)
-    made.plan.add(decoding("a", 1000), 1, Reason.DECODE)
+    made.plan.add(decoding("a", 1000), 1, StepReason.DECODE)
     assert lengths(made, 0.9) == [0]
     assert lengths(plan(1, FLAT), 0.9) == [31]
 
@@ -200,7 +200,7 @@ class CountingCost(CostModel):
         return super().predict_ms(num_tokens, attended)
 
 
-def times_asked(num_decoding: int, *drafts: Draft, budget_ms: float = math.inf) -> tuple[int, bool]:
+def times_asked(num_decoding: int, *drafts: SequenceDraft, budget_ms: float = math.inf) -> tuple[int, bool]:
     """How often the cost model is asked to choose among these drafts, and whether any was chosen."""
     made = plan(num_decoding, budget_ms=budget_ms, kind=CountingCost)
     CountingCost.num_asked = 0
@@ -210,7 +210,7 @@ def times_asked(num_decoding: int, *drafts: Draft, budget_ms: float = math.inf) 
 
 def test_quotations_are_weighed_once() -> None:
     """With a draft of the draft model beside them there are two choices to weigh: with it, and without."""
-    quoted = [Draft((7,) * 31, (0.95,) * 31)] * 15
+    quoted = [SequenceDraft((7,) * 31, (0.95,) * 31)] * 15
     once, chosen = times_asked(16, *quoted)
     twice, _ = times_asked(16, *quoted, generated(0.9, 0.1))
     assert chosen
@@ -219,9 +219,9 @@ def test_quotations_are_weighed_once() -> None:
 
 
 def test_what_could_not_pay_if_it_were_certain_is_not_weighed() -> None:
-    one = Draft((7,) * 31, (0.99,) * 31)
+    one = SequenceDraft((7,) * 31, (0.99,) * 31)
     assert times_asked(32, one) == (7, False)  # without drafts; with 1, 2, 4, 8, 16, 31 tokens
-    assert times_asked(32, Draft()) == (0, False)
+    assert times_asked(32, SequenceDraft()) == (0, False)
 
 
 @pytest.mark.parametrize("curve", [PLAIN, REPACKED, FLAT])
@@ -239,7 +239,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_within_the_steps_budgets() -> 
     sequence, known, steps = decoding("a", 2000), 0, 0
     while True:
         made = plan(0, FLAT, budget_ms=13.0)
-        made.plan.add(sequence, 1, Reason.DECODE)
+        made.plan.add(sequence, 1, StepReason.DECODE)
         chosen = speculator.drafts(made.plan, made.prices, {sequence: 50})
         (drafting,) = chosen.spans.values()
         assert drafting.num_to_read is not None
@@ -255,7 +255,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_within_the_steps_budgets() -> 
 def test_there_is_no_reading_where_there_is_no_time() -> None:
     speculator = Speculator(SilentDrafter(), ModelDrafter(0.02))
     made, sequence = plan(0, FLAT, budget_ms=10.0), decoding("a", 400)
-    made.plan.add(sequence, 1, Reason.DECODE)
+    made.plan.add(sequence, 1, StepReason.DECODE)
     chosen = speculator.drafts(made.plan, made.prices, {sequence: 50})
     assert (chosen.spans, chosen.drafting_ms) == ({}, 0.0)
 
@@ -339,8 +339,8 @@ class SlowTokens(TokenCost):
         return 9.0 + num_tokens
 
 
-def generated(chance: float, token_ms: float, first_ms: float = 0.0) -> Draft:
-    return Draft(chances=(chance,) * 8, token_ms=token_ms, first_ms=first_ms)
+def generated(chance: float, token_ms: float, first_ms: float = 0.0) -> SequenceDraft:
+    return SequenceDraft(chances=(chance,) * 8, token_ms=token_ms, first_ms=first_ms)
 
 
 def test_what_a_draft_model_costs_counts() -> None:
@@ -358,7 +358,7 @@ def test_what_a_draft_model_costs_counts() -> None:
 def test_a_dear_draft_does_not_spoil_a_free_one() -> None:
     made = plan(12, REPACKED)
     one, other, *_ = made.sequences
-    drafts = {one: generated(0.99, 50.0), other: Draft((7,) * 8, (0.9,) * 8)}
+    drafts = {one: generated(0.99, 50.0), other: SequenceDraft((7,) * 8, (0.9,) * 8)}
     chosen = made.chosen(drafts)
     assert set(chosen) == {other}
 

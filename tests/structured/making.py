@@ -6,10 +6,10 @@ from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured import Options
 from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation, gbnf_to_lark, numbered_from
-from openai_cpu_server.structured.schema.json_types import Json
-from openai_cpu_server.structured.writing.printer import gbnf_text
+from openai_cpu_server.structured.schema.document import Json
 
 
 def schema_to_gbnf(schema: Json, options: Options | None = None) -> str:

@@ -6,8 +6,7 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.gbnf.parser import parse_gbnf
-from openai_cpu_server.structured.gbnf.symbols import MOST_CHARACTERS, MOST_SYMBOLS
+from openai_cpu_server.structured.gbnf.parser import MOST_CHARACTERS, MOST_SYMBOLS, parse_gbnf
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.structured.making import check_gbnf
 

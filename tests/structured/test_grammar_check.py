@@ -3,7 +3,7 @@
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.llama.grammar.grammar_check import Fit
+from openai_cpu_server.llama.grammar.grammar_check import TextFit
 from tests.structured.making import check_gbnf, check_schema
 
 SCHEMA = {
@@ -15,10 +15,10 @@ SCHEMA = {
 
 def test_it_tells_where_a_text_stops_fitting():
     grammar = check_schema(SCHEMA)
-    assert grammar.check('{"rating":5}') == Fit(accepted=12, size=12, is_complete=True)
-    assert grammar.check('{"rating":6}') == Fit(accepted=10, size=12, is_complete=False)
-    assert grammar.check('{"rating":5') == Fit(accepted=11, size=11, is_complete=False)
-    assert grammar.check("") == Fit(accepted=0, size=0, is_complete=False)
+    assert grammar.check('{"rating":5}') == TextFit(accepted=12, size=12, is_complete=True)
+    assert grammar.check('{"rating":6}') == TextFit(accepted=10, size=12, is_complete=False)
+    assert grammar.check('{"rating":5') == TextFit(accepted=11, size=11, is_complete=False)
+    assert grammar.check("") == TextFit(accepted=0, size=0, is_complete=False)
 
 
 def test_a_broken_grammar_is_the_requests_fault():

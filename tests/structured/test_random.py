@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured import Options, PropertyOrder, Whitespace
 from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation, gbnf_to_lark
-from openai_cpu_server.structured.writing.printer import gbnf_text
 from tests.structured.making import check_rules, schema_to_lark
 from tests.structured.oracle import Sampler, compact
 from tests.structured.random_schemas import schemas, values

@@ -14,10 +14,10 @@ from typing import Union
 import msgspec
 from pydantic import JsonValue
 
-from openai_cpu_server.api.schemas.parse import Ignored
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.models.grammars import Grammar, Grammars
+from openai_cpu_server.http.parse import Ignored
+from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 
 JsonObject = dict[str, JsonValue]
 LONG_BODY = 64 * 1024
@@ -37,7 +37,7 @@ class AskedForm(msgspec.Struct, frozen=True):
     """The one form that the answer must have."""
 
     path: str
-    make: Callable[[Grammars, str], Grammar]
+    make: Callable[[ModelGrammars, str], CheckedGrammar]
     """Makes its grammar; the text is the path, for errors. Raises InvalidRequest."""
     field: str
     """The first field on that path, or the object in it that says which form is meant."""

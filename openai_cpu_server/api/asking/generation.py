@@ -7,17 +7,21 @@ from typing import NamedTuple
 
 import msgspec
 
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, RecalledAnswer
 from openai_cpu_server.api.asking.ask import Ask
-from openai_cpu_server.api.calls.call import Asking, Call
-from openai_cpu_server.api.calls.deadline import limit_time
-from openai_cpu_server.api.calls.held import Held
-from openai_cpu_server.api.calls.recall import Recall, Recalled
-from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.calls.trial import UNWATCHED, Trial, judged, with_scores
-from openai_cpu_server.api.offload import in_thread
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.resolve.call import resolve
-from openai_cpu_server.api.resolve.routing import asked_of, questioner, routed_headers, taken
+from openai_cpu_server.api.asking.call import Call, ModelContext
+from openai_cpu_server.api.asking.cascade import (
+    UNWATCHED,
+    CascadeAttempt,
+    asked_of,
+    judged,
+    questioner,
+    routed_headers,
+    taken,
+    with_scores,
+)
+from openai_cpu_server.api.asking.resolve import resolve
+from openai_cpu_server.api.asking.running import ReplayedGeneration, RunningCall, limit_time
 from openai_cpu_server.contract.engine import Generation
 from openai_cpu_server.errors import (
     ConstraintFailed,
@@ -30,30 +34,34 @@ from openai_cpu_server.errors import (
     ServerError,
 )
 from openai_cpu_server.http.context import RequestContext
-from openai_cpu_server.models.abilities import Ability, choose_able
-from openai_cpu_server.models.registry import Chosen, ModelRegistry
-from openai_cpu_server.models.routing.decide import Decision, Reason
-from openai_cpu_server.models.routing.follow import Routed, follow
+from openai_cpu_server.http.offload import in_thread
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able
+from openai_cpu_server.models.routing.decide import RouteDecision, RouteReason, verdict
+from openai_cpu_server.models.routing.follow import RoutedCall, follow
 from openai_cpu_server.models.routing.options import Cascade
-from openai_cpu_server.models.routing.verdict import verdict
 
 
 class AskedModel(NamedTuple):
-    chosen: Chosen
-    routed: Routed | None = None
+    chosen: ChosenModel
+    routed: RoutedCall | None = None
     """What routers had to say about it."""
 
 
 class GenerationService:
     """Turns what a client asks for into a call that runs."""
 
-    def __init__(self, models: ModelRegistry, options: ApiOptions, recall: Recall | None = None) -> None:
+    def __init__(
+        self, models: ModelRegistry, options: ApiOptions, recall: AnswerLookup | None = None
+    ) -> None:
         """`recall`: None is no cache of answers."""
         self._models = models
         self._options = options
         self._recall = recall
 
-    async def begin(self, ask: Ask, context: RequestContext, trial: Trial = UNWATCHED) -> Running:
+    async def begin(
+        self, ask: Ask, context: RequestContext, trial: CascadeAttempt = UNWATCHED
+    ) -> RunningCall:
         """Whoever gets the call must enter it. Raises ModelNotFound and its kin, InvalidRequest and its kin,
         the limits of keys and of queues, and EngineUnavailable."""
         return await _Begun(self._models, self._options, self._recall, ask, context).run(trial)
@@ -66,7 +74,7 @@ class _Begun:
         self,
         models: ModelRegistry,
         options: ApiOptions,
-        recall: Recall | None,
+        recall: AnswerLookup | None,
         ask: Ask,
         context: RequestContext,
     ) -> None:
@@ -77,14 +85,14 @@ class _Begun:
         self._context = context
         self._ticket = context.ticket
 
-    async def run(self, trial: Trial) -> Running:
+    async def run(self, trial: CascadeAttempt) -> RunningCall:
         """Of a cascade: the small model's answer, if that is good enough; else the large one is asked."""
         goal = await self._goal()
         routed = goal.routed
         if routed is None or routed.cascade is None:
             return await self._submitted(goal)
         tried = await self._tried(goal, routed, routed.cascade, trial)
-        if isinstance(tried, Running):
+        if isinstance(tried, RunningCall):
             return tried
         await self._context.refund()
         larger = routed.after(tried, choose_able(self._models, routed.larger, None, Ability.GENERATE))
@@ -108,7 +116,7 @@ class _Begun:
             self._ticket.sent_to(taken(routed))
         return AskedModel(routed.chosen, routed)
 
-    async def _submitted(self, goal: AskedModel) -> Running:
+    async def _submitted(self, goal: AskedModel) -> RunningCall:
         """Resolves for this model and submits."""
         call = await self._resolved(goal)
         recalled = await self._recalled(call, goal.chosen)
@@ -119,33 +127,33 @@ class _Begun:
         return running
 
     async def _resolved(self, goal: AskedModel) -> Call:
-        asking = Asking(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
+        asking = ModelContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         call = await in_thread(partial(resolve, self._ask, asking), is_slow=self._ask.is_slow)
         if goal.routed is None:
             return call
         headers = {**call.headers, **routed_headers(goal.routed)}
         return msgspec.structs.replace(call, model=goal.routed.router, headers=headers)
 
-    async def _recalled(self, call: Call, chosen: Chosen) -> Recalled:
+    async def _recalled(self, call: Call, chosen: ChosenModel) -> RecalledAnswer:
         """An earlier answer counts against no limit of tokens, and waits for nobody."""
         self._ticket.priority = call.priority
         if self._recall is None:
-            return Recalled(call)
+            return RecalledAnswer(call)
         return await self._recall.find(call, chosen, self._context.identity, self._ticket)
 
-    async def _running(self, recalled: Recalled, chosen: Chosen) -> Running | None:
+    async def _running(self, recalled: RecalledAnswer, chosen: ChosenModel) -> RunningCall | None:
         """The call, or its earlier answer. None: the model has been replaced."""
         ticket, lease = self._ticket, self._context.lease
         if recalled.held is not None:
-            return Running(recalled.call, recalled.held, chosen.model, ticket=ticket)
+            return RunningCall(recalled.call, recalled.held, chosen.model, ticket=ticket)
         generation = await self._generation(recalled.call, chosen)
         if generation is None:
             return None
-        return Running(
+        return RunningCall(
             recalled.call, generation, chosen.model, ticket=ticket, lease=lease, recorder=recalled.recorder
         )
 
-    async def _generation(self, call: Call, chosen: Chosen) -> Generation | None:
+    async def _generation(self, call: Call, chosen: ChosenModel) -> Generation | None:
         """None: the model has been replaced."""
         context = self._context
         await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=call.max_output_tokens)
@@ -160,8 +168,8 @@ class _Begun:
         return generation
 
     async def _tried(
-        self, goal: AskedModel, routed: Routed, cascade: Cascade, trial: Trial
-    ) -> Running | Decision:
+        self, goal: AskedModel, routed: RoutedCall, cascade: Cascade, trial: CascadeAttempt
+    ) -> RunningCall | RouteDecision:
         """The small model's answers, held, or why the large one is to answer."""
         try:
             call = with_scores(await self._resolved(goal))
@@ -173,15 +181,15 @@ class _Begun:
             async with first:
                 heard = await trial.watched(first.hold)
         except PromptTooLong as error:
-            return Decision(cascade.large, Reason.TOO_LONG, str(error))
+            return RouteDecision(cascade.large, RouteReason.TOO_LONG, str(error))
         except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:
-            return Decision(cascade.large, Reason.FAILED, str(error))
+            return RouteDecision(cascade.large, RouteReason.FAILED, str(error))
         decision = verdict(cascade, judged(call, heard))
-        if decision.reason is not Reason.SURE:
+        if decision.reason is not RouteReason.SURE:
             return decision
         sure = routed.after(decision, goal.chosen)
         self._ticket.sent_to(taken(sure))
         shown = msgspec.structs.replace(first.call, headers={**first.call.headers, **routed_headers(sure)})
         lease = self._context.lease if recalled.held is None else None
-        held = Held(heard, first.figures)
-        return Running(shown, held, goal.chosen.model, ticket=self._ticket, lease=lease)
+        held = ReplayedGeneration(heard, first.figures)
+        return RunningCall(shown, held, goal.chosen.model, ticket=self._ticket, lease=lease)

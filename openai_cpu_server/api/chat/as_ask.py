@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from openai_cpu_server.api.asking.as_ask import generation_ask
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -14,17 +15,16 @@ from openai_cpu_server.api.asking.ask import (
     ToolUse,
     wrong,
 )
-from openai_cpu_server.api.asking.bodies import generation_ask
-from openai_cpu_server.api.resolve.messages import checked_messages
-from openai_cpu_server.api.resolve.thinking import thinking_of
-from openai_cpu_server.api.resolve.tools import check_no_choice
-from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.api.schemas.tools import (
+from openai_cpu_server.api.asking.output import check_no_choice
+from openai_cpu_server.api.asking.thinking import thinking_of
+from openai_cpu_server.api.chat.body import (
     AllowedChoice,
+    ChatBody,
     Function,
     FunctionName,
     LegacyFunction,
     NamedTool,
+    checked_messages,
 )
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from openai_cpu_server.api.access.access import CALLS, INFERENCE, WORK
+from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute, InputTokens
 from openai_cpu_server.api.chat.as_ask import chat_ask
+from openai_cpu_server.api.chat.body import ChatBody
+from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.socket import ChatExchange
-from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.chat import ChatCompletion, ChatRenderer
-from openai_cpu_server.api.routes.counting import CountRoute, InputTokens
-from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.schemas.chat import ChatBody
-from openai_cpu_server.http.identity import SUBPROTOCOL
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.http.clients import SUBPROTOCOL
+from openai_cpu_server.http.keys import CALLS, INFERENCE, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
 from openai_cpu_server.http.sockets import SocketServer
 
@@ -20,14 +19,14 @@ CHAT = Family(BodyReader(ChatBody, chat_ask), ChatRenderer())
 
 
 class ChatRoutes:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ServerParts) -> None:
         self.route = GenerationRoute(CHAT, parts.generation, parts.options)
         self.counting = CountRoute(CHAT.reader, parts.models, lenient=parts.options.lenient)
         exchange = partial(ChatExchange, self.route)
         self.socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
 
 
-ROOM = RouteRoom[Parts, ChatRoutes](
+ROOM = RouteRoom[ServerParts, ChatRoutes](
     ChatRoutes,
     (
         RouteRow(

@@ -1,42 +1,160 @@
-"""`GET /v1/chat/completions` as a WebSocket: many requests at once, each on the way that a POST goes."""
+"""`GET /v1/chat/completions` as a WebSocket: many requests at once, each on the way that a POST goes. A
+message is one JSON object about one request."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
 from functools import partial
+from typing import Union
 
-from openai_cpu_server.api.calls.running import Running
-from openai_cpu_server.api.calls.socket_messages import (
-    Ask,
-    Cancel,
-    about,
-    done,
-    failed,
-    queued,
-    read_message,
-    waking,
-)
-from openai_cpu_server.api.calls.trial import Trial
-from openai_cpu_server.api.gates.ticket import Ticket
-from openai_cpu_server.api.offload import off_loop
-from openai_cpu_server.api.routes.generation import GenerationRoute
-from openai_cpu_server.contract.messages import ModelLoading, Place
+import msgspec
+
+from openai_cpu_server.api.asking.cascade import CascadeAttempt
+from openai_cpu_server.api.asking.route import GenerationRoute
+from openai_cpu_server.api.asking.running import RunningCall
+from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestNotFound, Unauthorized
-from openai_cpu_server.http.body import HeldBody
-from openai_cpu_server.http.context import RequestContext
+from openai_cpu_server.http.body import BodyQuota
+from openai_cpu_server.http.context import RequestContext, Ticket
+from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of, headers_of
+from openai_cpu_server.http.offload import off_loop
 from openai_cpu_server.http.sockets import OpenSocket, too_many
+from openai_cpu_server.json_size import MOST_TOKENS, check_size
+
+_MAX_NAME_CHARS = 64
+_ASKS_FOR_STREAM = msgspec.Raw(b"true")
+_Fields = dict[str, msgspec.Raw]
+
+
+class SocketAsk(msgspec.Struct, frozen=True):
+    """A request: the body that a POST would have."""
+
+    name: str | None
+    """The client's own `request_id`."""
+    body: bytes
+
+
+class SocketCancel(msgspec.Struct, frozen=True):
+    name: str
+    """A `request_id`, or the id that the chunks have."""
+
+
+class SocketQueued(msgspec.Struct, frozen=True):
+    """A streamed request has to wait. This comes before its first chunk only."""
+
+    request_id: str
+    id: str
+    """The one that its chunks will have."""
+    position: int
+    """1 is next."""
+    first_token_ms: int
+    """An estimate, from now."""
+    object: str = "queue"
+
+
+class SocketWaking(msgspec.Struct, frozen=True):
+    """A streamed request waits for its model. This comes before its first chunk only."""
+
+    request_id: str
+    id: str
+    loaded: float
+    """Share of the model that is loaded, 0 to 1."""
+    object: str = "model.loading"
+
+
+class SocketDone(msgspec.Struct, frozen=True):
+    """The last message about a request that went well."""
+
+    request_id: str
+    headers: Mapping[str, str]
+    """The headers that the response of a POST would have had."""
+    done: bool = True
+
+
+class SocketFailed(msgspec.Struct, frozen=True):
+    """The last message about a request that did not."""
+
+    request_id: str | None
+    """None: it is about no request, such as an unknown one that was to be cancelled."""
+    status: int
+    error: ErrorBody
+    headers: Mapping[str, str]
+
+
+def read_message(data: bytes) -> Union[SocketAsk, SocketCancel]:
+    """What the client wants. What is no JSON object is an Ask, too: it is refused where all bodies are.
+
+    Raises InvalidRequest, TooManyValues.
+    """
+    check_size(data, most_numbers=MOST_TOKENS)
+    try:
+        fields = msgspec.json.decode(data, type=_Fields)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return SocketAsk(None, data)
+    if "cancel" in fields:
+        return _cancel(fields)
+    name = _name(fields, "request_id")
+    fields.pop("request_id", None)
+    if bytes(fields.get("stream", b"null")).strip() == b"null":
+        fields["stream"] = _ASKS_FOR_STREAM
+    return SocketAsk(name, msgspec.json.encode(fields))
+
+
+def _cancel(fields: _Fields) -> SocketCancel:
+    name = _name(fields, "cancel")
+    if name is None or len(fields) > 1:
+        raise InvalidRequest(
+            "A message that cancels has the field 'cancel' alone, with the id of a request.",
+            param="cancel",
+            code="invalid_value",
+        )
+    return SocketCancel(name)
+
+
+def _name(fields: _Fields, field: str) -> str | None:
+    try:
+        name: str | None = msgspec.json.decode(fields.get(field, b"null"), type=Union[str, None])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        name = ""
+    if name is not None and not 0 < len(name) <= _MAX_NAME_CHARS:
+        message = f"Invalid value for '{field}': expected a string of 1 to {_MAX_NAME_CHARS} characters."
+        raise InvalidRequest(message, param=field, code="invalid_value")
+    return name
+
+
+def about(name: str, json_object: bytes) -> bytes:
+    """The same object, saying which request it belongs to."""
+    return b'{"request_id":' + msgspec.json.encode(name) + b"," + json_object[1:]
+
+
+def queued(name: str, call_id: str, place: QueuePlace) -> bytes:
+    return msgspec.json.encode(SocketQueued(name, call_id, place.position, round(place.first_token_ms)))
+
+
+def waking(name: str, call_id: str, loading: ModelLoading) -> bytes:
+    return msgspec.json.encode(SocketWaking(name, call_id, round(loading.fraction, 2)))
+
+
+def done(name: str, headers: Mapping[str, str]) -> bytes:
+    return msgspec.json.encode(SocketDone(name, headers))
+
+
+def failed(name: str | None, error: Exception, *, ticket_id: str, headers: Mapping[str, str]) -> bytes:
+    body = error_object(error, request_id=ticket_id).error
+    said = {**headers, **headers_of(error)}
+    return msgspec.json.encode(SocketFailed(name, failure_of(error).status, body, said))
 
 
 class _Request:
     """One of a socket's requests, from its message to its last one."""
 
-    def __init__(self, name: str, ticket: Ticket, body: bytes, held: HeldBody) -> None:
+    def __init__(self, name: str, ticket: Ticket, body: bytes, held: BodyQuota) -> None:
         self.name = name
         self.ticket = ticket
         self._body = body
         self._held = held
-        self._running: Running | None = None
+        self._running: RunningCall | None = None
         self._is_cancelled = False
 
     def take_body(self) -> bytes:
@@ -58,7 +176,7 @@ class _Request:
         if self._running is not None:
             self._running.cancel()
 
-    def submitted(self, running: Running) -> None:
+    def submitted(self, running: RunningCall) -> None:
         self._running = running
         if self._is_cancelled:
             running.cancel()
@@ -80,7 +198,7 @@ class ChatExchange:
             held = self._socket.held(len(data))
             try:
                 message = await off_loop(len(data), partial(read_message, data))
-                if isinstance(message, Cancel):
+                if isinstance(message, SocketCancel):
                     self._cancel(message.name)
                 else:
                     self._begin(message, held)
@@ -115,7 +233,7 @@ class ChatExchange:
         for request in named:
             request.cancel()
 
-    def _begin(self, ask: Ask, held: HeldBody) -> None:
+    def _begin(self, ask: SocketAsk, held: BodyQuota) -> None:
         """The request will release what is held. Raises InvalidRequest, RequestsLimited: then it does not."""
         limit = self._socket.options.max_socket_requests
         if len(self._running) >= limit:
@@ -149,7 +267,7 @@ class ChatExchange:
 
     async def _answer(self, request: _Request, context: RequestContext) -> Mapping[str, str]:
         """Returns the headers that the response of a POST would have."""
-        name, trial = request.name, Trial(submitted=request.submitted)
+        name, trial = request.name, CascadeAttempt(submitted=request.submitted)
         running = await self._route.begin(request.take_body(), context, trial)
         request.release()
         request.submitted(running)
@@ -159,10 +277,10 @@ class ChatExchange:
             await self._socket.send(about(name, await self._route.whole(running)))
         return running.call.headers
 
-    async def _stream(self, name: str, running: Running) -> None:
+    async def _stream(self, name: str, running: RunningCall) -> None:
         async with running:
             async for said in running.tell(self._route.renderer(running)):
-                if isinstance(said, Place):
+                if isinstance(said, QueuePlace):
                     await self._socket.send(queued(name, running.call.id, said))
                     continue
                 if isinstance(said, ModelLoading):

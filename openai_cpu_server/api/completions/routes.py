@@ -1,17 +1,58 @@
-"""The route of text completions."""
+"""`/v1/completions`: its body, the `Ask` that it becomes, and its route."""
 
 from __future__ import annotations
 
-from openai_cpu_server.api.access.access import CALLS
-from openai_cpu_server.api.completions.as_ask import completion_ask
-from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.completion import CompletionRenderer, TextCompletion
-from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.schemas.completion import CompletionBody
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Union
+
+import msgspec
+from pydantic import Field
+
+from openai_cpu_server.api.asking.as_ask import generation_ask
+from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
+from openai_cpu_server.api.asking.body import GenerationBody
+from openai_cpu_server.api.asking.fields import Count, Prompt, Several
+from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
+from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.json_size import MOST_TOKENS
+
+
+class CompletionBody(GenerationBody):
+    most_numbers: ClassVar[int] = MOST_TOKENS
+
+    prompt: Prompt
+    suffix: str | None = None
+    max_tokens: Count | None = None
+    best_of: Several | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+
+def completion_ask(body: CompletionBody) -> Ask:
+    """Raises InvalidRequest for what contradicts itself."""
+    prompt = AskedTexts(_as_list(body.prompt), suffix=body.suffix, echo=bool(body.echo))
+    return msgspec.structs.replace(
+        generation_ask(body, prompt, id_prefix="cmpl-"),
+        best_of=body.best_of,
+        logprobs=body.logprobs,
+        score_prompt=bool(body.echo) and body.logprobs is not None,
+        max_tokens=None if body.max_tokens is None else AskedLimit(body.max_tokens, "max_tokens"),
+    )
+
+
+def _as_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Union[str, Sequence[int]]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [[token for token in prompt if isinstance(token, int)]]
+    return [item for item in prompt if not isinstance(item, int)]
+
 
 COMPLETIONS = Family(BodyReader(CompletionBody, completion_ask), CompletionRenderer())
-ROOM = RouteRoom[Parts, GenerationRoute](
+ROOM = RouteRoom[ServerParts, GenerationRoute](
     lambda parts: GenerationRoute(COMPLETIONS, parts.generation, parts.options),
     (
         RouteRow(

@@ -1,7 +1,4 @@
-"""Sees the steps of all engines while somebody listens, and keeps the last of them for all listeners.
-
-While nobody does there is nothing: the engines are told so, and no task runs.
-"""
+"""What the engines say of their steps, gathered once for all who listen, and how fast it goes."""
 
 from __future__ import annotations
 
@@ -9,16 +6,85 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from openai_cpu_server.api.events.pace import Pace
+from openai_cpu_server.api.events.objects import Latency, Quantiles, Rates
 from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.contract.messages import StepFigures
-from openai_cpu_server.contract.shown import Shown, ShownPart, ShownState
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.step import ShownPart, ShownState, StepTrace
 from openai_cpu_server.errors import TooManyWatchers
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.ended import Distribution
+from openai_cpu_server.observe.recent import SlicedWindow
+
+_SLICE_S = 2.0
+_SLICES = 5
+
+
+def _nothing() -> dict[Priority, Distribution]:
+    return {priority: Distribution() for priority in Priority}
+
+
+@dataclass
+class _Slice:
+    output: int = 0
+    computed: int = 0
+    ttft: dict[Priority, Distribution] = field(default_factory=_nothing)
+    gaps: dict[Priority, Distribution] = field(default_factory=_nothing)
+
+
+class RateWindow:
+    """Bounded: the last ten seconds in slices."""
+
+    def __init__(self, now_s: float) -> None:
+        self._began_s = now_s
+        self._slices = SlicedWindow(_Slice, slice_s=_SLICE_S, num_slices=_SLICES + 1)
+
+    def computed(self, now_s: float, *, tokens: int, output: int) -> None:
+        now = self._slices.at(now_s)
+        now.computed += tokens
+        now.output += output
+
+    def first_token(self, now_s: float, priority: Priority, seconds: float) -> None:
+        self._slices.at(now_s).ttft[priority].add(seconds)
+
+    def tokens(self, now_s: float, priority: Priority, gap_s: float, count: int) -> None:
+        """So many tokens have come after this time."""
+        self._slices.at(now_s).gaps[priority].add(gap_s / count, count)
+
+    def rates(self, now_s: float) -> Rates:
+        """Those of the last whole slices."""
+        number = self._slices.number(now_s)
+        slices = self._slices.between(number - _SLICES, number)
+        seconds = max(1e-3, min(_SLICES * _SLICE_S, number * _SLICE_S - self._began_s))
+        return Rates(
+            window_s=_SLICES * _SLICE_S,
+            output_tokens_per_s=round(sum(one.output for one in slices) / seconds, 2),
+            computed_tokens_per_s=round(sum(one.computed for one in slices) / seconds, 2),
+            priorities={
+                priority.label: Latency(
+                    ttft_ms=_quantiles([one.ttft[priority] for one in slices]),
+                    inter_token_ms=_quantiles([one.gaps[priority] for one in slices]),
+                )
+                for priority in Priority
+            },
+        )
+
+
+def _quantiles(parts: list[Distribution]) -> Quantiles:
+    whole = Distribution()
+    for part in parts:
+        whole.merge(part)
+    return Quantiles(count=whole.num, p50=_ms(whole.quantile_s(0.5)), p95=_ms(whole.quantile_s(0.95)))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 2)
+
 
 MOST_LISTENERS = 32
 FOR_ADMINISTRATORS = 8
@@ -33,14 +99,14 @@ _FEW = 100
 _LOOK_S = 0.1
 
 
-class Seen(NamedTuple):
+class SeenStep(NamedTuple):
     """A step that was computed."""
 
     model: ServedModel
     ended_s: float
     """On the monotonic clock."""
     figures: StepFigures
-    shown: Shown
+    shown: StepTrace
 
 
 class Watcher(NamedTuple):
@@ -56,14 +122,14 @@ class _Live(NamedTuple):
     requests: Sequence[LiveRequest]
 
 
-class News(NamedTuple):
-    steps: Sequence[Seen]
+class FeedNews(NamedTuple):
+    steps: Sequence[SeenStep]
     num_dropped: int
     next: int
     """From where to go on."""
 
 
-class Hub:
+class StepFeed:
     """All methods belong to one event loop's thread."""
 
     def __init__(self, models: ModelRegistry, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,11 +138,11 @@ class Hub:
         self._listeners: list[Watcher] = []
         """One for each stream."""
         self._watched: list[ServedModel] = []
-        self._steps: deque[Seen] = deque(maxlen=_KEPT_STEPS)
+        self._steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
         self._num_seen = 0
         self._states: dict[str, ShownState] = {}
         """By model, as it was told last."""
-        self._pace = Pace(clock())
+        self._pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
         """By request: when its last output came."""
         self._ages: dict[str, tuple[float, bool]] = {}
@@ -115,14 +181,14 @@ class Hub:
         return self._num_seen
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> RateWindow:
         return self._pace
 
-    def since(self, position: int) -> News:
+    def since(self, position: int) -> FeedNews:
         """The steps from there on that are still kept."""
         first = self._num_seen - len(self._steps)
         steps = [self._steps[n - first] for n in range(max(position, first), self._num_seen)]
-        return News(steps, max(0, first - position), self._num_seen)
+        return FeedNews(steps, max(0, first - position), self._num_seen)
 
     def state_of(self, model: ServedModel) -> ShownState | None:
         return self._states.get(model.name)
@@ -141,7 +207,7 @@ class Hub:
                 self._watch(model)
 
     def _begin(self) -> None:
-        self._pace = Pace(self._clock())
+        self._pace = RateWindow(self._clock())
         self.look_for_models()
 
     def _end(self) -> None:
@@ -161,7 +227,7 @@ class Hub:
         self._watched.append(model)
         model.engine.show_steps(partial(self._see, model))
 
-    def _see(self, model: ServedModel, figures: StepFigures | None, shown: Shown) -> None:
+    def _see(self, model: ServedModel, figures: StepFigures | None, shown: StepTrace) -> None:
         if model not in self._watched:
             return  # it was replaced, and this step was on its way
         now_s = self._clock()
@@ -169,7 +235,7 @@ class Hub:
             self._states[model.name] = shown.state
         if figures is None or not shown.parts:
             return
-        self._steps.append(Seen(model, now_s, figures, shown))
+        self._steps.append(SeenStep(model, now_s, figures, shown))
         self._num_seen += 1
         if not figures.is_interrupted:
             output = sum(part.output for part in shown.parts)

@@ -9,7 +9,7 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.options import SchedulingOptions
+from openai_cpu_server.http.options import SchedulingOptions
 
 VERSION = 1
 """It grows when something that is here changes its meaning or goes. New fields and types are no change."""
@@ -98,7 +98,7 @@ class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     share of the time has paid for them)."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step of an engine, or several short ones in a row that are told as one."""
 
     model: str
@@ -122,7 +122,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="step"):
-    steps: list[Step]
+    steps: list[StepReport]
     dropped: int
     """Steps since the event before that this reader was too slow for."""
 

@@ -11,22 +11,21 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.access.rate_limits import RateLimits
+from openai_cpu_server.api.admin.models import model_card
 from openai_cpu_server.api.asking.ask import Ask
 from openai_cpu_server.api.asking.generation import GenerationService
-from openai_cpu_server.api.calls.disconnect import while_connected
-from openai_cpu_server.api.errors import error_object, failure_of
-from openai_cpu_server.api.gates.ticket import Endings
-from openai_cpu_server.api.offload import off_loop
-from openai_cpu_server.api.options import ApiOptions
-from openai_cpu_server.api.render.generate import answered, batch_bytes, refused
-from openai_cpu_server.api.routes.generation import BodyReader, GenerationRoute
-from openai_cpu_server.api.routes.models import model_card
-from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
-from openai_cpu_server.api.schemas.parse import Ignored, parse, parse_fields
+from openai_cpu_server.api.asking.route import BodyReader, GenerationRoute
+from openai_cpu_server.api.asking.stream import while_connected
+from openai_cpu_server.api.generate.body import GenerateBatchBody, GenerateBody
+from openai_cpu_server.api.generate.render import answered, batch_bytes, refused
 from openai_cpu_server.errors import BodyTooLarge, InvalidRequest
 from openai_cpu_server.http.body import unkept_body
-from openai_cpu_server.http.context import RequestContext, context_of, served
+from openai_cpu_server.http.context import EndedRequests, RequestContext, context_of, served
+from openai_cpu_server.http.errors import error_object, failure_of
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.offload import off_loop
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import Ignored, parse, parse_fields
 from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.models.registry import ModelRegistry
 
@@ -35,7 +34,7 @@ _AT_ONCE = 64
 _ITEM_PATH = "/v1/generate"
 
 
-class Batch(NamedTuple):
+class PromptBatch(NamedTuple):
     """The requests of one body."""
 
     shared: Mapping[str, object]
@@ -64,7 +63,7 @@ class GenerateBatchRoute:
         service: GenerationService,
         *,
         limits: RateLimits,
-        endings: Endings,
+        endings: EndedRequests,
         options: ApiOptions,
     ) -> None:
         self.one = one
@@ -91,7 +90,7 @@ class GenerateBatchRoute:
 class _Work:
     """A batch while it runs. When its client leaves, it is cancelled, and all of its requests with it."""
 
-    def __init__(self, shared: GenerateBatchRoute, outer: RequestContext, batch: Batch) -> None:
+    def __init__(self, shared: GenerateBatchRoute, outer: RequestContext, batch: PromptBatch) -> None:
         self._shared = shared
         self._outer = outer
         self._batch = batch
@@ -138,7 +137,7 @@ class _Work:
         return await shared.one.whole(await shared.service.begin(ask, context))
 
 
-def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> Batch:
+def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> PromptBatch:
     """Raises InvalidRequest; BodyTooLarge, for what all share must not make much work of few bytes."""
     body, ignored = parse(GenerateBatchBody, data, lenient=lenient)
     if (body.prompts is None) == (body.requests is None):
@@ -154,7 +153,7 @@ def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> Batch:
     shared_size = len(json.dumps(shared))
     if shared_size * len(items) > max_bytes:
         raise BodyTooLarge(max_bytes)
-    return Batch(shared, items, ignored, len(data), shared_size)
+    return PromptBatch(shared, items, ignored, len(data), shared_size)
 
 
 def _no_stream() -> InvalidRequest:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from openai_cpu_server.api.access.access import CALLS, INFERENCE
-from openai_cpu_server.api.errors import CLIENT_GONE
-from openai_cpu_server.api.generate.as_ask import generate_ask
+from openai_cpu_server.api.admin.models import ModelCard
+from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.generate.batch import GenerateBatchRoute, ModelInfoRoute
-from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.generate import Generated, GeneratedBatch, GenerateRenderer
-from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.routes.models import ModelCard
-from openai_cpu_server.api.schemas.generate import GenerateBatchBody, GenerateBody
+from openai_cpu_server.api.generate.body import GenerateBatchBody, GenerateBody, generate_ask
+from openai_cpu_server.api.generate.render import Generated, GeneratedBatch, GenerateRenderer
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.http.errors import CLIENT_GONE
+from openai_cpu_server.http.keys import CALLS, INFERENCE
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 
 GENERATE = Family(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
 
 
 class GenerateRoutes:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ServerParts) -> None:
         options = parts.options
         self.route = GenerationRoute(GENERATE, parts.generation, options)
         self.batch = GenerateBatchRoute(
@@ -44,7 +43,7 @@ _ONE = RouteRow[GenerateRoutes](
     stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the `metrics`.",
     errors=GENERATION_ERRORS,
 )
-ROOM = RouteRoom[Parts, GenerateRoutes](
+ROOM = RouteRoom[ServerParts, GenerateRoutes](
     GenerateRoutes,
     (
         _ONE,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from openai_cpu_server.api.asking.as_ask import schema_form
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -24,11 +25,10 @@ from openai_cpu_server.api.asking.ask import (
     missing,
     wrong,
 )
-from openai_cpu_server.api.resolve.answer_shape import schema_form
-from openai_cpu_server.api.resolve.sampling import seed_of, top_k_of
-from openai_cpu_server.api.resolve.thinking import asked_thinking
-from openai_cpu_server.api.resolve.tools import check_no_choice
-from openai_cpu_server.api.schemas.anthropic import (
+from openai_cpu_server.api.asking.output import check_no_choice
+from openai_cpu_server.api.asking.sampling import seed_of, top_k_of
+from openai_cpu_server.api.asking.thinking import asked_thinking
+from openai_cpu_server.api.messages.body import (
     Block,
     CountBody,
     CustomTool,
@@ -42,8 +42,8 @@ from openai_cpu_server.api.schemas.anthropic import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from openai_cpu_server.api.schemas.parse import MOST_NAMED, Ignored, header_safe
 from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.http.parse import MOST_NAMED, Ignored, header_safe
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """Claude Code's first line of a system prompt, for Anthropic's books. It is another one in each request, so
@@ -59,7 +59,7 @@ _ALLOWED = {
 }
 
 
-class Placed(NamedTuple):
+class PlacedBlock(NamedTuple):
     block: Block
     at: str
     """Its path in the body."""
@@ -162,13 +162,13 @@ def _system_text(system: str | Sequence[object] | None) -> str:
     return "\n".join(text for text in texts if text)
 
 
-def _placed(content: str | Sequence[Block], at: str) -> list[Placed]:
+def _placed(content: str | Sequence[Block], at: str) -> list[PlacedBlock]:
     if isinstance(content, str):
-        return [Placed(TextBlock(type="text", text=content), at)]
-    return [Placed(block, f"{at}.content[{index}]") for index, block in enumerate(content)]
+        return [PlacedBlock(TextBlock(type="text", text=content), at)]
+    return [PlacedBlock(block, f"{at}.content[{index}]") for index, block in enumerate(content)]
 
 
-def _check_place(placed: Placed, role: str) -> None:
+def _check_place(placed: PlacedBlock, role: str) -> None:
     if not isinstance(placed.block, _ALLOWED[role]):
         message = f"'{placed.at}': a message of the role '{role}' cannot have '{placed.block.type}' blocks."
         raise wrong(message, placed.at)

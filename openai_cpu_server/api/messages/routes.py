@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.api.access.access import CALLS, WORK
-from openai_cpu_server.api.error_shapes import COUNT_TOKENS, MESSAGES, SHAPE, MessagesError
+from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute
 from openai_cpu_server.api.messages.as_ask import messages_ask, prompt_ask
-from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.anthropic import AnswerMessage, MessagesRenderer
-from openai_cpu_server.api.routes.counting import CountRoute
-from openai_cpu_server.api.routes.generation import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.schemas.anthropic import CountBody, MessagesBody
+from openai_cpu_server.api.messages.body import CountBody, MessagesBody
+from openai_cpu_server.api.messages.errors import COUNT_TOKENS, MESSAGES, SHAPE, MessagesError
+from openai_cpu_server.api.messages.render import AnswerMessage, MessagesRenderer
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.http.keys import CALLS, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 
 MESSAGES_API = Family(BodyReader(MessagesBody, messages_ask), MessagesRenderer())
@@ -27,12 +26,12 @@ class TokensCounted(msgspec.Struct, frozen=True):
 
 
 class MessagesRoutes:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ServerParts) -> None:
         self.route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
         self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, told=TokensCounted)
 
 
-ROOM = RouteRoom[Parts, MessagesRoutes](
+ROOM = RouteRoom[ServerParts, MessagesRoutes](
     MessagesRoutes,
     (
         RouteRow(

@@ -1,17 +1,164 @@
-"""The routes of embeddings and reranking."""
+"""The one way of every call that embeds or scores: parse, choose the model, resolve, submit, answer."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Generic, TypeVar
 
-from openai_cpu_server.api.access.access import CALLS
-from openai_cpu_server.api.parts import Parts
-from openai_cpu_server.api.render.pooling import EmbeddingList, Reranked
-from openai_cpu_server.api.routes.pooling import EMBEDDINGS, RERANKING, PoolingRoute
-from openai_cpu_server.api.schemas.pooling import EmbeddingBody, RerankBody
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.asking.ask import LONG_BODY
+from openai_cpu_server.api.asking.call import ModelContext
+from openai_cpu_server.api.asking.running import limit_time
+from openai_cpu_server.api.asking.stream import while_connected
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.pooling.body import (
+    EmbeddingBody,
+    PoolingBody,
+    PoolingCall,
+    RerankBody,
+    Rows,
+    submit,
+)
+from openai_cpu_server.api.pooling.embed import resolve_embeddings
+from openai_cpu_server.api.pooling.rank import resolve_ranking
+from openai_cpu_server.api.pooling.render import EmbeddingList, Reranked
+from openai_cpu_server.contract.engine import Embedding
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
+from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.context import RequestContext, Sender, Ticket, context_of
+from openai_cpu_server.http.keys import CALLS
+from openai_cpu_server.http.offload import in_thread, off_loop
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able
+from openai_cpu_server.observe.ended import Distribution, EndedCall
 
-EMBEDDING_ROOM = RouteRoom[Parts, PoolingRoute[EmbeddingBody]](
+B = TypeVar("B", bound=PoolingBody)
+_CHEAPER = 16
+"""A byte of a vector is written so many times faster than a byte of a body is parsed and tokenised: 32 KiB of
+vectors are JSON within a millisecond."""
+
+
+class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
+    """Embeddings or reranking: what its bodies are, what a model needs for them, what they mean."""
+
+    schema: type[B]
+    ability: Ability
+    resolve: Callable[[B, ModelContext], PoolingCall]
+    """It runs in any thread. Raises what `http/errors.py` lists."""
+
+
+EMBEDDINGS = PoolingFamily(EmbeddingBody, Ability.EMBED, resolve_embeddings)
+RERANKING = PoolingFamily(RerankBody, Ability.RERANK, resolve_ranking)
+
+
+class PoolingRoute(Generic[B]):
+    def __init__(self, family: PoolingFamily[B], models: ModelRegistry, options: ApiOptions) -> None:
+        self._family = family
+        self._models = models
+        self._options = options
+
+    async def create(self, request: Request) -> Response:
+        data, context = await unkept_body(request), context_of(request.scope)
+        call, working, chosen = await self._begun(data, context)
+        del data  # the call may wait for long
+        context.body.release()
+        ticket = context.ticket
+        ticket.priority = call.priority
+        limit_time(working, ticket, call.timeout_s, context.timeout_s)
+        running = _Running(call, working, chosen.model.name, ticket)
+        rows = await while_connected(request.receive, running.rows)
+        body = await _written(call, rows, working.figures)
+        return Response(body, media_type="application/json", headers=dict(call.headers))
+
+    async def answer(self, data: bytes, context: RequestContext) -> bytes:
+        """The answer to a body that came by no request of its own, such as a row of a batch job.
+
+        Raises as `create`.
+        """
+        call, working, chosen = await self._begun(data, context)
+        if call.timeout_s is not None:
+            working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
+        try:
+            rows = await _Running(call, working, chosen.model.name, context.ticket).rows()
+        except GenerationFailed:
+            chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
+            raise
+        return await _written(call, rows, working.figures)
+
+    async def _resolved(self, data: bytes, sender: Sender) -> tuple[PoolingCall, ChosenModel]:
+        reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
+        body, ignored = await off_loop(len(data), reading)
+        allowed = sender.identity.allowed_models
+        chosen = choose_able(self._models, body.model, allowed, self._family.ability)
+        asking = ModelContext(chosen, chosen.model.loaded(), sender, self._options)
+        # Each document of a ranking brings the query along: that work does not go by the size of the body.
+        is_slow = self._family.ability is not Ability.EMBED or len(data) > LONG_BODY
+        resolving = partial(self._family.resolve, body, asking)
+        call = await in_thread(resolving, is_slow=is_slow)
+        return msgspec.structs.replace(call, headers=ignored.headers), chosen
+
+    async def _begun(
+        self, data: bytes, context: RequestContext
+    ) -> tuple[PoolingCall, Embedding, ChosenModel]:
+        """Chooses again where the model was replaced between choosing and submitting."""
+        while True:
+            call, chosen = await self._resolved(data, context.sender)
+            await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=0)
+            try:
+                return call, submit(call, chosen.model.engine), chosen
+            except ServerError:
+                await context.refund()
+                if self._models.is_current(chosen.model):
+                    raise
+
+
+class _Running:
+    """A call that was submitted: it is counted when it ends, however it ends."""
+
+    def __init__(self, call: PoolingCall, working: Embedding, model: str, ticket: Ticket) -> None:
+        """`model`: the name of the one that answers."""
+        self._call = call
+        self._model = model
+        self._working = working
+        self._ticket = ticket
+
+    async def rows(self) -> Rows:
+        """Raises what the call failed with."""
+        num_done = 0
+        try:
+            async with self._working:
+                vectors = await self._working.vectors()
+            num_done = self._call.num_inputs
+        finally:
+            self._ticket.generated(_ended(self._call, self._model, self._working.figures, num_done))
+        return np.frombuffer(vectors, np.dtype("<f4")).reshape(self._call.num_inputs, -1)
+
+
+async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
+    return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
+
+
+def _ended(call: PoolingCall, model: str, told: Figures, num_done: int) -> EndedCall:
+    return EndedCall(
+        figures=msgspec.structs.replace(told, prompt_tokens=call.prompt_tokens),
+        model=model,
+        submitted_s=time.monotonic() - told.latency_ms / 1000,
+        gaps=Distribution(),
+        inputs=num_done,
+    )
+
+
+EMBEDDING_ROOM = RouteRoom[ServerParts, PoolingRoute[EmbeddingBody]](
     lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options),
     (
         RouteRow(
@@ -39,7 +186,7 @@ _RERANK = RouteRow[PoolingRoute[RerankBody]](
     answer=Reranked,
     errors=GENERATION_ERRORS,
 )
-RERANKING_ROOM = RouteRoom[Parts, PoolingRoute[RerankBody]](
+RERANKING_ROOM = RouteRoom[ServerParts, PoolingRoute[RerankBody]](
     lambda parts: PoolingRoute(RERANKING, parts.models, parts.options),
     (
         replace(_RERANK, batched=lambda at: at.answer),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from pydantic import JsonValue
 
+from openai_cpu_server.api.asking.as_ask import any_object, one_form, schema_form, shared_ask, shared_forms
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -20,12 +21,10 @@ from openai_cpu_server.api.asking.ask import (
     missing,
     wrong,
 )
-from openai_cpu_server.api.asking.bodies import shared_ask
-from openai_cpu_server.api.resolve.answer_shape import any_object, one_form, schema_form, shared_forms
-from openai_cpu_server.api.resolve.thinking import asked_thinking
-from openai_cpu_server.api.resolve.tools import check_no_choice
-from openai_cpu_server.api.schemas.responses import (
-    AllowedTools,
+from openai_cpu_server.api.asking.output import check_no_choice
+from openai_cpu_server.api.asking.thinking import asked_thinking
+from openai_cpu_server.api.responses.body import (
+    AllowedToolsChoice,
     FunctionTool,
     NamedFunction,
     ResponsesBody,
@@ -137,7 +136,7 @@ def _choice(body: ResponsesBody) -> tuple[ToolUse | None, tuple[str, ...] | None
     match body.tool_choice:
         case NamedFunction(name=name):
             return ToolUse.NAMED, (name,)
-        case AllowedTools(mode=mode, tools=tools):
+        case AllowedToolsChoice(mode=mode, tools=tools):
             return ToolUse(mode), _allowed(tools)
         case "none":
             return None, None

@@ -12,15 +12,14 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.errors import ErrorBody, error_object, failure_of
-from openai_cpu_server.api.gates.ticket import Ticket
-from openai_cpu_server.api.offload import off_loop
-from openai_cpu_server.api.routes.responses.making import Maker, Making
-from openai_cpu_server.api.routes.responses.turns import Recent, TurnReader
-from openai_cpu_server.contract.messages import ModelLoading, Place
+from openai_cpu_server.api.responses.making import ResponseMaker, RunningResponse
+from openai_cpu_server.api.responses.turns import LastResponse, ResponseReader
+from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import BodiesFull, BodyTooLarge, InvalidRequest, RequestsLimited
-from openai_cpu_server.http.body import HeldBody
-from openai_cpu_server.http.context import RequestContext, ServedRequest
+from openai_cpu_server.http.body import BodyQuota
+from openai_cpu_server.http.context import RequestContext, ServedRequest, Ticket
+from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
+from openai_cpu_server.http.offload import off_loop
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import check_size
 
@@ -38,7 +37,7 @@ class SocketRefusal(msgspec.Struct, frozen=True, kw_only=True):
 class _Message:
     """A message that waits, and its part of what all bodies may have."""
 
-    def __init__(self, data: bytes, held: HeldBody) -> None:
+    def __init__(self, data: bytes, held: BodyQuota) -> None:
         self.data = data
         self._held = held
 
@@ -56,14 +55,14 @@ class _Message:
 class ResponsesExchange:
     """The responses of one open socket. An `Exchange`."""
 
-    def __init__(self, reader: TurnReader, maker: Maker, socket: OpenSocket) -> None:
+    def __init__(self, reader: ResponseReader, maker: ResponseMaker, socket: OpenSocket) -> None:
         self._reader = reader
         self._maker = maker
         self._socket = socket
         self._waiting: deque[_Message] = deque()
         self._is_serving = False
-        self._making: Making | None = None
-        self._recent: Recent | None = None
+        self._making: RunningResponse | None = None
+        self._recent: LastResponse | None = None
 
     async def take(self, data: bytes) -> None:
         """Messages wait for their turn, up to a limit, and together have no more bytes than one may have."""
@@ -121,25 +120,25 @@ class ResponsesExchange:
         message.release()
         await (self._tell(making) if is_to_generate else self._warm(making))
 
-    async def _begun(self, body: bytes, context: RequestContext, *, is_to_generate: bool) -> Making:
+    async def _begun(self, body: bytes, context: RequestContext, *, is_to_generate: bool) -> RunningResponse:
         read = await self._reader.read(body, context.identity, self._recent)
         if read.body.previous_response_id is not None:
             self._recent = None  # an error in its middle leaves nothing to go on from
         asked = read if is_to_generate else read.without_output()
         return await self._maker.begin(asked, context)
 
-    async def _tell(self, making: Making) -> None:
+    async def _tell(self, making: RunningResponse) -> None:
         self._making = making
         if not self._socket.is_open:
             making.running.cancel()
         async with making.running:
             async for said in making.told():
-                chunks = making.stream.waits(said) if isinstance(said, (Place, ModelLoading)) else said
+                chunks = making.stream.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
                 for chunk in chunks:
                     await self._socket.send(chunk.json)
         self._recent = making.recent()
 
-    async def _warm(self, making: Making) -> None:
+    async def _warm(self, making: RunningResponse) -> None:
         """The prompt is read, so that the next turn finds it computed; the token behind it is not shown."""
         for chunk in await making.warmed():
             await self._socket.send(chunk.json)

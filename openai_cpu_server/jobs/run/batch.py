@@ -1,9 +1,10 @@
-"""Runs one batch to its end, in the process that holds its lease."""
+"""Runs one batch to its end, in the process that holds its lease: reads its rows, runs them and commits their
+results."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -13,13 +14,66 @@ import anyio
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, LineError, RowResult
-from openai_cpu_server.jobs.run.check import InputCheck
-from openai_cpu_server.jobs.run.reading import FileReader
-from openai_cpu_server.jobs.run.recorder import Recorder
-from openai_cpu_server.jobs.run.rows import Row, RowAnswer, RunRow, answered, expired, parse_row
-from openai_cpu_server.jobs.store.ledger import LeaseLost, Ledger
-from openai_cpu_server.jobs.store.storage import Storage
+from openai_cpu_server.jobs.run.rows import (
+    BatchRow,
+    InputCheck,
+    InputLine,
+    LineSplitter,
+    RowAnswer,
+    RunRow,
+    answered,
+    expired,
+    parse_row,
+)
+from openai_cpu_server.jobs.store.batches import BatchLedger, LeaseLost
+from openai_cpu_server.jobs.store.files import FileStore
+from openai_cpu_server.jobs.store.storage import StorageRoom
 from openai_cpu_server.storage.database import DatabaseThreads
+
+
+class FileReader:
+    def __init__(self, files: FileStore, threads: DatabaseThreads) -> None:
+        self._files = files
+        self._threads = threads
+
+    async def parts(self, file_id: str) -> AsyncIterator[bytes]:
+        last = 0
+        while found := await self._threads.read(self._files.parts, file_id, last):
+            for _, content in found:
+                yield content
+            last = found[-1][0]
+
+    async def lines(self, file_id: str) -> AsyncIterator[list[InputLine]]:
+        """Yield the lines that end in each group of parts."""
+        splitter = LineSplitter()
+        async for part in self.parts(file_id):
+            yield await anyio.to_thread.run_sync(splitter.feed, part)
+        yield splitter.end()
+
+
+Commit = Callable[[Sequence[RowResult]], Awaitable[None]]
+
+
+class RowRecorder:
+    """After an exception of `commit` it must not be used again, because other rows' results are lost too."""
+
+    def __init__(self, commit: Commit) -> None:
+        self._commit = commit
+        self._waiting: list[RowResult] = []
+        self._lock = anyio.Lock()
+
+    async def record(self, result: RowResult) -> None:
+        """Returns when the result is committed."""
+        self._waiting.append(result)
+        async with self._lock:
+            if self._waiting and self._holds(result):
+                taken, self._waiting = self._waiting, []
+                await self._commit(taken)
+
+    def _holds(self, result: RowResult) -> bool:
+        """Whether the result still waits. The lock's last holder took all that waited then."""
+        return any(waiting is result for waiting in self._waiting)
+
 
 _EXPIRED_AT_ONCE = 500
 """The rows in one transaction."""
@@ -32,7 +86,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Stop(enum.Enum):
+class StopReason(enum.Enum):
     """Why a run ends early. The run itself notices when the completion window ends."""
 
     CANCELLED = "cancelled"
@@ -54,10 +108,10 @@ class BatchRun:
         self,
         batch: BatchRecord,
         *,
-        ledger: Ledger,
+        ledger: BatchLedger,
         reader: FileReader,
         threads: DatabaseThreads,
-        storage: Storage,
+        storage: StorageRoom,
         run_row: RunRow,
         slots: anyio.Semaphore,
         options: JobOptions,
@@ -73,15 +127,15 @@ class BatchRun:
         self._options = options
         self._clock = clock
         self._scope = anyio.CancelScope()
-        self._stop: Stop | None = None
+        self._stop: StopReason | None = None
         self._pause_s: float | None = None
         """No row can run for so long."""
-        self._put_back: list[Row] = []
+        self._put_back: list[BatchRow] = []
         """Rows that were to run then."""
         self._errors: list[LineError] = []
-        self._recorder = Recorder(self._commit)
+        self._recorder = RowRecorder(self._commit)
 
-    def stop(self, why: Stop) -> None:
+    def stop(self, why: StopReason) -> None:
         """Ask the run to end. Only the first reason counts."""
         if self._stop is None:
             self._stop = why
@@ -102,9 +156,9 @@ class BatchRun:
         self._scope.deadline = anyio.current_time() + self._batch.expires_at - self._clock()
         with self._scope:
             ending = await self._work()
-        if self._stop is Stop.LEASE_LOST:
+        if self._stop is StopReason.LEASE_LOST:
             return None
-        return BatchStatus.CANCELLED if self._stop is Stop.CANCELLED else ending
+        return BatchStatus.CANCELLED if self._stop is StopReason.CANCELLED else ending
 
     async def _work(self) -> BatchStatus:
         status, batch_id = self._batch.status, self._batch.id
@@ -145,7 +199,7 @@ class BatchRun:
                 await anyio.sleep(max(_SHORTEST_WAIT_S, self._pause_s))
                 self._pause_s = None
 
-    async def _run_until_pause(self, rows: AsyncGenerator[Row, None]) -> None:
+    async def _run_until_pause(self, rows: AsyncGenerator[BatchRow, None]) -> None:
         async with anyio.create_task_group() as group:
             while (row := self._put_back.pop() if self._put_back else await anext(rows, None)) is not None:
                 await self._slots.acquire()
@@ -155,7 +209,7 @@ class BatchRun:
                     return
                 group.start_soon(self._row, row)
 
-    async def _open_rows(self) -> AsyncGenerator[Row, None]:
+    async def _open_rows(self) -> AsyncGenerator[BatchRow, None]:
         """The rows without a committed result, in order. Only a part of the file is in memory."""
         ended = await self._threads.read(self._ledger.ended_rows, self._batch.id)
         async for lines in self._reader.lines(self._batch.input_file_id):
@@ -163,7 +217,7 @@ class BatchRun:
                 if line.number not in ended:
                     yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
 
-    async def _row(self, row: Row) -> None:
+    async def _row(self, row: BatchRow) -> None:
         """It has a slot."""
         try:
             answer = await self._answer(row)
@@ -176,7 +230,7 @@ class BatchRun:
         finally:
             self._slots.release()
 
-    async def _answer(self, row: Row) -> RowAnswer:
+    async def _answer(self, row: BatchRow) -> RowAnswer:
         """Run a row. It is tried again as long as it is not to blame:
         the queue is full, or the engine restarts."""
         while True:
@@ -190,7 +244,7 @@ class BatchRun:
             await self._threads.write(self._ledger.record, self._batch, results)
             self._storage.grew(self._batch.owner, sum(len(row.content) for row in results))
         except LeaseLost:
-            self.stop(Stop.LEASE_LOST)
+            self.stop(StopReason.LEASE_LOST)
 
     async def _overdue(self) -> BatchStatus:
         """End a batch whose window is over.

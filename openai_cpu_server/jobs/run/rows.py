@@ -1,22 +1,60 @@
-"""One row of a batch: a line of the input file, and the line of OpenAI's format that answers it. Pure."""
+"""The rows of an input file: its lines, what they ask for, what is answered, and what is wrong with them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Protocol, Union
 
 import msgspec
 
 from openai_cpu_server.errors import ServerError, TooManyValues
-from openai_cpu_server.jobs.records import RowResult
-from openai_cpu_server.jobs.run.lines import Line
+from openai_cpu_server.jobs.records import LineError, RowResult
 from openai_cpu_server.json_size import MOST_TOKENS, check_size
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class InputLine(msgspec.Struct, frozen=True):
+    number: int
+    """The line's number from 1; blank lines count."""
+    content: bytes
+
+
+class LineSplitter:
+    """Keeps the part of a line that is not complete yet. Blank lines are counted and left out."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._open: list[bytes] = []
+
+    def feed(self, part: bytes) -> list[InputLine]:
+        *ended, rest = part.split(b"\n")
+        lines = []
+        for piece in ended:
+            lines += self._line(b"".join([*self._open, piece]))
+            self._open = []
+        if rest:
+            self._open.append(rest)
+        return lines
+
+    def end(self) -> list[InputLine]:
+        """The last line, if no line end follows it."""
+        return self._line(b"".join(self._open)) if self._open else []
+
+    def _line(self, content: bytes) -> list[InputLine]:
+        self._number += 1
+        if self._number == 1:
+            content = content.removeprefix(_BOM)
+        content = content.strip()
+        return [InputLine(self._number, content)] if content else []
+
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _MAX_ID_CHARS = 512
 
 
-class Row(msgspec.Struct, frozen=True):
+class BatchRow(msgspec.Struct, frozen=True):
     line: int
     custom_id: str
     body: bytes
@@ -90,7 +128,7 @@ class _Answer(msgspec.Struct, frozen=True):
     usage: Union[_Usage, None] = None
 
 
-def parse_row(line: Line, endpoint: str) -> Row:
+def parse_row(line: InputLine, endpoint: str) -> BatchRow:
     """Read a line of the input file. Raises BadLine."""
     fields = _fields(line.content)
     method, url = _text(fields, "method"), _text(fields, "url")
@@ -101,15 +139,15 @@ def parse_row(line: Line, endpoint: str) -> Row:
     if url != endpoint:
         message = f"The 'url' of this request is '{url[:64]}', but the batch's endpoint is '{endpoint}'."
         raise BadLine("mismatched_endpoint", message, "url")
-    return Row(line.number, _custom_id(fields), _body(fields))
+    return BatchRow(line.number, _custom_id(fields), _body(fields))
 
 
-def url_of(line: Line) -> str:
+def url_of(line: InputLine) -> str:
     """The URL of a line's request. Raises BadLine."""
     return _text(_fields(line.content), "url")
 
 
-def answered(batch_id: str, row: Row, answer: RowAnswer) -> RowResult:
+def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
     """The row's result: 2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
@@ -125,7 +163,7 @@ def answered(batch_id: str, row: Row, answer: RowAnswer) -> RowResult:
     )
 
 
-def expired(batch_id: str, row: Row) -> RowResult:
+def expired(batch_id: str, row: BatchRow) -> RowResult:
     error = _Error(
         "batch_expired", "This request could not be executed before the completion window expired."
     )
@@ -184,10 +222,57 @@ def _body(fields: dict[str, msgspec.Raw]) -> bytes:
     return body
 
 
-def _row_id(batch_id: str, row: Row) -> str:
+def _row_id(batch_id: str, row: BatchRow) -> str:
     """The row's id. It is the same if the row is computed again."""
     return "batch_req_" + hashlib.sha256(f"{batch_id}/{row.line}".encode()).hexdigest()[:24]
 
 
 def _encoded(line: _OutputLine) -> bytes:
     return msgspec.json.encode(line) + b"\n"
+
+
+MAX_ERRORS = 100
+"""The most errors that are reported: the first ones show what is wrong."""
+
+
+class InputCheck:
+    """Reads all lines of a file in order."""
+
+    def __init__(self, endpoint: str, *, max_rows: int, max_line_bytes: int) -> None:
+        self.num_rows = 0
+        self._endpoint = endpoint
+        self._max_rows = max_rows
+        self._max_line_bytes = max_line_bytes
+        self._errors: list[LineError] = []
+        self._ids: set[str] = set()
+
+    def feed(self, lines: Sequence[InputLine]) -> None:
+        for line in lines:
+            self.num_rows += 1
+            try:
+                self._check(line)
+            except BadLine as bad:
+                self._note(LineError(bad.code, str(bad), bad.param, line.number))
+
+    def errors(self) -> list[LineError]:
+        """At most `MAX_ERRORS` errors. Ask for them after the last line."""
+        if self.num_rows == 0:
+            self._note(LineError("empty_file", "The input file is empty."))
+        if self.num_rows > self._max_rows:
+            message = f"The input file has {self.num_rows} requests; a batch may have {self._max_rows}."
+            self._errors.insert(0, LineError("too_many_requests_in_file", message))
+        return self._errors[:MAX_ERRORS]
+
+    def _check(self, line: InputLine) -> None:
+        if len(line.content) > self._max_line_bytes:
+            raise BadLine("request_too_large", f"This line is larger than {self._max_line_bytes} bytes.")
+        row = parse_row(line, self._endpoint)
+        if row.custom_id in self._ids:
+            message = f"The custom_id '{row.custom_id[:64]}' is a duplicate: it must be unique in a batch."
+            raise BadLine("duplicate_custom_id", message, "custom_id")
+        if self.num_rows <= self._max_rows:
+            self._ids.add(row.custom_id)
+
+    def _note(self, error: LineError) -> None:
+        if len(self._errors) < MAX_ERRORS:
+            self._errors.append(error)

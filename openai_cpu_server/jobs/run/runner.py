@@ -12,14 +12,12 @@ from anyio.abc import TaskGroup
 from openai_cpu_server.errors import JobsUnavailable
 from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
-from openai_cpu_server.jobs.run.batch import BatchPaused, BatchRun, Stop
-from openai_cpu_server.jobs.run.reading import FileReader
+from openai_cpu_server.jobs.run.batch import BatchPaused, BatchRun, FileReader, StopReason
 from openai_cpu_server.jobs.run.rows import RunRow
+from openai_cpu_server.jobs.store.batches import BatchLedger
 from openai_cpu_server.jobs.store.database import away
-from openai_cpu_server.jobs.store.files import FileStore
-from openai_cpu_server.jobs.store.ledger import Ledger
-from openai_cpu_server.jobs.store.storage import Storage
-from openai_cpu_server.jobs.store.upload import prune
+from openai_cpu_server.jobs.store.files import FileStore, prune
+from openai_cpu_server.jobs.store.storage import StorageRoom
 from openai_cpu_server.storage.breaker import CircuitBreaker
 from openai_cpu_server.storage.database import DatabaseThreads
 
@@ -33,15 +31,15 @@ _AFTER_FAILURE_S = 5.0
 """Seconds before the next try: a full disk, or a database that cannot be reached, may come back."""
 
 
-class Runner:
+class BatchRunner:
     def __init__(
         self,
         *,
         files: FileStore,
-        ledger: Ledger,
+        ledger: BatchLedger,
         reader: FileReader,
         threads: DatabaseThreads,
-        storage: Storage,
+        storage: StorageRoom,
         options: JobOptions,
         clock: Callable[[], float],
     ) -> None:
@@ -87,7 +85,7 @@ class Runner:
         """End a batch now, if it runs here. It is CANCELLING in the database already."""
         run = self._runs.get(batch_id)
         if run is not None:
-            run.stop(Stop.CANCELLED)
+            run.stop(StopReason.CANCELLED)
         self.wake()
 
     async def release(self) -> None:
@@ -159,9 +157,9 @@ class Runner:
             await self._threads.write(self._ledger.release, batch_id)
         for batch_id, run in list(self._runs.items()):
             if batch_id not in held:
-                run.stop(Stop.LEASE_LOST)
+                run.stop(StopReason.LEASE_LOST)
             elif held[batch_id] is BatchStatus.CANCELLING:
-                run.stop(Stop.CANCELLED)
+                run.stop(StopReason.CANCELLED)
 
     async def _sweep(self) -> None:
         for file_id in await self._threads.read(self._files.expired, self._clock()):

@@ -1,15 +1,59 @@
-"""Batches as their owners see them. The methods are synchronous, and each is one transaction."""
+"""Batches in the database: as their owners see them, and as the process that runs them does, which holds
+their leases. The methods are synchronous, and each is one transaction."""
 
 from __future__ import annotations
 
-import msgspec
-from sqlalchemy import RowMapping, and_, insert, or_, select, update
+import contextlib
+import platform
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from openai_cpu_server.errors import BatchConflict, JobObjectNotFound
-from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, Page, Purpose
+import msgspec
+import psutil
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, func, insert, or_, select, update
+
+from openai_cpu_server.errors import BatchConflict, JobObjectNotFound, ServerError
+from openai_cpu_server.jobs.records import (
+    ACTIVE,
+    BatchRecord,
+    BatchStatus,
+    FilePurpose,
+    FileRecord,
+    LineError,
+    PageQuery,
+    RowResult,
+)
+from openai_cpu_server.jobs.store.database import batches, files, parts, results, rows_of
 from openai_cpu_server.jobs.store.files import file_not_found
-from openai_cpu_server.jobs.store.tables import batches, files, rows_of
 from openai_cpu_server.storage.database import Database
+
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
+
+
+def new_holder() -> str:
+    """`NODE PID STARTED NONCE` for this process; the nonce tells apart two runners in it."""
+    process = psutil.Process()
+    return f"{_node()} {process.pid} {process.create_time():.2f} {secrets.token_hex(4)}"
+
+
+def has_died(holder: str) -> bool:
+    """Whether the holder is surely dead. Only processes on this node can be checked; other leases run out."""
+    node, pid, started, _ = holder.split(" ")
+    if node != _node():
+        return False
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.2f}" != started
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _node() -> str:
+    """The host and the container: process ids have a meaning only within both."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = f"/{_PID_NAMESPACE.stat().st_ino}"
+    return (platform.node() or "localhost").replace(" ", "_") + namespace
 
 
 class BatchStore:
@@ -21,7 +65,7 @@ class BatchStore:
         is_input = and_(
             files.c.id == batch.input_file_id,
             files.c.owner == batch.owner,
-            files.c.purpose == Purpose.BATCH.value,
+            files.c.purpose == FilePurpose.BATCH.value,
             or_(files.c.expires_at.is_(None), files.c.expires_at > batch.created_at),
         )
         with self._database.write() as connection:
@@ -39,7 +83,7 @@ class BatchStore:
             raise _not_found(batch_id)
         return batch_record(row)
 
-    def page(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
+    def page(self, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
         """One page of batches, and whether there are more."""
         query = select(batches).where(batches.c.owner == owner)
         last = select(batches.c.number).where(batches.c.id == page.after, batches.c.owner == owner)
@@ -74,3 +118,178 @@ def batch_record(row: RowMapping) -> BatchRecord:
 
 def _not_found(batch_id: str, *, param: str = "id") -> JobObjectNotFound:
     return JobObjectNotFound(f"No batch found with id '{batch_id[:128]}'.", param=param)
+
+
+_ACTIVE = tuple(status.value for status in ACTIVE)
+
+
+class LeaseLost(ServerError):
+    """Another process runs this batch now."""
+
+
+class BatchLedger:
+    """Every write names the holder of the lease. If another process has taken it, LeaseLost is raised and
+    nothing is written.
+
+    `holder` comes from `new_holder`. `lease_s` is how long others wait for a vanished host.
+    """
+
+    def __init__(self, database: Database, *, holder: str, lease_s: float) -> None:
+        self._database = database
+        self._holder = holder
+        self._lease_s = lease_s
+
+    def unfinished(self, model: str, now_s: float) -> list[BatchRecord]:
+        """Batches that nobody runs, the oldest first:
+        those of this model, and those that only have to be ended."""
+        wanted = or_(
+            batches.c.model == model,
+            batches.c.expires_at <= now_s,
+            batches.c.status == BatchStatus.CANCELLING.value,
+        )
+        query = select(batches).where(batches.c.status.in_(_ACTIVE), wanted).order_by(batches.c.number)
+        with self._database.read() as connection:
+            found = [batch_record(row) for row in connection.execute(query).mappings()]
+        return [batch for batch in found if _is_free(batch, now_s)]
+
+    def claim(self, batch: BatchRecord, now_s: float) -> bool:
+        """Take the lease. False if the batch has ended or another process was faster."""
+        unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
+        free = and_(batches.c.id == batch.id, batches.c.status.in_(_ACTIVE), unchanged)
+        lease = {"lease_holder": self._holder, "lease_until": now_s + self._lease_s}
+        with self._database.write() as connection:
+            return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
+
+    def renew(self, now_s: float) -> dict[str, BatchStatus]:
+        """Renew our leases. Returns all batches whose lease is still ours, with their states."""
+        ours = batches.c.lease_holder == self._holder
+        with self._database.write() as connection:
+            connection.execute(update(batches).where(ours).values(lease_until=now_s + self._lease_s))
+            found = connection.execute(select(batches.c.id, batches.c.status).where(ours))
+            return {batch_id: BatchStatus(status) for batch_id, status in found}
+
+    def release(self, batch_id: str) -> None:
+        """Give up the lease, so that others, or a later start, go on with the batch."""
+        free = {"lease_holder": None, "lease_until": None}
+        with self._database.write() as connection:
+            connection.execute(update(batches).where(self._held(batch_id)).values(free))
+
+    def begin(self, batch_id: str, *, num_rows: int, now_s: float) -> bool:
+        """Say that the input is valid. False if somebody has cancelled the batch meanwhile."""
+        moved = {"status": "in_progress", "in_progress_at": int(now_s), "total": num_rows}
+        return self._move(batch_id, BatchStatus.VALIDATING, moved)
+
+    def begin_end(self, batch_id: str, *, now_s: float) -> bool:
+        """Say that all rows are committed. False if somebody has cancelled the batch meanwhile."""
+        moved = {"status": "finalizing", "finalizing_at": int(now_s)}
+        return self._move(batch_id, BatchStatus.IN_PROGRESS, moved)
+
+    def status(self, batch_id: str) -> BatchStatus:
+        """The batch's state. Raises LeaseLost."""
+        with self._database.read() as connection:
+            found = connection.execute(select(batches.c.status).where(self._held(batch_id))).scalar()
+        if found is None:
+            raise LeaseLost(batch_id)
+        return BatchStatus(found)
+
+    def ended_rows(self, batch_id: str) -> set[int]:
+        """The numbers of lines whose results are committed."""
+        with self._database.read() as connection:
+            query = select(results.c.line).where(results.c.batch_id == batch_id)
+            return set(connection.execute(query).scalars())
+
+    def record(self, batch: BatchRecord, rows: Sequence[RowResult]) -> None:
+        """Commit results of rows; only the first for each line counts. Raises LeaseLost."""
+        with self._database.write() as connection:
+            counted = connection.execute(update(batches).where(self._held(batch.id)).values(_counts(rows)))
+            if counted.rowcount != 1:
+                raise LeaseLost(batch.id)
+            connection.execute(insert(results), [{"batch_id": batch.id, "line": row.line} for row in rows])
+            connection.execute(insert(parts), [_part(batch, row) for row in rows])
+
+    def finish(
+        self,
+        batch_id: str,
+        ending: BatchStatus,
+        *,
+        now_s: float,
+        errors: Sequence[LineError] = (),
+    ) -> BatchStatus:
+        """End the batch, or cancel it if that was asked for meanwhile. Committed rows become its files.
+
+        Raises LeaseLost.
+        """
+        with self._database.write() as connection:
+            query = select(batches).where(self._held(batch_id)).with_for_update()
+            row = connection.execute(query).mappings().first()
+            if row is None:
+                raise LeaseLost(batch_id)
+            batch = batch_record(row)
+            if batch.status is BatchStatus.CANCELLING:
+                ending = BatchStatus.CANCELLED
+            assert batch.status.may_become(ending), f"{batch.status.value} -> {ending.value}"
+            moved = {
+                "status": ending.value,
+                ending.moment: int(now_s),
+                "errors": msgspec.to_builtins(errors) or None,
+            }
+            free = {"lease_holder": None, "lease_until": None}
+            connection.execute(update(batches).where(batches.c.id == batch_id).values({**moved, **free}))
+            _publish(connection, batch, now_s)
+            connection.execute(delete(results).where(results.c.batch_id == batch_id))
+        return ending
+
+    def _move(self, batch_id: str, before: BatchStatus, moved: Mapping[str, object]) -> bool:
+        """Change the state. Raises LeaseLost."""
+        with self._database.write() as connection:
+            held = self._held(batch_id)
+            change = update(batches).where(held, batches.c.status == before.value).values(moved)
+            if connection.execute(change).rowcount == 1:
+                return True
+            if connection.execute(select(batches.c.id).where(held)).first() is None:
+                raise LeaseLost(batch_id)
+            return False
+
+    def _held(self, batch_id: str) -> ColumnElement[bool]:
+        return and_(batches.c.id == batch_id, batches.c.lease_holder == self._holder)
+
+
+def _is_free(batch: BatchRecord, now_s: float) -> bool:
+    if batch.lease_holder is None or batch.lease_until is None:
+        return True
+    return batch.lease_until <= now_s or has_died(batch.lease_holder)
+
+
+def _counts(rows: Sequence[RowResult]) -> dict[str, ColumnElement[int]]:
+    return {
+        "completed": batches.c.completed + sum(row.is_ok for row in rows),
+        "failed": batches.c.failed + sum(not row.is_ok for row in rows),
+        "input_tokens": batches.c.input_tokens + sum(row.input_tokens for row in rows),
+        "cached_tokens": batches.c.cached_tokens + sum(row.cached_tokens for row in rows),
+        "output_tokens": batches.c.output_tokens + sum(row.output_tokens for row in rows),
+    }
+
+
+def _part(batch: BatchRecord, row: RowResult) -> dict[str, object]:
+    file_id = batch.output_id if row.is_ok else batch.error_id
+    return {"file_id": file_id, "number": row.line, "content": row.content}
+
+
+def _publish(connection: Connection, batch: BatchRecord, now_s: float) -> None:
+    """Make files for clients of the parts that rows have left."""
+    outputs = ((batch.output_id, "output", batch.completed), (batch.error_id, "error", batch.failed))
+    for file_id, kind, num_rows in outputs:
+        if num_rows == 0:
+            continue
+        size = select(func.sum(func.length(parts.c.content))).where(parts.c.file_id == file_id)
+        lifetime = batch.output_expires_s
+        record = FileRecord(
+            id=file_id,
+            owner=batch.owner,
+            purpose=FilePurpose.BATCH_OUTPUT,
+            filename=f"{batch.id}_{kind}.jsonl",
+            bytes=int(connection.execute(size).scalar_one()),
+            created_at=int(now_s),
+            expires_at=None if lifetime is None else int(now_s) + lifetime,
+        )
+        connection.execute(insert(files).values(**msgspec.to_builtins(record)))

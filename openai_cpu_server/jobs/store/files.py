@@ -1,21 +1,28 @@
-"""Files in the database. The methods are synchronous, and each is one transaction."""
+"""Files in the database, and uploads that go into it piece by piece, so that others write between.
+
+The stores' methods are synchronous, and each is one transaction.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
+from typing import Protocol
 
+import anyio
 import msgspec
 from sqlalchemy import ColumnElement, RowMapping, and_, delete, insert, or_, select, update
 
-from openai_cpu_server.errors import FileInUse, JobObjectNotFound
-from openai_cpu_server.jobs.records import ACTIVE, FileRecord, Page, Purpose
-from openai_cpu_server.jobs.store.tables import batches, files, parts, rows_of
-from openai_cpu_server.storage.database import Database
+from openai_cpu_server.errors import FileInUse, JobObjectNotFound, JobsUnavailable
+from openai_cpu_server.jobs.records import ACTIVE, FilePurpose, FileRecord, PageQuery
+from openai_cpu_server.jobs.store.database import batches, files, parts, rows_of
+from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
 """So many are read or deleted in one go: others get their turn between."""
-_PARTIAL = Purpose.PARTIAL.value
+_PARTIAL = FilePurpose.PARTIAL.value
 _ACTIVE = tuple(status.value for status in ACTIVE)
 
 
@@ -25,7 +32,7 @@ class FileStore:
 
     def begin(self, record: FileRecord, *, until_s: int) -> None:
         """Begin an upload. What is not complete by then is swept away."""
-        partial = msgspec.structs.replace(record, purpose=Purpose.PARTIAL, expires_at=until_s)
+        partial = msgspec.structs.replace(record, purpose=FilePurpose.PARTIAL, expires_at=until_s)
         with self._database.write() as connection:
             connection.execute(insert(files).values(**msgspec.to_builtins(partial)))
 
@@ -55,7 +62,7 @@ class FileStore:
         return _record(row)
 
     def page(
-        self, owner: str, page: Page, now_s: float, purpose: Purpose | None = None
+        self, owner: str, page: PageQuery, now_s: float, purpose: FilePurpose | None = None
     ) -> tuple[list[FileRecord], bool]:
         """One page of files, and whether there are more."""
         query = select(files).where(files.c.owner == owner, is_there(now_s))
@@ -130,3 +137,46 @@ def _visible(owner: str, file_id: str, now_s: float) -> ColumnElement[bool]:
 def _uses(file_id: str) -> ColumnElement[bool]:
     """Whether a batch still needs the file."""
     return and_(batches.c.input_file_id == file_id, batches.c.status.in_(_ACTIVE))
+
+
+_PARTS_A_PIECE = 8
+_LONGEST_S = 3600
+"""What a server that died has left of an upload is swept away after so long."""
+
+
+class UploadSource(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+async def upload(
+    files: FileStore, threads: DatabaseThreads, record: FileRecord, content: UploadSource
+) -> FileRecord:
+    """Returns the record with the size. Of an upload that fails nothing is left."""
+    await threads.write(files.begin, record, until_s=record.created_at + _LONGEST_S)
+    try:
+        num_bytes, num_parts = 0, 0
+        while piece := await asyncio.to_thread(_piece, content):
+            await threads.write(files.append, record.id, piece, first=num_parts + 1)
+            num_parts += len(piece)
+            num_bytes += sum(map(len, piece))
+        stored = msgspec.structs.replace(record, bytes=num_bytes)
+        await threads.write(files.complete, stored)
+    except BaseException:
+        with anyio.CancelScope(shield=True), contextlib.suppress(JobsUnavailable):
+            await prune(files, threads, record.id)
+        raise
+    return stored
+
+
+async def prune(files: FileStore, threads: DatabaseThreads, file_id: str) -> None:
+    """Removes a file that nobody sees any more, piece by piece."""
+    while await threads.write(files.prune, file_id):
+        pass
+
+
+def _piece(content: UploadSource) -> list[bytes]:
+    """The next parts; [] at the end."""
+    found: list[bytes] = []
+    while len(found) < _PARTS_A_PIECE and (part := content.read(PART_BYTES)):
+        found.append(part)
+    return found

@@ -1,4 +1,5 @@
-"""Room for what is stored: of each owner's limits, and of the disk, of which a part stays free."""
+"""Room for what is stored: of each owner's limits, counted in the tables, and of the disk, of which a part
+stays free."""
 
 from __future__ import annotations
 
@@ -8,12 +9,65 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Select, func, or_, select
 
 from openai_cpu_server.errors import DiskFull, StorageFull
-from openai_cpu_server.jobs.records import NO_LIMITS, StorageLimits, Stored
-from openai_cpu_server.jobs.store.sizes import SizeStore
+from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
+from openai_cpu_server.jobs.store.database import (
+    batches,
+    files,
+    parts,
+    response_events,
+    response_items,
+    responses,
+)
+from openai_cpu_server.jobs.store.files import is_there
 from openai_cpu_server.storage.database import Database, DatabaseThreads
+
+_ACTIVE = tuple(status.value for status in ACTIVE)
+
+
+class SizeStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def stored(self, owner: str, now_s: float) -> StoredAmount:
+        """Files, results of batches that still run, and responses, as far as they have not expired."""
+        own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
+        with self._database.read() as connection:
+            num_files, file_bytes = connection.execute(own).one()
+            others = sum(_scalar(connection, query) for query in (_results(owner), *_responses(owner, now_s)))
+        return StoredAmount(num_bytes=int(file_bytes) + others, num_files=int(num_files))
+
+
+def _results(owner: str) -> Select[Any]:
+    """Rows of batches that have not ended; then they are files."""
+    running = (batches.c.owner == owner, batches.c.status.in_(_ACTIVE))
+    outputs, errors = (select(column).where(*running) for column in (batches.c.output_id, batches.c.error_id))
+    of_these = or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
+    return select(_sum(func.length(parts.c.content))).where(of_these)
+
+
+def _responses(owner: str, now_s: float) -> list[Select[Any]]:
+    kept = (responses.c.owner == owner, responses.c.expires_at > now_s)
+    ids = select(responses.c.id).where(*kept)
+    items, events = response_items.c, response_events.c
+    return [
+        select(_sum(func.length(responses.c.response) + func.length(responses.c.written))).where(*kept),
+        select(_sum(func.length(items.content))).where(items.response_id.in_(ids)),
+        select(_sum(func.length(events.content))).where(events.response_id.in_(ids)),
+    ]
+
+
+def _sum(what: ColumnElement[int]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(what), 0)
+
+
+def _scalar(connection: Connection, query: Select[Any]) -> int:
+    return int(connection.execute(query).scalar_one())
+
 
 _MIB = 1024 * 1024
 _FREE_SHARE, _FREE_BYTES = 0.05, 1024 * _MIB
@@ -25,7 +79,7 @@ _FRESH_S = 1.0
 _DISK_S = 1.0
 
 
-class Space(NamedTuple):
+class DiskSpace(NamedTuple):
     """Of a disk, in bytes."""
 
     total: int
@@ -34,15 +88,15 @@ class Space(NamedTuple):
 
 class _Figure(NamedTuple):
     counted_s: float
-    stored: Stored
+    stored: StoredAmount
 
 
-def disk_space(folder: Path) -> Space:
+def disk_space(folder: Path) -> DiskSpace:
     usage = shutil.disk_usage(folder)
-    return Space(usage.total, usage.free)
+    return DiskSpace(usage.total, usage.free)
 
 
-class Storage:
+class StorageRoom:
     """All methods belong to one event loop's thread."""
 
     def __init__(
@@ -51,7 +105,7 @@ class Storage:
         threads: DatabaseThreads,
         *,
         clock: Callable[[], float] = time.time,
-        space: Callable[[Path], Space] = disk_space,
+        space: Callable[[Path], DiskSpace] = disk_space,
     ) -> None:
         """`space`: that of the disk with this folder."""
         self._folder = database.folder
@@ -61,12 +115,12 @@ class Storage:
         self._space = space
         self._figures: dict[str, _Figure] = {}
         """Of owners with limits."""
-        self._coming: dict[str, Stored] = {}
+        self._coming: dict[str, StoredAmount] = {}
         """Uploads that have not ended, by owner."""
         self._left: tuple[float, int] | None = None
         """When the disk was looked at, and what it had left for us."""
 
-    async def check(self, owner: str, limits: StorageLimits, asked: Stored) -> None:
+    async def check(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
         """Raises StorageFull, DiskFull if there is no room for so much more."""
         await self.check_disk(asked.num_bytes)
         await self._check_limits(owner, limits, asked)
@@ -82,17 +136,17 @@ class Storage:
             raise DiskFull
 
     @asynccontextmanager
-    async def reserved(self, owner: str, limits: StorageLimits, asked: Stored) -> AsyncIterator[None]:
+    async def reserved(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> AsyncIterator[None]:
         """Meanwhile others find so much less room. Raises StorageFull, DiskFull."""
-        before = self._coming.get(owner, Stored())
+        before = self._coming.get(owner, StoredAmount())
         self._coming[owner] = before + asked  # before the first wait: who comes at once is seen
         try:
             await self.check_disk(asked.num_bytes)
-            await self._check_limits(owner, limits, Stored())
+            await self._check_limits(owner, limits, StoredAmount())
             yield
         finally:
             self._coming[owner] -= asked
-            if self._coming[owner] == Stored():
+            if self._coming[owner] == StoredAmount():
                 del self._coming[owner]
             self.changed(owner)
 
@@ -100,24 +154,24 @@ class Storage:
         """So much more is stored."""
         figure = self._figures.get(owner)
         if figure is not None:
-            self._figures[owner] = figure._replace(stored=figure.stored + Stored(num_bytes=num_bytes))
+            self._figures[owner] = figure._replace(stored=figure.stored + StoredAmount(num_bytes=num_bytes))
 
     def changed(self, owner: str) -> None:
         """It is counted anew when somebody asks."""
         self._figures.pop(owner, None)
         self._left = None
 
-    async def _check_limits(self, owner: str, limits: StorageLimits, asked: Stored) -> None:
+    async def _check_limits(self, owner: str, limits: StorageLimits, asked: StoredAmount) -> None:
         if limits == NO_LIMITS:
             return
-        asked += self._coming.get(owner, Stored())
+        asked += self._coming.get(owner, StoredAmount())
         if limits.excess(asked + await self._stored(owner, _OLD_S)) is None:
             return
         excess = limits.excess(asked + await self._stored(owner, _FRESH_S))
         if excess is not None:
             raise StorageFull(excess)
 
-    async def _stored(self, owner: str, oldest_s: float) -> Stored:
+    async def _stored(self, owner: str, oldest_s: float) -> StoredAmount:
         figure = self._figures.get(owner)
         if figure is None or self._clock() - figure.counted_s >= oldest_s:
             stored = await self._threads.read(self._sizes.stored, owner, self._clock())

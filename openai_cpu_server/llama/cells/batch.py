@@ -21,14 +21,14 @@ class OutputRows(NamedTuple):
     """One row for the last token and one for each draft token; empty if nothing is sampled."""
 
 
-class Layout(NamedTuple):
+class BatchLayout(NamedTuple):
     """Which rows of logits each span gets, and how many rows there are."""
 
     rows: list[OutputRows]
     num_outputs: int
 
 
-class Batch:
+class TokenBatch:
     """A `llama_batch` whose arrays belong to numpy, so that there is nothing to free."""
 
     def __init__(self, capacity: int) -> None:
@@ -42,7 +42,7 @@ class Batch:
         self._slot_pointers = np.uintp(self._slots.ctypes.data) + row
         self.native = self._native()
 
-    def fill(self, spans: Sequence[Span]) -> Layout:
+    def fill(self, spans: Sequence[Span]) -> BatchLayout:
         """Replace the content of the batch by these spans."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -60,7 +60,7 @@ class Batch:
             rows.append(_rows(span, num_outputs))
             num_outputs += _num_outputs(span)
         self._store(tokens, positions, slots, wants)
-        return Layout(rows, num_outputs)
+        return BatchLayout(rows, num_outputs)
 
     def _store(self, tokens: list[int], positions: list[int], slots: list[int], wants: list[int]) -> None:
         count = len(tokens)

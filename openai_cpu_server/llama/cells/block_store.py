@@ -1,12 +1,22 @@
-"""The bytes of the prefix cache's blocks, in host memory."""
+"""The bytes of the prefix cache's blocks: in host memory, and between two runs in a file."""
 
 from __future__ import annotations
 
 import mmap
-from typing import NamedTuple
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from openai_cpu_server.contract.step import SavedBlock
+from openai_cpu_server.errors import ServerError
+from openai_cpu_server.storage.private_files import claim, replacing
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -80,3 +90,138 @@ class BlockStore:
     def close(self) -> None:
         self._blocks.clear()
         self._spares.clear()
+
+
+_MAGIC = b"OCS-KV\r\n"
+_VERSION = 1
+_HEAD = struct.Struct("<8sIIQQ")
+_SEALED_FROM = 16
+"""The checksum covers head and index from this byte on."""
+_PAGE = 4096
+
+
+class BadCacheFile(ServerError):
+    """The file cannot be used here; the message says why, in a few words."""
+
+
+class CacheFile(NamedTuple):
+    """What was in a file of this form:
+
+        head    magic, version, checksum of the rest of head and index, bytes of the index, bytes of the file
+        index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
+        cells   of each block, from the start of a page on
+
+    The cells are people's prompts: `private_files` writes them whole, for this user alone.
+    """
+
+    blocks: list[tuple[SavedBlock, SavedCells]]
+    """Parents before children; the cells are views of the mapped file."""
+    num_damaged: int
+    """Blocks left out: their cells are not what was written, or they continue such a block."""
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    block: SavedBlock
+    offset: int
+    """Byte at which the cells begin, counted from the first page behind the index."""
+    sizes: tuple[int, ...]
+    checksum: int
+
+
+class _Index(msgspec.Struct, frozen=True):
+    fingerprint: str
+    entries: tuple[_Entry, ...]
+
+    @property
+    def cells_bytes(self) -> int:
+        return sum(_whole_pages(sum(entry.sizes)) for entry in self.entries)
+
+
+def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[tuple[SavedBlock, SavedCells]]) -> None:
+    """Write the file. Raises OSError; then the file is as it was before."""
+    blocks = list(blocks)
+    index = _Index(fingerprint, tuple(_entries(blocks)))
+    with replacing(path) as file:
+        file.write(_sealed(index))
+        for _, cells in blocks:
+            _fill_page(file)
+            file.write(cells.data.data)
+        _fill_page(file)
+
+
+def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
+    """Read the file and check every byte.
+    The cells stay in the mapped file. Raises OSError or `BadCacheFile`.
+
+    Its checksums are no seal, and native code takes the cells as they are: so it has to be of this user.
+    """
+    with path.open("rb") as file:
+        claim(path, file.fileno())
+        index, cells = _opened(_mapped(file))
+    if index.fingerprint != fingerprint:
+        raise BadCacheFile("it is of another model, KV type or version of llama.cpp")
+    blocks = list(_sound_blocks(index, cells))
+    return CacheFile(blocks, num_damaged=len(index.entries) - len(blocks))
+
+
+def _entries(blocks: Iterable[tuple[SavedBlock, SavedCells]]) -> Iterator[_Entry]:
+    offset = 0
+    for block, cells in blocks:
+        yield _Entry(block, offset, cells.sizes, zlib.crc32(cells.data.data))
+        offset += _whole_pages(len(cells.data))
+
+
+def _sealed(index: _Index) -> bytes:
+    """The bytes of head and index, with their checksum."""
+    body = msgspec.msgpack.encode(index)
+    file_bytes = _whole_pages(_HEAD.size + len(body)) + index.cells_bytes
+    head = _HEAD.pack(_MAGIC, _VERSION, 0, len(body), file_bytes)
+    checksum = zlib.crc32(body, zlib.crc32(head[_SEALED_FROM:]))
+    return _HEAD.pack(_MAGIC, _VERSION, checksum, len(body), file_bytes) + body
+
+
+def _opened(data: memoryview) -> tuple[_Index, memoryview]:
+    """The index, and the bytes behind it in which its offsets count."""
+    if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
+        raise BadCacheFile("it is no cache file")
+    _, version, checksum, index_bytes, file_bytes = _HEAD.unpack(data[: _HEAD.size])
+    if version != _VERSION:
+        raise BadCacheFile(f"it is of format {version}, not {_VERSION}")
+    index_end = _HEAD.size + index_bytes
+    if zlib.crc32(data[_SEALED_FROM:index_end]) != checksum:
+        raise BadCacheFile("its index is damaged")
+    if len(data) != file_bytes:
+        raise BadCacheFile(f"it has {len(data)} bytes instead of {file_bytes}")
+    return _decoded(data[_HEAD.size : index_end]), data[_whole_pages(index_end) :]
+
+
+def _decoded(index: memoryview) -> _Index:
+    try:
+        return msgspec.msgpack.decode(index, type=_Index)
+    except msgspec.DecodeError as error:
+        raise BadCacheFile(f"its index is not as expected ({error})") from None
+
+
+def _sound_blocks(index: _Index, cells: memoryview) -> Iterator[tuple[SavedBlock, SavedCells]]:
+    sound: set[int | None] = {None}
+    for entry in index.entries:
+        data = cells[entry.offset : entry.offset + sum(entry.sizes)]
+        if entry.block.parent in sound and zlib.crc32(data) == entry.checksum:
+            sound.add(entry.block.number)
+            yield entry.block, SavedCells(np.frombuffer(data, np.uint8), entry.sizes)
+
+
+def _mapped(file: BinaryIO) -> memoryview:
+    """The file's bytes, read-only. The mapping goes with the last view of it."""
+    size = os.fstat(file.fileno()).st_size
+    if size == 0:
+        raise BadCacheFile("it is empty")
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _fill_page(file: BinaryIO) -> None:
+    file.write(bytes(-file.tell() % _PAGE))
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE) * _PAGE

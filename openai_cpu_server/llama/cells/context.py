@@ -1,23 +1,67 @@
-"""Owns a `llama_context`: the KV pool, and the computation of steps."""
+"""Owns a `llama_context`: the KV pool, the computation of steps and the switch that ends one early, and
+copies of cells."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
+import threading
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.cells.abort import AbortSwitch
-from openai_cpu_server.llama.cells.batch import Batch
-from openai_cpu_server.llama.cells.block_store import Bytes
-from openai_cpu_server.llama.host.cores import Cores
+from openai_cpu_server.llama.cells.batch import TokenBatch
+from openai_cpu_server.llama.cells.block_store import BlockStore, Bytes, SavedCells
+from openai_cpu_server.llama.host import ThreadBinding
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
+
+
+class AbortSwitch:
+    """llama.cpp asks this switch between the nodes of its graph whether to go on; the answer must not need
+    the GIL.
+
+    So the callback is the C library's own `strlen`, and its data a text of length 0 (go on) or 1 (abort):
+    the first of two bytes is the switch. `press` counts only while armed. Who presses has looked at a step a
+    moment before: if that ends meanwhile it may be the next one that is thrown away, and computed again.
+    """
+
+    def __init__(self) -> None:
+        self._text = ctypes.create_string_buffer(2)
+        self._lock = threading.Lock()
+        self._is_armed = False
+
+    def connect(self, params: llama_cpp.llama_context_params) -> None:
+        """Make the context ask this switch. The context keeps its address: it must not outlive the switch."""
+        params.abort_callback = ctypes.cast(ctypes.CDLL(None).strlen, llama_cpp.ggml_abort_callback)
+        params.abort_callback_data = ctypes.addressof(self._text)
+
+    @contextlib.contextmanager
+    def armed(self) -> Iterator[None]:
+        self._set(armed=True)
+        try:
+            yield
+        finally:
+            self._set(armed=False)
+
+    def press(self) -> None:
+        """Ask the running step to end. Any thread may call it at any time, also while no step runs."""
+        with self._lock:
+            if self._is_armed:
+                self._text[0] = b"\x01"
+
+    def _set(self, *, armed: bool) -> None:
+        with self._lock:
+            self._is_armed = armed
+            self._text[0] = b"\x00"
+
 
 Logits = npt.NDArray[np.float32]
 
@@ -33,7 +77,7 @@ class PoolFull(DecodeFailed):
     """There are not enough free cells; nothing was changed."""
 
 
-class Decoded(enum.Enum):
+class DecodeOutcome(enum.Enum):
     DONE = "done"
     INTERRUPTED = "interrupted"
 
@@ -56,7 +100,7 @@ class OwnedContext(NativeObject):
     """A `llama_context`. `model` must outlive it; `abort` and `cores` are kept."""
 
     def __init__(
-        self, model: Model, params: llama_cpp.llama_context_params, abort: AbortSwitch, cores: Cores
+        self, model: Model, params: llama_cpp.llama_context_params, abort: AbortSwitch, cores: ThreadBinding
     ) -> None:
         """Raises `StartupError`."""
         log = native_log()
@@ -79,7 +123,9 @@ class OwnedContext(NativeObject):
 class Context(OwnedContext):
     """One unified pool of KV cells, shared by all slots (llama.cpp's sequence ids)."""
 
-    def __init__(self, model: Model, options: ContextOptions, abort: AbortSwitch, cores: Cores) -> None:
+    def __init__(
+        self, model: Model, options: ContextOptions, abort: AbortSwitch, cores: ThreadBinding
+    ) -> None:
         """Raises `StartupError`."""
         super().__init__(model, _params(options), abort, cores)
         self._max_outputs = options.outputs
@@ -101,7 +147,7 @@ class Context(OwnedContext):
         """The most rows of logits that one step may have."""
         return self._max_outputs
 
-    def decode(self, batch: Batch) -> Decoded:
+    def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Compute a batch; the one place where llama.cpp's return codes are read. Raises `DecodeFailed`.
 
         After an interruption finished parts may have left cells: the caller trims its slots.
@@ -111,9 +157,9 @@ class Context(OwnedContext):
         with self._cores.computing():
             code = llama_cpp.llama_decode(self.handle, batch.native)
         if code == 0:
-            return Decoded.DONE
+            return DecodeOutcome.DONE
         if code == 2:
-            return Decoded.INTERRUPTED
+            return DecodeOutcome.INTERRUPTED
         if code == 1:
             # Cells are taken wherever they are free, so this is no fragmentation but a wrong ledger.
             raise PoolFull(f"No free KV cells for {batch.native.n_tokens} tokens: the ledger is wrong.")
@@ -220,3 +266,57 @@ def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
     params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
     params.type_k = params.type_v = options.kv_type.ggml_type
     return params
+
+
+class CellCopies:
+    """Saves cells and restores them. The scratch slot holds a part of the cells during the work, and nothing
+    otherwise.
+
+    To save takes no free cells. To restore n cells takes as many free ones, rounded up to whole parts (but
+    never more than the block has); what is too many is free again at the end.
+    """
+
+    def __init__(self, context: Context, store: BlockStore, *, scratch_slot: int) -> None:
+        self._context = context
+        self._store = store
+        self._scratch = scratch_slot
+        self._sizes: dict[int, int] = {}
+        """The bytes of a part, by its number of cells; they never change."""
+
+    def save(self, slot: int, start: int, end: int) -> SavedCells:
+        """Save the cells of positions start .. end-1, which may be shared. Raises `DecodeFailed`."""
+        sizes = tuple(self._size(slot, first, last) for first, last in _parts(start, end))
+        cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
+        for index, (first, last) in enumerate(_parts(start, end)):
+            self._context.share(slot, self._scratch, first, last)
+            self._context.read_cells(self._scratch, cells.part(index))
+            self._context.free_slot(self._scratch)
+        return cells
+
+    def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
+        """Restore the first end-start cells of a block that was saved from position `start` on.
+        Raises `DecodeFailed`."""
+        parts = list(_parts(start, end))
+        assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
+        for index, (first, last) in enumerate(parts):
+            self._context.write_cells(self._scratch, cells.part(index))
+            self._context.share(self._scratch, slot, first, last)
+            self._context.free_slot(self._scratch)
+        held = self._context.num_positions(slot)
+        assert held == end, f"slot {slot} holds {held} tokens, not {end}: the block is of other positions"
+
+    def _size(self, slot: int, start: int, end: int) -> int:
+        count = end - start
+        if count not in self._sizes:
+            self._context.share(slot, self._scratch, start, end)
+            self._sizes[count] = self._context.cells_bytes(self._scratch)
+            self._context.free_slot(self._scratch)
+        return self._sizes[count]
+
+
+def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The start and the end of each part. llama.cpp reads a saved part whole or not at all.
+
+    Parts of a ledger block make a restored prefix need, for a moment, no more room than its last block has.
+    """
+    return ((first, min(first + POOL_BLOCK_TOKENS, end)) for first in range(start, end, POOL_BLOCK_TOKENS))

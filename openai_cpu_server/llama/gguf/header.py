@@ -1,13 +1,185 @@
-"""The metadata at the front of a GGUF file, and the files that are parts of one model."""
+"""The metadata at the front of a GGUF file, read without loading it, and the files that are parts of one
+model."""
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO, Union
+
+import msgspec
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.reader import FLOAT32, GgufReader, SkippedArray, opened
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+FLOAT32 = 6
+"""GGUF's number for that type."""
+_LONGEST_KEPT_ARRAY = 4096
+"""Longer arrays belong to the vocabulary; arrays about layers are shorter."""
+_WINDOW = 2**20
+_LENGTH = struct.Struct("<Q")
+_MOST_PAIRS = 1 << 16
+_MOST_STRINGS = 1 << 23
+_LONGEST_KEY = (1 << 16) - 1
+_LONGEST_STRING = 1 << 26
+"""No model has as much by far (vocabularies have a quarter of a million strings). Whoever believed the
+numbers of a damaged file would read all of it byte by byte."""
+
+
+class SkippedArray(msgspec.Struct, frozen=True):
+    """An array that stays in the file, because it has strings or is long."""
+
+    kind: int
+    """GGUF's number for the type of its elements."""
+    length: int
+    start: int
+    """Byte of the file at which its elements begin."""
+
+    @property
+    def holds_strings(self) -> bool:
+        return self.kind == _STRING
+
+
+Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], SkippedArray]
+
+
+def opened(path: Path) -> BinaryIO:
+    """A GGUF file behind its first word. Raises `StartupError` if it cannot be read or is no GGUF file.
+
+    It is read and not mapped: where a mapped file is cut short by somebody, the kernel ends the process.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise StartupError(f"There is no model file {path}.") from None
+    except IsADirectoryError:
+        raise StartupError(f"{path} is a directory, not a GGUF file.") from None
+    except OSError as error:
+        raise StartupError(f"Cannot read {path}: {error.strerror}.") from None
+    if file.read(4) != _MAGIC:
+        file.close()
+        raise StartupError(f"{path} is not a GGUF file.")
+    return file
+
+
+class GgufReader:
+    """Reads GGUF's basic types (little endian) one after the other, through a window of the file.
+    Raises `StartupError` where there are none."""
+
+    def __init__(self, file: BinaryIO, path: Path, position: int = len(_MAGIC)) -> None:
+        self._file = file
+        self._path = path
+        self._window = b""
+        self._window_start = 0
+        self.position = position
+        self.size = os.fstat(file.fileno()).st_size
+        """Bytes of the file."""
+        self.num_tensors = 0
+        """The number of tensors; known after `pairs`."""
+        self.kinds: dict[str, int] = {}
+        """GGUF's number for the type of each value; known after `pairs`."""
+
+    def pairs(self) -> dict[str, Value]:
+        """All keys and values. The reader must be at the beginning of the file."""
+        version = int(self.scalar("I"))
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+            raise StartupError(f"{self._path} is for big-endian machines.")
+        if version not in _VERSIONS:
+            raise StartupError(f"{self._path} is a GGUF file of version {version}; 2 and 3 can be read.")
+        self.num_tensors, num_pairs = int(self.scalar("Q")), int(self.scalar("Q"))
+        self._require(num_pairs, at_most=_MOST_PAIRS)
+        return dict(self._pair() for _ in range(num_pairs))
+
+    def scalar(self, code: str) -> int | float | bool:
+        """One number; `code` is its format in `struct`."""
+        size = struct.calcsize("<" + code)
+        at = self._reach(size)
+        (value,) = struct.unpack_from("<" + code, self._window, at)
+        self.position += size
+        return value  # type: ignore[no-any-return]
+
+    def string(self, errors: str = "replace", *, at_most: int = _LONGEST_STRING) -> str:
+        length = int(self.scalar("Q"))
+        self._require(length, at_most=at_most)
+        at = self._reach(length)
+        self.position += length
+        return self._window[at : at + length].decode("utf-8", errors)
+
+    def strings(self, count: int, errors: str = "replace") -> list[str]:
+        return [self.string(errors) for _ in range(count)]
+
+    def _pair(self) -> tuple[str, Value]:
+        key = self.string(at_most=_LONGEST_KEY)
+        self.kinds[key] = int(self.scalar("I"))
+        return key, self._value(self.kinds[key])
+
+    def _value(self, kind: int) -> Value:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array(int(self.scalar("I")), int(self.scalar("Q")))
+        return self.scalar(self._code(kind))
+
+    def _array(self, kind: int, length: int) -> Value:
+        skipped = SkippedArray(kind, length, self.position)
+        if kind == _STRING:
+            self._skip_strings(length)
+            return skipped
+        code = self._code(kind)
+        if length > _LONGEST_KEPT_ARRAY:
+            self._skip(length * struct.calcsize("<" + code))
+            return skipped
+        return tuple(self.scalar(code) for _ in range(length))
+
+    def _code(self, kind: int) -> str:
+        code = _SCALARS.get(kind)
+        if code is None:
+            raise self._damage()
+        return code
+
+    def _reach(self, num_bytes: int) -> int:
+        """The window has so many bytes from `position` on; returns where in it they begin."""
+        at = self.position - self._window_start
+        if not 0 <= at <= len(self._window) - num_bytes:
+            self._skip(num_bytes)
+            self.position -= num_bytes
+            self._window = os.pread(self._file.fileno(), max(num_bytes, _WINDOW), self.position)
+            self._window_start, at = self.position, 0
+            if len(self._window) < num_bytes:
+                raise self._damage()
+        return at
+
+    def _skip(self, num_bytes: int) -> None:
+        self.position += num_bytes
+        if self.position > self.size:
+            raise self._damage()
+
+    def _skip_strings(self, count: int) -> None:
+        """Skip strings in a tight loop: a vocabulary has hundreds of thousands of them."""
+        self._require(count, at_most=_MOST_STRINGS)
+        length_of = _LENGTH.unpack_from
+        while count:
+            at = self._reach(_LENGTH.size)
+            data, last = self._window, len(self._window) - _LENGTH.size
+            while count and at <= last:
+                at += _LENGTH.size + length_of(data, at)[0]
+                count -= 1
+            self.position = self._window_start + at
+            self._skip(0)
+
+    def _require(self, count: int, *, at_most: int) -> None:
+        if count > at_most:
+            raise StartupError(f"{self._path} is damaged: its header counts {count:,}, at most {at_most:,}.")
+
+    def _damage(self) -> StartupError:
+        return StartupError(f"{self._path} is truncated or damaged: its header ends too early.")
+
 
 _MOST_LAYERS = 512
 """llama.cpp's LLAMA_MAX_LAYERS."""

@@ -68,7 +68,7 @@ class PlannedTensor(msgspec.Struct, frozen=True):
     target: str
 
 
-class Fallback(msgspec.Struct, frozen=True):
+class TypeFallback(msgspec.Struct, frozen=True):
     """A tensor whose rows are no multiple of the wanted type's blocks."""
 
     name: str
@@ -78,20 +78,20 @@ class Fallback(msgspec.Struct, frozen=True):
     got: str
 
 
-class Plan(msgspec.Struct, frozen=True):
+class QuantizePlan(msgspec.Struct, frozen=True):
     """What llama.cpp would do, from a dry run."""
 
     tensors: tuple[PlannedTensor, ...]
-    fallbacks: tuple[Fallback, ...]
+    fallbacks: tuple[TypeFallback, ...]
     needs_importance: bool
     """An importance matrix is missing."""
 
 
-def plan(source: Path, options: QuantizeOptions) -> Plan:
+def plan(source: Path, options: QuantizeOptions) -> QuantizePlan:
     """Ask llama.cpp for its plan: it reads the header only. Raises `QuantizeFailed` or `StartupError`."""
     transcript = _Transcript(lambda number: None)
     _run(source, Path(os.devnull), options, transcript, dry_run=True)
-    return Plan(
+    return QuantizePlan(
         tuple(transcript.tensors),
         tuple(transcript.fallbacks),
         transcript.needs_importance and options.importance is None,
@@ -197,7 +197,7 @@ class _Transcript:
     def __init__(self, on_tensor: Callable[[int], None]) -> None:
         self.tensors: list[PlannedTensor] = []
         """Each tensor with its target type; in a run that is not dry, with its source type."""
-        self.fallbacks: list[Fallback] = []
+        self.fallbacks: list[TypeFallback] = []
         self.needs_importance = False
         self.failure: str | None = None
         self._on_tensor = on_tensor
@@ -231,6 +231,6 @@ class _Transcript:
             self.tensors.append(PlannedTensor(tensor[3], tensor[4], choice[1] if choice else tensor[4]))
         elif fallback := _FALLBACK.search(line):
             name, columns, block, wanted, got = fallback.groups()
-            self.fallbacks.append(Fallback(name, int(columns), int(block), wanted, got))
+            self.fallbacks.append(TypeFallback(name, int(columns), int(block), wanted, got))
         elif _NEEDS_IMPORTANCE in line:
             self.needs_importance = True

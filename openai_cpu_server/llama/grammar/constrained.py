@@ -1,4 +1,4 @@
-"""One request's output under its constraint: which tokens may come next, and which must."""
+"""Looks for the strings after which a grammar begins."""
 
 from __future__ import annotations
 
@@ -12,12 +12,35 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-from openai_cpu_server.contract.request import Constraint
+from openai_cpu_server.contract.request import Constraint, Thoughts
 from openai_cpu_server.contract.step import num_right
-from openai_cpu_server.contract.thinking import Thoughts
 from openai_cpu_server.errors import ConstraintFailed
-from openai_cpu_server.llama.grammar.triggers import TriggerSearch
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+
+class TriggerSearch:
+    """Searches text that comes in pieces. A trigger may begin in one piece and end in another."""
+
+    def __init__(self, triggers: Sequence[str]) -> None:
+        """There must be at least one trigger. Raises `ConstraintFailed`."""
+        if not all(triggers):
+            raise ConstraintFailed("A trigger is empty.")
+        self._triggers = [trigger.encode() for trigger in triggers]
+        self._keep = max(map(len, self._triggers)) - 1
+        self._tail = b""
+
+    def rest_behind(self, piece: bytes) -> bytes | None:
+        """The part of the next piece behind the first trigger that it completes;
+        None if it completes none."""
+        text = self._tail + piece
+        ends = [at + len(t) for t in self._triggers if (at := text.find(t)) >= 0]
+        return text[min(ends) :] if ends else None
+
+    def push(self, piece: bytes) -> None:
+        """Add a piece that completes no trigger."""
+        text = self._tail + piece
+        self._tail = text[max(0, len(text) - self._keep) :]
+
 
 Allowed = npt.NDArray[np.bool_]
 """Whether each token is allowed, (vocabulary,)."""
@@ -26,7 +49,7 @@ _PATIENCE_S = 2.0
 """CPU seconds for one output: ten times what a long output under a large schema takes."""
 
 
-class Words:
+class ModelTokens:
     """A model's tokens as constraints need them."""
 
     def __init__(self, vocabulary: Vocabulary, tokenizer: LLTokenizer) -> None:
@@ -59,7 +82,7 @@ class ConstrainedOutput:
         self,
         constraint: Constraint,
         matcher: LLMatcher | None,
-        words: Words,
+        words: ModelTokens,
         *,
         patience_s: float = _PATIENCE_S,
     ) -> None:

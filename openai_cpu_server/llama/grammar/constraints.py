@@ -1,17 +1,123 @@
-"""The engine's side of grammars: the model's tokenizer, and the threads that work beside a step."""
+"""The engine's side of grammars: compiled for one model's vocabulary, remembered, and followed by threads
+that work beside a step."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
 from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Words
-from openai_cpu_server.llama.grammar.grammars import Grammars, grammar_tokenizer
+from openai_cpu_server.errors import ConstraintFailed
+from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+_MAX_LEXER_STATES = 50_000
+"""A state takes about 2 kB."""
+_SPECIAL = b"\xff"
+"""llguidance's mark for tokens that occur in no text."""
+
+
+def grammar_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    """All tokens, as llguidance needs them. It takes a second for 250,000 and must not outlive the
+    vocabulary.
+
+    Raises `ConstraintFailed` for a vocabulary without an end: no output could ever be complete.
+    """
+    if not vocabulary.end_tokens:
+        raise ConstraintFailed("This model has no token that ends its output, so it can follow no grammar.")
+    return LLTokenizer.from_llamacpp(
+        tokens=[_trie_bytes(vocabulary, token) for token in range(vocabulary.vocab_size)],
+        vocab_ptr=vocabulary.native,
+        tokenize_fptr=ctypes.cast(llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
+        eos_token=sorted(vocabulary.end_tokens),
+        slices=None,
+    )
+
+
+def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
+    """The token's bytes. A token that is silent in the output counts as no text in the grammar."""
+    piece = vocabulary.piece(token)
+    if piece:
+        return piece
+    name = vocabulary.piece(token, special=True)
+    return _SPECIAL + name if name else b""
+
+
+def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """The grammar's matcher at its start, to be copied for each sequence. Raises `ConstraintFailed`."""
+    limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
+    if matcher.is_error():
+        raise ConstraintFailed(f"The grammar cannot be used: {matcher.get_error()}")
+    return matcher
+
+
+class CompiledGrammars:
+    """Compiled grammars by their text; the least recently used is forgotten first. Any thread may use it."""
+
+    def __init__(self, *, max_entries: int = 128, max_bytes: int = 8 * 2**20) -> None:
+        """`max_bytes` limits the texts together."""
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def matcher(self, lark: str, tokenizer: LLTokenizer) -> LLMatcher:
+        """A new matcher at the grammar's start; each text is compiled once. Raises `ConstraintFailed`.
+
+        What is not the grammar's own fault, such as a want of memory, is raised too, but not remembered.
+        """
+        future, is_new = self._entry(lark)
+        if is_new:
+            _compile_into(future, lark, tokenizer)
+        if not isinstance(future.exception(), ConstraintFailed | None):
+            self.forget(lark)
+        return future.result().deep_copy()
+
+    def forget(self, lark: str) -> None:
+        """Forget a grammar that hit a limit: copies share what they learn, so later ones would fail too."""
+        with self._lock:
+            self._remove(lark)
+
+    def _entry(self, lark: str) -> tuple[Future[LLMatcher], bool]:
+        with self._lock:
+            known = self._known.get(lark)
+            if known is not None:
+                self._known.move_to_end(lark)
+                return known, False
+            self._known[lark] = future = Future[LLMatcher]()
+            self._num_bytes += len(lark)
+            while len(self._known) > 1 and self._is_too_large():
+                self._remove(next(iter(self._known)))
+            return future, True
+
+    def _is_too_large(self) -> bool:
+        return len(self._known) > self._max_entries or self._num_bytes > self._max_bytes
+
+    def _remove(self, lark: str) -> None:
+        if self._known.pop(lark, None) is not None:
+            self._num_bytes -= len(lark)
+
+
+def _compile_into(future: Future[LLMatcher], lark: str, tokenizer: LLTokenizer) -> None:
+    try:
+        future.set_result(compile_grammar(lark, tokenizer))
+    except BaseException as error:
+        future.set_exception(error)
+
 
 _THREADS = 2
 
@@ -23,7 +129,7 @@ class Constraints:
         """Begin to read the vocabulary. It must outlive this: call `close` first."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._words = self._threads.submit(_words, vocabulary)
-        self._grammars = Grammars()
+        self._grammars = CompiledGrammars()
 
     def wait_until_ready(self) -> None:
         """Wait until the vocabulary is read.
@@ -61,8 +167,8 @@ class Constraints:
         self._threads.shutdown(cancel_futures=True)
 
 
-def _words(vocabulary: Vocabulary) -> Words:
-    return Words(vocabulary, grammar_tokenizer(vocabulary))
+def _words(vocabulary: Vocabulary) -> ModelTokens:
+    return ModelTokens(vocabulary, grammar_tokenizer(vocabulary))
 
 
 def _foresee(outputs: Sequence[Future[ConstrainedOutput]]) -> None:

@@ -29,7 +29,7 @@ class _Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-class Fit(msgspec.Struct, frozen=True):
+class TextFit(msgspec.Struct, frozen=True):
     """How much of a text fits. `accepted`: bytes that fit;
     `is_complete`: whether the text may end after them."""
 
@@ -42,7 +42,7 @@ class Fit(msgspec.Struct, frozen=True):
         return self.accepted == self.size and self.is_complete
 
 
-class Next(msgspec.Struct, frozen=True):
+class WhatMayFollow(msgspec.Struct, frozen=True):
     """What may follow a text. `forced`: bytes without an alternative; `allowed`: possible first bytes."""
 
     forced: bytes
@@ -59,22 +59,22 @@ class GrammarCheck:
         if self._matcher.is_error():
             raise InvalidRequest(f"The grammar cannot be read: {self._matcher.get_error()}")
 
-    def check(self, text: str | bytes) -> Fit:
+    def check(self, text: str | bytes) -> TextFit:
         self._matcher.reset()
         tokens = list(text.encode() if isinstance(text, str) else text)
         accepted = self._matcher.try_consume_tokens(tokens)
         if self._matcher.is_error():
             raise InvalidRequest(f"The grammar is too complex here: {self._matcher.get_error()}")
-        return Fit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
+        return TextFit(accepted, len(tokens), accepted == len(tokens) and self._matcher.is_accepting())
 
-    def after(self, text: bytes) -> Next:
+    def after(self, text: bytes) -> WhatMayFollow:
         """What may follow `text`, if all of it fits."""
         self._matcher.reset()
         accepted = self._matcher.try_consume_tokens(list(text))
         assert accepted == len(text), "the text does not fit"
         mask = self._matcher.compute_bitmask()
         allowed = bytes(i for i in range(_END) if mask[i >> 3] >> (i & 7) & 1)
-        return Next(self._matcher.compute_ff_bytes(), allowed, self._matcher.is_accepting())
+        return WhatMayFollow(self._matcher.compute_ff_bytes(), allowed, self._matcher.is_accepting())
 
 
 TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))

@@ -12,15 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from openai_cpu_server.contract.cost import TILE_TOKENS, CostCurve, attended_pairs
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve, ModelInfo, attended_pairs
 from openai_cpu_server.contract.step import Backend
-from openai_cpu_server.llama.host.neighbours import NOISY, Neighbours
-from openai_cpu_server.llama.measure.attention_price import CONTEXT, AttentionPrice, Stopwatch
-from openai_cpu_server.llama.measure.facts import MachineFacts, ModelFacts
-from openai_cpu_server.llama.measure.measurements import Measurements
-from openai_cpu_server.llama.measure.probe import Disturbed, Probe
+from openai_cpu_server.llama.host import NOISY, OtherProcesses
+from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
+from openai_cpu_server.llama.measure.probe import CONTEXT, AttentionPrice, Disturbed, Probe, Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +82,7 @@ def cost_curve(
     options: EngineOptions,
     cache_dir: Path,
     on_progress: Callable[[float], None] = lambda fraction: None,
-    neighbours: Neighbours | None = None,
+    neighbours: OtherProcesses | None = None,
 ) -> CostCurve:
     """The curve out of `cache_dir`, else measured now and kept there. `on_progress` gets 0 to 1."""
     calibrator = Calibrator(backend, options, cache_dir, on_progress, neighbours)
@@ -109,12 +106,12 @@ class Calibrator:
         options: EngineOptions,
         cache_dir: Path,
         on_progress: Callable[[float], None] = lambda fraction: None,
-        neighbours: Neighbours | None = None,
+        neighbours: OtherProcesses | None = None,
     ) -> None:
         self._backend = backend
         self._key = CurveKey.of(backend.info, options)
         self._kept = Measurements(cache_dir)
-        self._neighbours = neighbours or Neighbours()
+        self._neighbours = neighbours or OtherProcesses()
         self._seconds = 0.0
         """The time that measuring has taken so far."""
         self._others_s = 0.0

@@ -1,15 +1,87 @@
-"""Keeps measurements on disk, each in a small JSON file whose name comes from what it depends on."""
+"""What was measured, kept on disk under the facts that it depends on; and the settings that `tune` found to
+be the best."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import platform
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import psutil
 
-from openai_cpu_server.private_files import claim, replacing
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.kernels.library import digest as kernels_digest
+from openai_cpu_server.llama.bindings import VERSION, llama_cpp
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.storage.private_files import claim, replacing
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    architecture: str
+    file_type: int | None
+    """llama.cpp's number of the file's quantisation."""
+    file_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> ModelFacts:
+        """The facts about a file. Raises `StartupError` if it is no model."""
+        header = GgufHeader(path)
+        files = model_files(header)
+        return cls(
+            architecture=header.architecture,
+            file_type=header.get_int("general.file_type"),
+            file_bytes=total_bytes(files),
+            modified_ns=max(file.stat().st_mtime_ns for file in files),
+        )
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    cpu: str
+    cpu_flags: str
+    """A digest of the features that the CPU reports."""
+    features: str
+    """The CPU features that this build of llama.cpp uses."""
+    library: str
+    kernels: str
+    """A digest of the library of kernels that goes in front of it."""
+    cores: int
+    usable_cores: int
+
+    @classmethod
+    def here(cls) -> MachineFacts:
+        native_log()
+        cpu_info = _cpu_info()
+        flags = cpu_info.get("flags") or cpu_info.get("Features") or ""
+        return cls(
+            cpu=cpu_info.get("model name") or platform.processor() or platform.machine(),
+            cpu_flags=hashlib.sha256(flags.encode()).hexdigest()[:16],
+            features=llama_cpp.llama_print_system_info().decode("utf-8", "replace").strip(" |"),
+            library=VERSION,
+            kernels=kernels_digest(),
+            cores=psutil.cpu_count() or 1,
+            usable_cores=Machine().num_threads(),
+        )
+
+
+def _cpu_info() -> dict[str, str]:
+    """What Linux says about the first core; {} on other systems."""
+    try:
+        first_core = _CPU_INFO.read_text("utf-8").partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first_core.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
 
 logger = logging.getLogger(__name__)
 
@@ -91,3 +163,48 @@ def _trusted(path: Path) -> bytes:
     with path.open("rb") as file:
         claim(path, file.fileno())
         return file.read()
+
+
+_VERSION = 1
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Values that `serve` uses for every option that the user did not give."""
+
+    threads: int
+    threads_batch: int
+    repack: bool
+    prefill_tokens: int
+    kv_type: str
+    flash_attention: bool
+
+    def applied(self, options: EngineOptions, given: Collection[str] = ()) -> EngineOptions:
+        """The options with this profile's values, except for those in `given`, which the user named."""
+        found = {name: value for name, value in msgspec.structs.asdict(self).items() if name not in given}
+        return msgspec.structs.replace(options, **found)
+
+
+class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    model: ModelFacts
+    machine: MachineFacts
+
+    @classmethod
+    def of(cls, model: Path) -> ProfileKey:
+        """The key of a model file. Raises `StartupError` if it is no model."""
+        return cls(version=_VERSION, model=ModelFacts.of(model), machine=MachineFacts.here())
+
+
+def load_profile(model: Path, cache_dir: Path) -> Profile | None:
+    """The profile of a model; None if it was not tuned on this machine."""
+    try:
+        key = ProfileKey.of(model)
+    except StartupError:
+        return None  # whoever loads the model says what is wrong with it
+    return Measurements(cache_dir).get(key, Profile)
+
+
+def save_profile(model: Path, cache_dir: Path, profile: Profile) -> Path | None:
+    """Store a profile and return its path; None, and a line in the log, where nothing can be written."""
+    key, kept = ProfileKey.of(model), Measurements(cache_dir)
+    return kept.path(key) if kept.put(key, profile) else None

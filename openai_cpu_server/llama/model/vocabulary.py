@@ -4,20 +4,96 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import unicodedata
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from openai_cpu_server.contract.model_info import ControlToken, FimTokens, Marks
+from openai_cpu_server.contract.model_info import ControlToken, FimTokens, SequenceMarks
 from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import Closable
-from openai_cpu_server.llama.model.word_pieces import LONGEST_WORD, WordPieces
+
+_CONTROLS = ("Cc", "Cf", "Co")
+"""What is not assigned (yet) stays: the reference does not know it for a control."""
+LONGEST_WORD = 100
+"""Characters; a longer word is unknown as a whole."""
+_WORD_START = "\u2581"
+_IDEOGRAPHS = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B920, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+"""As the reference has them."""
+
+
+class WordPieces:
+    """BERT's WordPiece, for texts that llama.cpp cuts otherwise than the models' own tokenizers do.
+
+    llama.cpp drops the vowels of Hangul, and marks that take room, such as vowels of Devanagari; and it knows
+    no longest word. English texts never get here.
+    """
+
+    def __init__(self, pieces: Mapping[str, int], *, unknown: int, lowercase: bool) -> None:
+        """`pieces` by text, as llama.cpp has them: those that begin a word have U+2581 in front."""
+        self._pieces = pieces
+        self._unknown = unknown
+        self._lowercase = lowercase
+        self._longest = max(map(len, pieces), default=1)
+
+    def encode(self, text: str) -> list[int]:
+        return [token for word in self._words(text) for token in self._cut(word)]
+
+    def _words(self, text: str) -> Iterator[str]:
+        spaced = "".join(map(_spaced, text))
+        if self._lowercase:
+            # Character by character: a final sigma is one like all others.
+            spaced = "".join(c.lower() for c in unicodedata.normalize("NFD", spaced) if _category(c) != "Mn")
+        return (part for word in spaced.split() for part in "".join(map(_apart, word)).split())
+
+    def _cut(self, word: str) -> list[int]:
+        if len(word) > LONGEST_WORD:
+            return [self._unknown]
+        marked, start, found = _WORD_START + word, 0, []
+        while start < len(marked):
+            ends = range(min(len(marked), start + self._longest), start, -1)
+            end = next((end for end in ends if marked[start:end] in self._pieces), None)
+            if end is None:
+                return [self._unknown]
+            found.append(self._pieces[marked[start:end]])
+            start = end
+        return found
+
+
+def _category(character: str) -> str:
+    return unicodedata.category(character)
+
+
+def _spaced(character: str) -> str:
+    """Without controls, and with room around ideographs."""
+    if character in "\t\n\r" or _category(character) == "Zs":
+        return " "
+    if character in "\0\ufffd" or _category(character) in _CONTROLS:
+        return ""
+    is_ideograph = any(first <= ord(character) <= last for first, last in _IDEOGRAPHS)
+    return f" {character} " if is_ideograph else character
+
+
+def _apart(character: str) -> str:
+    """Punctuation stands alone; so do all signs of ASCII."""
+    is_sign = character.isascii() and character.isprintable() and not character.isalnum()
+    return f" {character} " if is_sign or _category(character).startswith("P") else character
+
 
 _BERT_UNKNOWN = 100
 """llama.cpp's default."""
@@ -34,7 +110,7 @@ _TRIAL = "".join(map(chr, range(1, 256))) + "\u20ac\u5b57\U0001f600"
 """Whatever a text can have, in characters of one to four bytes."""
 
 
-class Pieces(NamedTuple):
+class PieceTable(NamedTuple):
     """All tokens as bytes, as `Vocabulary.piece` gives them with `special`."""
 
     text: bytes
@@ -116,7 +192,7 @@ class Vocabulary(Closable):
         return FimTokens(prefix=prefix, suffix=suffix, middle=middle)
 
     @functools.cached_property
-    def marks(self) -> Marks:
+    def marks(self) -> SequenceMarks:
         """Between query and text stand EOS (where there is none, SEP) and SEP, as far as the file says that
         the tokenizer adds them; that is llama-server's rule."""
         around, vocab = self.encode("", add_special=True, parse_special=False), self.native
@@ -128,7 +204,7 @@ class Vocabulary(Closable):
             llama_cpp.llama_vocab_get_add_sep(vocab),
         )
         between = [eos] * bool(adds_eos) + [sep] * bool(adds_sep)
-        return Marks(
+        return SequenceMarks(
             begin=tuple(around[:num_begin]),
             between=tuple(token for token in between if token is not None),
             end=tuple(around[num_begin:]),
@@ -141,7 +217,7 @@ class Vocabulary(Closable):
         return frozenset(token for token in range(self._size) if is_end(vocab, token))
 
     @functools.cached_property
-    def pieces(self) -> Pieces:
+    def pieces(self) -> PieceTable:
         """0.1 s for 49,000 tokens."""
         vocab, render = self.native, llama_cpp.llama_token_to_piece
         attributes, buffer = llama_cpp.llama_vocab_get_attr, ctypes.create_string_buffer(_PIECE_BYTES)
@@ -152,7 +228,7 @@ class Vocabulary(Closable):
             ends.append(len(text))
             if attributes(vocab, token) & _SILENT or token in self.end_tokens:
                 silent.append(token)
-        return Pieces(bytes(text), ends, silent)
+        return PieceTable(bytes(text), ends, silent)
 
     @functools.cached_property
     def longest_piece(self) -> int | None:

@@ -7,11 +7,64 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import Logits
-from openai_cpu_server.llama.sampling.candidates import Tokens, above, nucleus, of_the_best
+
+Tokens = npt.NDArray[np.int32]
+
+_GROUPS = 64
+_DEPTHS = (8.0, 16.0)
+"""A nucleus is looked for this far below the largest logit before all of the vocabulary is sorted."""
+
+
+def above(logits: Logits, floor: float) -> Tokens:
+    return np.flatnonzero(logits > floor).astype(np.int32)
+
+
+def of_the_best(logits: Logits, count: int) -> Tokens:
+    """The `count` best tokens, and perhaps others: the bests of groups bound the last of them from below."""
+    width = len(logits) // _GROUPS
+    if not 0 < count <= width:
+        return above(logits, -math.inf)
+    grouped = logits[: width * _GROUPS].reshape(_GROUPS, width)
+    bests = grouped.max(axis=0)
+    bound = np.partition(bests, width - count)[width - count]
+    if bound == -math.inf:
+        return above(logits, -math.inf)
+    columns = np.flatnonzero(bests >= bound)  # the others have nothing, and need not be looked through
+    rows, places = np.divmod(np.flatnonzero(grouped.take(columns, axis=1) >= bound), len(columns))
+    behind = width * _GROUPS + np.flatnonzero(logits[width * _GROUPS :] >= bound)
+    return np.concatenate((rows * width + columns[places], behind)).astype(np.int32)
+
+
+def nucleus(logits: Logits, share: float) -> Tokens:
+    """Top-p: the fewest tokens, at least one, whose probabilities reach that share together.
+
+    Of equals at the edge the first ones. `logits` may hold -inf; the largest is finite.
+    """
+    weights = np.exp(logits - logits.max())
+    wanted = share * weights.sum(dtype=np.float64)
+    heaviest = np.sort(_holding(weights, wanted))[::-1]
+    count = int(heaviest.cumsum(dtype=np.float64).searchsorted(wanted)) + 1
+    least = heaviest[min(count, len(heaviest)) - 1]
+    tokens = np.flatnonzero(weights >= least).astype(np.int32)
+    excess = len(tokens) - count
+    if excess <= 0:
+        return tokens
+    return np.delete(tokens, np.flatnonzero(weights[tokens] == least)[-excess:])
+
+
+def _holding(weights: Logits, wanted: float) -> Logits:
+    """The heaviest tokens that weigh as much as wanted: few, so that sorting them is cheap."""
+    for depth in _DEPTHS:
+        heavy = weights[weights > math.exp(-depth)]
+        if heavy.sum(dtype=np.float64) >= wanted:
+            return heavy
+    return weights[weights > 0]
+
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _MIN_KEEP = 1
@@ -23,7 +76,7 @@ _NEGLIGIBLE = 80.0
 _ROUNDING = 1e-3
 
 
-class Survivors(NamedTuple):
+class KeptCandidates(NamedTuple):
     tokens: Tokens
     logits: Logits
 
@@ -36,7 +89,7 @@ class Candidates:
         self._records = np.zeros(vocab_size, _CANDIDATE)
         self._data = self._records.ctypes.data_as(llama_cpp.llama_token_data_p)
 
-    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> Survivors:
+    def narrowed_by(self, chain: object, tokens: Tokens, logits: Logits) -> KeptCandidates:
         """The tokens that a sampler chain leaves of these, and their logits, as copies."""
         count = len(tokens)
         self._records["id"][:count] = tokens
@@ -44,7 +97,7 @@ class Candidates:
         array = llama_cpp.llama_token_data_array(self._data, count, -1, False)
         llama_cpp.llama_sampler_apply(chain, ctypes.byref(array))
         left = self._records[: array.size]
-        return Survivors(left["id"].copy(), left["logit"].copy())
+        return KeptCandidates(left["id"].copy(), left["logit"].copy())
 
 
 class Truncation:
@@ -59,7 +112,7 @@ class Truncation:
         for sampler in _samplers(sampling):
             llama_cpp.llama_sampler_chain_add(self._chain, sampler)
 
-    def apply(self, logits: Logits) -> Survivors:
+    def apply(self, logits: Logits) -> KeptCandidates:
         """(vocabulary,), -inf where forbidden -> the tokens that are left, at least one, and their logits."""
         assert self._chain is not None, "the chain is freed"
         return self._candidates.narrowed_by(self._chain, _seen(self._sampling, logits), logits)

@@ -1,4 +1,4 @@
-"""What is asked for, and which route that means. Pure."""
+"""What is asked for, which route that means, and whether a small model's answers are good enough. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.models.routing.options import Rule, Shares
+from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.models.routing.options import Cascade, Rule, Shares
 
 Rows = npt.NDArray[np.float32]
 _HASHED = 2**64
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class RouterInput(msgspec.Struct, frozen=True, kw_only=True):
     """What a router may know of a request."""
 
     texts: tuple[str, ...]
@@ -34,7 +35,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
 
-class Reason(enum.Enum):
+class RouteReason(enum.Enum):
     """Why a route was taken, in a word for metrics."""
 
     RULE = "rule"
@@ -56,14 +57,16 @@ class Reason(enum.Enum):
     """The small model could not answer."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RouteDecision(msgspec.Struct, frozen=True):
     route: str
-    reason: Reason
+    reason: RouteReason
     why: str
     """The same for people, in one line."""
 
 
-def by_rules(rules: Sequence[Rule], asked: Asked, num_tokens: Callable[[], int]) -> tuple[int, Rule] | None:
+def by_rules(
+    rules: Sequence[Rule], asked: RouterInput, num_tokens: Callable[[], int]
+) -> tuple[int, Rule] | None:
     """The first rule that holds, and its number from 1. `num_tokens` counts those of the prompt."""
     for number, rule in enumerate(rules, start=1):
         if _holds(rule, asked, num_tokens):
@@ -71,7 +74,7 @@ def by_rules(rules: Sequence[Rule], asked: Asked, num_tokens: Callable[[], int])
     return None
 
 
-def _holds(rule: Rule, asked: Asked, num_tokens: Callable[[], int]) -> bool:
+def _holds(rule: Rule, asked: RouterInput, num_tokens: Callable[[], int]) -> bool:
     if rule.tools is not None and rule.tools != asked.has_tools:
         return False
     if rule.schema is not None and rule.schema != asked.has_schema:
@@ -104,3 +107,31 @@ def nearest(examples: Rows, text: Rows) -> tuple[int, float]:
     similarities = (examples @ text.reshape(-1)) / np.maximum(norms, 1e-12)
     index = int(np.argmax(similarities))
     return index, float(similarities[index])
+
+
+class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts of one answer."""
+
+    logprobs: tuple[float, ...]
+    """Of its tokens."""
+    finish: FinishReason
+    has_form: bool
+    """It had to be JSON, or of another form."""
+
+
+def verdict(cascade: Cascade, answers: list[JudgedAnswer]) -> RouteDecision:
+    """The small route if all answers are good enough, else the large one."""
+    if any(answer.has_form and answer.finish is FinishReason.LENGTH for answer in answers):
+        return RouteDecision(cascade.large, RouteReason.CUT, "the answer was cut")
+    worst = min(map(_mean, answers))
+    said = f"mean_logprob={worst:.2f}"
+    if worst < cascade.mean_logprob:
+        return RouteDecision(cascade.large, RouteReason.UNSURE, said)
+    return RouteDecision(cascade.small, RouteReason.SURE, said)
+
+
+def _mean(answer: JudgedAnswer) -> float:
+    """An answer without tokens is the worst."""
+    if not answer.logprobs:
+        return float("-inf")
+    return sum(answer.logprobs) / len(answer.logprobs)

@@ -6,22 +6,20 @@ from functools import partial
 from typing import NamedTuple
 
 from openai_cpu_server.errors import AdapterNotFound
-from openai_cpu_server.models.abilities import Ability, choose_able
-from openai_cpu_server.models.registry import Chosen, ModelRegistry
-from openai_cpu_server.models.routing.asking import Questioner
-from openai_cpu_server.models.routing.decide import Asked, Decision, Reason
+from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able
+from openai_cpu_server.models.routing.decide import RouteDecision, RouteReason, RouterInput
 from openai_cpu_server.models.routing.options import Cascade
-from openai_cpu_server.models.routing.router import TO_BE_JUDGED, Router
+from openai_cpu_server.models.routing.router import TO_BE_JUDGED, ModelRouter, RouterCaller
 from openai_cpu_server.models.served import ServedModel
 
 
-class Routed(NamedTuple):
+class RoutedCall(NamedTuple):
     """The model that answers, under the name that was asked for."""
 
     router: str
     """The name of the router that was asked for."""
-    chosen: Chosen
-    reason: Reason
+    chosen: ChosenModel
+    reason: RouteReason
     """The last router's."""
     why: str
     """What all routers on the way had to say."""
@@ -30,13 +28,15 @@ class Routed(NamedTuple):
     larger: str | None = None
     """The model that answers if that one is not good enough."""
 
-    def after(self, judged: Decision, chosen: Chosen) -> Routed:
+    def after(self, judged: RouteDecision, chosen: ChosenModel) -> RoutedCall:
         """With what was decided when the small model had answered."""
         why = f"{self.why.removesuffix(TO_BE_JUDGED)}{judged.why}"
-        return Routed(self.router, chosen, judged.reason, why)
+        return RoutedCall(self.router, chosen, judged.reason, why)
 
 
-async def follow(models: ModelRegistry, router: Router, asked: Asked, who: Questioner, name: str) -> Routed:
+async def follow(
+    models: ModelRegistry, router: ModelRouter, asked: RouterInput, who: RouterCaller, name: str
+) -> RoutedCall:
     """Decide until a model is found. A router's targets may be used by whoever may use the router.
 
     Raises ModelNotFound, WrongModelKind, EngineUnavailable only where a target itself does.
@@ -55,26 +55,26 @@ async def follow(models: ModelRegistry, router: Router, asked: Asked, who: Quest
 
 
 def _routed(
-    models: ModelRegistry, router: Router, decision: Decision, target: str, name: str, why: str
-) -> Routed:
+    models: ModelRegistry, router: ModelRouter, decision: RouteDecision, target: str, name: str, why: str
+) -> RoutedCall:
     cascade = router.cascade
-    if cascade is None or decision.reason is not Reason.SURE:
+    if cascade is None or decision.reason is not RouteReason.SURE:
         chosen = choose_able(models, target, None, Ability.GENERATE)
-        return Routed(name, chosen, decision.reason, why)
+        return RoutedCall(name, chosen, decision.reason, why)
     larger = router.options.routes[cascade.large]
     try:
         chosen = choose_able(models, target, None, Ability.GENERATE)
     except AdapterNotFound as error:  # it was deleted while the server ran
         chosen = choose_able(models, larger, None, Ability.GENERATE)
-        return Routed(name, chosen, Reason.FAILED, f"{why.removesuffix(TO_BE_JUDGED)}{error}")
-    return Routed(name, chosen, decision.reason, why, cascade, larger)
+        return RoutedCall(name, chosen, RouteReason.FAILED, f"{why.removesuffix(TO_BE_JUDGED)}{error}")
+    return RoutedCall(name, chosen, decision.reason, why, cascade, larger)
 
 
 def _model(models: ModelRegistry, name: str) -> ServedModel:
     return models.choose(name, None).model
 
 
-def _count(models: ModelRegistry, router: Router, asked: Asked) -> int:
+def _count(models: ModelRegistry, router: ModelRouter, asked: RouterInput) -> int:
     """By the tokenizer of the model that the router takes otherwise."""
     target = router.options.routes[router.options.otherwise]
     while (following := models.router(target, None)) is not None:

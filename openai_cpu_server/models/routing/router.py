@@ -1,18 +1,25 @@
-"""One router: it decides for each request which of its routes is taken."""
+"""One router: it decides by rules or shares, or asks a model that writes a route's name or one that embeds."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 
+import msgspec
+import numpy as np
+
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.models.routing.asking import ExampleRows, Questioner, classified, embedded
 from openai_cpu_server.models.routing.decide import (
-    Asked,
-    Decision,
-    Reason,
+    RouteDecision,
+    RouteReason,
+    RouterInput,
+    Rows,
     by_rules,
     by_share,
     nearest,
@@ -29,14 +36,149 @@ from openai_cpu_server.models.routing.options import (
     WhenStreaming,
 )
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.chat_prompts import Conversation
+from openai_cpu_server.prompt.reasoning import switch
+
+_MOST_CHARS = 4000
+"""What decides reads so much of a request: both ends of a longer one."""
+_UNKNOWN = "[UNK]"
+"""What WordPiece puts in the place of a word that it cannot spell."""
+_SPARE_TOKENS = 8
+"""A name may be written in more tokens than its own tokenisation has."""
+
+
+class RouterCaller(msgspec.Struct, frozen=True):
+    """On whose behalf a router asks: the question waits in the queue as the request itself will."""
+
+    priority: Priority
+    client: str
+    account: str = ""
+    group: str = ""
+
+
+async def classified(
+    model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, who: RouterCaller
+) -> str:
+    """The route that the model names. Raises ServerError."""
+    question = await asyncio.to_thread(_question, model, options, routes, request, who)
+    texts = []
+    async with model.engine.generate([question]) as generation:
+        async for event in generation:
+            texts.append(event.text)
+    return "".join(texts).strip()
+
+
+def _question(
+    model: ServedModel, options: Classifier, routes: tuple[str, ...], request: str, who: RouterCaller
+) -> GenerationRequest:
+    model.loaded()
+    text = options.prompt.replace("{request}", _shortened(request))
+    prompt = model.prompts.prompt(
+        Conversation(
+            messages=[{"role": "user", "content": text}], variables=switch(on=False), thinks_not=True
+        )
+    )
+    grammar = model.grammars.of_choices(list(routes), "router")
+    names = model.tokenizer.encode_all(routes, add_special=False, parse_special=False)
+    return GenerationRequest(
+        id=f"route-{secrets.token_hex(12)}/0",
+        tokens=prompt.tokens,
+        max_tokens=max(map(len, names)) + _SPARE_TOKENS,
+        sampling=Sampling(seed=0, temperature=0),
+        priority=who.priority,
+        client=who.client,
+        account=who.account,
+        group=who.group,
+        route="route",
+        constraint=Constraint(grammar=grammar.lark),
+    )
+
+
+class ExampleRows:
+    """The rows of a router's examples, computed once for each model that serves under its name."""
+
+    def __init__(self, options: Examples) -> None:
+        self._texts = tuple(text for _, text in options.texts)
+        self._known: weakref.WeakKeyDictionary[ServedModel, asyncio.Task[Rows]] = weakref.WeakKeyDictionary()
+
+    async def of(self, model: ServedModel) -> Rows:
+        """Who leaves while they are computed does not end that: others wait for them too. Raises
+        ServerError."""
+        task = self._known.get(model)
+        if task is None or _has_failed(task):
+            who = RouterCaller(Priority.INTERACTIVE, "")
+            task = asyncio.create_task(embedded(model, self._texts, who))
+            self._known[model] = task
+        return await asyncio.shield(task)
+
+
+async def embedded(model: ServedModel, texts: tuple[str, ...], who: RouterCaller) -> Rows:
+    """(texts, numbers). A text that is too long is cut. Raises ServerError."""
+    request = await asyncio.to_thread(_embed_request, model, texts, who)
+    return await _rows(model, request)
+
+
+async def embedded_whole(model: ServedModel, text: str, who: RouterCaller) -> Rows | None:
+    """(1, numbers). None: the model would not read all of it, for it is too long, or has words that the
+    vocabulary does not know: those are all the same to it. Raises ServerError."""
+    if len(text) > _MOST_CHARS:
+        return None
+    limit = model.loaded().max_input_tokens
+    tokens = await asyncio.to_thread(_embedder_tokens, model, text)
+    if not 0 < len(tokens) <= limit or _UNKNOWN in model.tokenizer.decode(list(tokens), special=True):
+        return None
+    return await _rows(model, _request_of([tokens], who))
+
+
+async def _rows(model: ServedModel, request: EmbedRequest) -> Rows:
+    async with model.engine.embed(request) as embedding:
+        vectors = await embedding.vectors()
+    return np.frombuffer(vectors, np.float32).reshape(len(request.inputs), -1)
+
+
+def _embed_request(model: ServedModel, texts: tuple[str, ...], who: RouterCaller) -> EmbedRequest:
+    limit, end = model.loaded().max_input_tokens, model.tokenizer.marks.end
+    inputs = []
+    for text in texts:
+        tokens = _embedder_tokens(model, _shortened(text))
+        inputs.append(tokens if len(tokens) <= limit else (*tokens[: limit - len(end)], *end))
+    return _request_of(inputs, who)
+
+
+def _embedder_tokens(model: ServedModel, text: str) -> tuple[int, ...]:
+    return tuple(model.tokenizer.encode(text, add_special=True, parse_special=False))
+
+
+def _request_of(inputs: Sequence[tuple[int, ...]], who: RouterCaller) -> EmbedRequest:
+    return EmbedRequest(
+        id=f"route-{secrets.token_hex(12)}",
+        inputs=tuple(inputs),
+        priority=who.priority,
+        client=who.client,
+        group=who.group,
+        route="route",
+    )
+
+
+def _shortened(text: str) -> str:
+    """Its beginning and its end: what a request wants stands in one of them."""
+    if len(text) <= _MOST_CHARS:
+        return text
+    half = _MOST_CHARS // 2
+    return f"{text[:half]}\n...\n{text[-half:]}"
+
+
+def _has_failed(task: asyncio.Task[Rows]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
 
 ModelOf = Callable[[str], ServedModel]
 """The model of a name. Raises ServerError."""
-CountTokens = Callable[[Asked], int]
+CountTokens = Callable[[RouterInput], int]
 TO_BE_JUDGED = "to be judged"
 
 
-class Router:
+class ModelRouter:
     """Its decisions belong to one event loop's thread. They never fail: what cannot decide does not."""
 
     def __init__(self, options: RouterOptions) -> None:
@@ -57,8 +199,8 @@ class Router:
         return self.options.way if isinstance(self.options.way, Cascade) else None
 
     async def decide(
-        self, asked: Asked, who: Questioner, *, model_of: ModelOf, count: CountTokens
-    ) -> Decision:
+        self, asked: RouterInput, who: RouterCaller, *, model_of: ModelOf, count: CountTokens
+    ) -> RouteDecision:
         """A cascade decides for its small route where that is to be tried."""
         way = self.options.way
         if isinstance(way, Rules):
@@ -71,23 +213,23 @@ class Router:
             return await asyncio.wait_for(self._by_asking(way, asked, who, model_of), way.timeout_s)
         except (ServerError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no answer within {way.timeout_s:g} s"
-            return Decision(self.options.otherwise, Reason.UNAVAILABLE, f"{way.model}: {reason}")
+            return RouteDecision(self.options.otherwise, RouteReason.UNAVAILABLE, f"{way.model}: {reason}")
 
-    def _by_rules(self, way: Rules, asked: Asked, count: CountTokens) -> Decision:
+    def _by_rules(self, way: Rules, asked: RouterInput, count: CountTokens) -> RouteDecision:
         found = by_rules(way.rules, asked, lambda: count(asked))
         if found is None:
             return self._otherwise("no rule holds")
         number, rule = found
-        return Decision(rule.route, Reason.RULE, f"rule {number}")
+        return RouteDecision(rule.route, RouteReason.RULE, f"rule {number}")
 
-    def _by_share(self, way: Shares, asked: Asked) -> Decision:
+    def _by_share(self, way: Shares, asked: RouterInput) -> RouteDecision:
         label = {Stickiness.USER: asked.user, Stickiness.KEY: asked.key, Stickiness.NOBODY: ""}[way.sticky]
         draw = sticky_draw(self.name, label) if label else random.random()
-        return Decision(by_share(way, draw), Reason.SHARE, "share" + (" (sticky)" if label else ""))
+        return RouteDecision(by_share(way, draw), RouteReason.SHARE, "share" + (" (sticky)" if label else ""))
 
     async def _by_asking(
-        self, way: Classifier | Examples, asked: Asked, who: Questioner, model_of: ModelOf
-    ) -> Decision:
+        self, way: Classifier | Examples, asked: RouterInput, who: RouterCaller, model_of: ModelOf
+    ) -> RouteDecision:
         if not asked.request:
             return self._otherwise("there is no text")
         model = model_of(way.model)
@@ -96,24 +238,28 @@ class Router:
         route = await classified(model, way, tuple(self.options.routes), asked.request, who)
         if route not in self.options.routes:
             return self._otherwise(f"{way.model} has named no route")
-        return Decision(route, Reason.CLASSIFIED, f"{way.model} says so")
+        return RouteDecision(route, RouteReason.CLASSIFIED, f"{way.model} says so")
 
-    async def _by_example(self, way: Examples, asked: Asked, who: Questioner, model: ServedModel) -> Decision:
+    async def _by_example(
+        self, way: Examples, asked: RouterInput, who: RouterCaller, model: ServedModel
+    ) -> RouteDecision:
         assert self._examples is not None
         examples = await self._examples.of(model)
         index, similarity = nearest(examples, await embedded(model, (asked.request,), who))
         if similarity < way.least_similarity:
             return self._otherwise(f"similarity={similarity:.2f}")
         route = way.texts[index][0]
-        return Decision(route, Reason.SIMILAR, f"example of '{route}' (similarity={similarity:.2f})")
+        return RouteDecision(
+            route, RouteReason.SIMILAR, f"example of '{route}' (similarity={similarity:.2f})"
+        )
 
-    def _otherwise(self, why: str) -> Decision:
-        return Decision(self.options.otherwise, Reason.OTHERWISE, why)
+    def _otherwise(self, why: str) -> RouteDecision:
+        return RouteDecision(self.options.otherwise, RouteReason.OTHERWISE, why)
 
 
-def _begin(way: Cascade, asked: Asked) -> Decision:
+def _begin(way: Cascade, asked: RouterInput) -> RouteDecision:
     if asked.stream and way.when_streaming is WhenStreaming.LARGE:
-        return Decision(way.large, Reason.STREAM, "a stream")
+        return RouteDecision(way.large, RouteReason.STREAM, "a stream")
     if asked.max_tokens == 0:
-        return Decision(way.large, Reason.OTHERWISE, "there is no output to judge")
-    return Decision(way.small, Reason.SURE, TO_BE_JUDGED)
+        return RouteDecision(way.large, RouteReason.OTHERWISE, "there is no output to judge")
+    return RouteDecision(way.small, RouteReason.SURE, TO_BE_JUDGED)

@@ -1,20 +1,28 @@
-"""The ways in which models write tool calls, and readers for them."""
+"""The ways in which models write tool calls, and readers for them.
+
+A format is data (`forms`) where it can be: told once, then written into prompts, read from output and
+made a grammar of. The API picks one for a model by its template, and reads each output with it.
+Promises: an output is read once, piece by piece as it comes; nothing is told as content that is part of a
+call.
+"""
 
 from __future__ import annotations
 
-from openai_cpu_server.prompt.template import Template
-from openai_cpu_server.prompt.tool_formats.base import Callee, Parameter, ToolFormat, WrittenCall
+from openai_cpu_server.prompt.template import PromptTemplate
 from openai_cpu_server.prompt.tool_formats.forms import FORMS, GENERIC
 from openai_cpu_server.prompt.tool_formats.harmony import HarmonyFormat, HarmonyReader
-from openai_cpu_server.prompt.tool_formats.patterns import Spelling
+from openai_cpu_server.prompt.tool_formats.patterns import CallArguments, CallBegin, Spelling
 from openai_cpu_server.prompt.tool_formats.reader import (
+    Callee,
     Content,
     OutputReader,
+    Parameter,
     Part,
-    Reasoning,
     TextReader,
+    ThinkingText,
+    ToolFormat,
+    WrittenCall,
 )
-from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin
 
 __all__ = [
     "TOOL_FORMATS",
@@ -26,9 +34,9 @@ __all__ = [
     "OutputReader",
     "Parameter",
     "Part",
-    "Reasoning",
     "Spelling",
     "TextReader",
+    "ThinkingText",
     "ToolFormat",
     "WrittenCall",
     "format_for",
@@ -38,7 +46,7 @@ _TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat())
 TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GENERIC)}
 
 
-def format_for(template: Template | None) -> ToolFormat:
+def format_for(template: PromptTemplate | None) -> ToolFormat:
     """The format that the chat template teaches; the generic one if it knows no tools, or shows them for a
     format that is unknown here."""
     if template is None:

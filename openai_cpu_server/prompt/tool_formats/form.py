@@ -9,19 +9,27 @@ from collections.abc import Sequence
 
 import msgspec
 
-from openai_cpu_server.prompt.tool_formats.base import Callee, RawNames, WrittenCall
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters, ParameterScanner
 from openai_cpu_server.prompt.tool_formats.patterns import (
     NEVER_RULE,
+    CallScanner,
+    JsonCallScanner,
     Pattern,
-    Slot,
+    PatternSlot,
     Spelling,
     quoted,
     regex_of,
     text_of,
 )
-from openai_cpu_server.prompt.tool_formats.reader import FirstGate, HeadGate, MarkerGate, ToolReader
-from openai_cpu_server.prompt.tool_formats.scanner import CallScanner, JsonCallScanner
+from openai_cpu_server.prompt.tool_formats.reader import (
+    Callee,
+    FirstGate,
+    HeadGate,
+    MarkerGate,
+    RawNames,
+    ToolReader,
+    WrittenCall,
+)
 
 _OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -153,8 +161,19 @@ class CallForm(msgspec.Struct, frozen=True):
 
 def json_head(key: str = "arguments") -> Pattern:
     """The beginning of `{"name": NAME, KEY: {...}}`."""
-    name = ("{", Slot.BLANK, '"name"', Slot.BLANK, ":", Slot.SPACE, '"', Slot.NAME, '"', Slot.BLANK)
-    return (*name, ",", Slot.SPACE, f'"{key}"', Slot.BLANK, ":", Slot.SPACE)
+    name = (
+        "{",
+        PatternSlot.BLANK,
+        '"name"',
+        PatternSlot.BLANK,
+        ":",
+        PatternSlot.SPACE,
+        '"',
+        PatternSlot.NAME,
+        '"',
+        PatternSlot.BLANK,
+    )
+    return (*name, ",", PatternSlot.SPACE, f'"{key}"', PatternSlot.BLANK, ":", PatternSlot.SPACE)
 
 
-JSON_TAIL: Pattern = (Slot.BLANK, "}")
+JSON_TAIL: Pattern = (PatternSlot.BLANK, "}")

@@ -6,10 +6,10 @@ import msgspec
 
 from openai_cpu_server.prompt.tool_formats.form import JSON_TAIL, CallForm, json_head
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters
-from openai_cpu_server.prompt.tool_formats.patterns import Pattern, Slot
+from openai_cpu_server.prompt.tool_formats.patterns import Pattern, PatternSlot
 
-_NAME = Slot.NAME
-_LIST_COMMA: Pattern = (",", Slot.GAP)
+_NAME = PatternSlot.NAME
+_LIST_COMMA: Pattern = (",", PatternSlot.GAP)
 _TOOL_CALL, _FUNCTION, _ARG_KEY = "<tool_call>", "<function=", "<arg_key>"
 
 # One JSON object for each call
@@ -65,7 +65,7 @@ FUNCTOOLS = CallForm(
 MISTRAL = CallForm(
     name="mistral",
     marker="[TOOL_CALLS]",
-    opening=(Slot.GAP, "["),
+    opening=(PatternSlot.GAP, "["),
     head=json_head(),
     tail=JSON_TAIL,
     between=_LIST_COMMA,
@@ -87,7 +87,7 @@ MISTRAL_ARGS = CallForm(
 MISTRAL_IDS = msgspec.structs.replace(
     MISTRAL_ARGS,
     name="mistral-ids",
-    head=(_NAME, "[CALL_ID]", Slot.ID, "[ARGS]"),
+    head=(_NAME, "[CALL_ID]", PatternSlot.ID, "[ARGS]"),
     signs=(*MISTRAL_ARGS.signs, r"\[CALL_ID\]"),
     others=(),
 )
@@ -132,7 +132,7 @@ DEEPSEEK_V31 = CallForm(
 KIMI = CallForm(
     name="kimi",
     marker="<|tool_calls_section_begin|>",
-    head=("<|tool_call_begin|>functions.", _NAME, ":", Slot.INDEX, "<|tool_call_argument_begin|>"),
+    head=("<|tool_call_begin|>functions.", _NAME, ":", PatternSlot.INDEX, "<|tool_call_argument_begin|>"),
     tail=("<|tool_call_end|>",),
     closing=("<|tool_calls_section_end|>",),
     signs=(r"<\|tool_calls_section_begin\|>",),
@@ -151,7 +151,7 @@ COMMAND = CallForm(
     name="command-r7b",
     marker="<|START_ACTION|>",
     opening=("[",),
-    head=('{"tool_call_id": "', Slot.INDEX, '", "tool_name": "', _NAME, '", "parameters": '),
+    head=('{"tool_call_id": "', PatternSlot.INDEX, '", "tool_name": "', _NAME, '", "parameters": '),
     tail=JSON_TAIL,
     between=_LIST_COMMA,
     closing=("]<|END_ACTION|>",),
@@ -161,7 +161,7 @@ APERTUS = CallForm(
     name="apertus",
     marker="<|tools_prefix|>",
     opening=("[",),
-    head=('{"', _NAME, '":', Slot.GAP),
+    head=('{"', _NAME, '":', PatternSlot.GAP),
     tail=("}",),
     between=_LIST_COMMA,
     closing=("]<|tools_suffix|>",),
@@ -210,13 +210,13 @@ MINIMAX = CallForm(
 GLM = CallForm(
     name="glm",
     marker=_TOOL_CALL,
-    head=(_NAME, Slot.LINE),
+    head=(_NAME, PatternSlot.LINE),
     tail=("</tool_call>",),
-    between=(Slot.LINE, _TOOL_CALL),
+    between=(PatternSlot.LINE, _TOOL_CALL),
     parameters=Parameters(
-        begin=("<arg_key>", _NAME, "</arg_key>", Slot.LINE, "<arg_value>"),
+        begin=("<arg_key>", _NAME, "</arg_key>", PatternSlot.LINE, "<arg_value>"),
         raw_end="</arg_value>",
-        behind=(Slot.LINE,),
+        behind=(PatternSlot.LINE,),
         close="</tool_call>",
     ),
     signs=(_TOOL_CALL, _ARG_KEY),
@@ -226,10 +226,15 @@ PYTHONIC = CallForm(
     opening=("[",),
     head=(_NAME, "("),
     tail=(")",),
-    between=(",", Slot.GAP),
+    between=(",", PatternSlot.GAP),
     closing=("]",),
     parameters=Parameters(
-        begin=(_NAME, "="), raw_begin="'", raw_end="'", between=(",", Slot.GAP), close=")", is_python=True
+        begin=(_NAME, "="),
+        raw_begin="'",
+        raw_end="'",
+        between=(",", PatternSlot.GAP),
+        close=")",
+        is_python=True,
     ),
     signs=(r"\[func_name1\(",),
 )

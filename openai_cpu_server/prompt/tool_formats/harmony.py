@@ -12,10 +12,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from openai_cpu_server.prompt.tool_formats.base import Callee, RawNames, WrittenCall
-from openai_cpu_server.prompt.tool_formats.patterns import Spelling
-from openai_cpu_server.prompt.tool_formats.reader import Content, Part, Reasoning
-from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin, JsonValue
+from openai_cpu_server.prompt.tool_formats.patterns import CallArguments, CallBegin, JsonValue, Spelling
+from openai_cpu_server.prompt.tool_formats.reader import (
+    Callee,
+    Content,
+    Part,
+    RawNames,
+    ThinkingText,
+    WrittenCall,
+)
 
 _CHANNEL, _MESSAGE, _END, _NEXT = "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant"
 _TO = " to=functions."
@@ -109,7 +114,7 @@ class HarmonyReader:
         self._header: str | None = ""
         """What has come of a message's header; None: its text is being read."""
         self._waiting = ""
-        self._kind: type[Reasoning] | type[Content] | type[CallArguments] = Content
+        self._kind: type[ThinkingText] | type[Content] | type[CallArguments] = Content
         self._arguments = JsonValue()
         self.is_cut = False
         """Whether the output, if it ended here, would end within a call."""
@@ -147,7 +152,7 @@ class HarmonyReader:
         if function is not None:
             self._kind, self.has_calls, self.is_cut = CallArguments, True, True
             return [CallBegin(function[1])]
-        self._kind = Reasoning if _THOUGHT.search(header) else Content
+        self._kind = ThinkingText if _THOUGHT.search(header) else Content
         return []
 
     def _in_text(self) -> list[Part] | None:
@@ -171,8 +176,8 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
     merged: list[Part] = []
     for part in parts:
         last = merged[-1] if merged else None
-        if isinstance(part, Reasoning) and isinstance(last, Reasoning):
-            merged[-1] = Reasoning(last.text + part.text)
+        if isinstance(part, ThinkingText) and isinstance(last, ThinkingText):
+            merged[-1] = ThinkingText(last.text + part.text)
         elif isinstance(part, Content) and isinstance(last, Content):
             merged[-1] = Content(last.text + part.text)
         else:

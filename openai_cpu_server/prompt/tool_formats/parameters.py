@@ -8,9 +8,19 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from openai_cpu_server.prompt.tool_formats.base import Parameter
-from openai_cpu_server.prompt.tool_formats.patterns import NEVER, Pattern, Spelling, quoted, regex_of, text_of
-from openai_cpu_server.prompt.tool_formats.scanner import CallArguments, CallBegin, CallPart, JsonValue
+from openai_cpu_server.prompt.tool_formats.patterns import (
+    NEVER,
+    CallArguments,
+    CallBegin,
+    CallPart,
+    JsonValue,
+    Pattern,
+    Spelling,
+    quoted,
+    regex_of,
+    text_of,
+)
+from openai_cpu_server.prompt.tool_formats.reader import Parameter
 
 _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 

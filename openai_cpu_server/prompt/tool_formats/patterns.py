@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Iterable
-from typing import Union
+from typing import Protocol, Union
 
 import msgspec
 
 
-class Slot(enum.Enum):
+class PatternSlot(enum.Enum):
     """A place in a pattern that is no fixed text."""
 
     NAME = "a function's or a parameter's name"
@@ -22,24 +22,24 @@ class Slot(enum.Enum):
     INDEX = "the call's number"
 
 
-Pattern = tuple[Union[str, Slot], ...]
+Pattern = tuple[Union[str, PatternSlot], ...]
 
 _WRITTEN = {
-    Slot.BLANK: "",
-    Slot.SPACE: " ",
-    Slot.GAP: "",
-    Slot.LINE: "\n",
-    Slot.ID: "000000000",
-    Slot.INDEX: "0",
+    PatternSlot.BLANK: "",
+    PatternSlot.SPACE: " ",
+    PatternSlot.GAP: "",
+    PatternSlot.LINE: "\n",
+    PatternSlot.ID: "000000000",
+    PatternSlot.INDEX: "0",
 }
 _NAME = r"([A-Za-z0-9_.-]+)"
-_REGEX = {Slot.ID: "[A-Za-z0-9]+", Slot.INDEX: "[0-9]+"}
-_OPEN = (Slot.NAME, Slot.LINE, Slot.GAP)
+_REGEX = {PatternSlot.ID: "[A-Za-z0-9]+", PatternSlot.INDEX: "[0-9]+"}
+_OPEN = (PatternSlot.NAME, PatternSlot.LINE, PatternSlot.GAP)
 _GBNF = {
-    Slot.GAP: '" "?',
-    Slot.LINE: r'"\n"',
-    Slot.ID: "[A-Za-z0-9]{9}",
-    Slot.INDEX: "[0-9] [0-9]?",
+    PatternSlot.GAP: '" "?',
+    PatternSlot.LINE: r'"\n"',
+    PatternSlot.ID: "[A-Za-z0-9]{9}",
+    PatternSlot.INDEX: "[0-9] [0-9]?",
 }
 _MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]{3,}\])")
 """Matches what is one control token in the vocabulary of a model that was taught it."""
@@ -52,7 +52,7 @@ def text_of(pattern: Pattern, name: str = "") -> str:
 
 def regex_of(pattern: Pattern, name: str = _NAME) -> str:
     """A regular expression with the name as its group. A pattern that ends openly ends before a mark."""
-    slots = {**_REGEX, Slot.NAME: name}
+    slots = {**_REGEX, PatternSlot.NAME: name}
     found = "".join(re.escape(x) if isinstance(x, str) else slots.get(x, r"\s*") for x in pattern)
     return found + r"(?=[<{])" if pattern[-1] in _OPEN else found
 
@@ -85,14 +85,14 @@ class Spelling(msgspec.Struct, frozen=True):
     def literal(self, text: str) -> str:
         return self.gbnf((text,))
 
-    def _joined(self, parts: Iterable[tuple[Union[str, Slot], str | None]]) -> Iterable[str]:
+    def _joined(self, parts: Iterable[tuple[Union[str, PatternSlot], str | None]]) -> Iterable[str]:
         """Neighbouring texts become one literal."""
         waiting = ""
         for part, text in parts:
             if text is not None:
                 waiting += text
                 continue
-            assert isinstance(part, Slot)
+            assert isinstance(part, PatternSlot)
             slot = _GBNF.get(part, self.blank)
             if slot:
                 yield self._spelt(waiting)
@@ -132,8 +132,8 @@ class Spelling(msgspec.Struct, frozen=True):
         return f"({_none_of(first)} | {mark} {again} ({other}))* {mark} {again} {quoted(rest)}"
 
 
-def _as_text(slot: Slot, name: str) -> str | None:
-    return name if slot is Slot.NAME else None
+def _as_text(slot: PatternSlot, name: str) -> str | None:
+    return name if slot is PatternSlot.NAME else None
 
 
 def _beginnings(text: str) -> str:
@@ -149,3 +149,100 @@ def _none_of(chars: str) -> str:
         {"\n": "\\n", "\\": "\\\\", "]": "\\]", "^": "\\^", "-": "\\-"}.get(c, c) for c in chars
     )
     return f"[^\\x00{escaped}]"
+
+
+class CallBegin(msgspec.Struct, frozen=True):
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """A piece of the arguments' JSON text."""
+
+    text: str
+
+
+CallPart = Union[CallBegin, CallArguments]
+
+
+class CallScanner(Protocol):
+    """Finds calls. It skips separators, brackets and closing marks between them."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text, if it ended here, would end within a call, or before the first."""
+        ...
+
+    def feed(self, text: str) -> list[CallPart]: ...
+
+
+class JsonCallScanner:
+    """Finds calls whose arguments are one JSON object."""
+
+    def __init__(self, head: re.Pattern[str]) -> None:
+        """`head` matches what stands before the arguments; its group is the function's name."""
+        self._head = head
+        self._waiting = ""
+        self._arguments: JsonValue | None = None
+        self._num_begun = 0
+
+    @property
+    def is_cut(self) -> bool:
+        return self._arguments is not None or self._num_begun == 0
+
+    def feed(self, text: str) -> list[CallPart]:
+        parts: list[CallPart] = []
+        while text:
+            part, text = self._between(text) if self._arguments is None else self._inside(text)
+            parts += [part] if part is not None else []
+        return parts
+
+    def _between(self, text: str) -> tuple[CallBegin | None, str]:
+        self._waiting += text
+        head = self._head.search(self._waiting)
+        if head is None:
+            return None, ""
+        rest, self._waiting = self._waiting[head.end() :], ""
+        self._arguments = JsonValue()
+        self._num_begun += 1
+        return CallBegin(head[1]), rest
+
+    def _inside(self, text: str) -> tuple[CallArguments, str]:
+        assert self._arguments is not None
+        end = self._arguments.end_in(text)
+        if end is None:
+            return CallArguments(text), ""
+        self._arguments = None
+        return CallArguments(text[:end]), text[end:]
+
+
+_MARKS = re.compile(r'["\\{}\[\]]')
+
+
+class JsonValue:
+    """Finds the end of an object, an array or a string."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped_at: int | None = None
+
+    def end_in(self, text: str) -> int | None:
+        """The position behind the value's end in this piece; None: it does not end here."""
+        skip, self._escaped_at = self._escaped_at, None
+        for mark in _MARKS.finditer(text):
+            at = mark.start()
+            if at == skip:
+                continue
+            if mark[0] == "\\":
+                skip = at + 1
+            elif self._ends(mark[0]):
+                return at + 1
+        self._escaped_at = 0 if skip == len(text) else None
+        return None
+
+    def _ends(self, mark: str) -> bool:
+        if mark == '"':
+            self._in_string = not self._in_string
+        elif not self._in_string:
+            self._depth += 1 if mark in "{[" else -1
+        return not self._in_string and self._depth == 0

@@ -12,22 +12,21 @@ from contextlib import aclosing
 import anyio
 import msgspec
 
-from openai_cpu_server.replicas.frames import FrameStream
-from openai_cpu_server.replicas.host.host import Host
-from openai_cpu_server.replicas.wire import DoorPlate, Hello, Kind
+from openai_cpu_server.replicas.host.host import ReplicaHost
+from openai_cpu_server.replicas.wire import DoorAddress, FrameStream, NewsFrame, SessionHello
 
 logger = logging.getLogger(__name__)
 
 _HELLO_S = 5.0
 _HELLO_BYTES = 4096
 """A stranger may send so much."""
-_hello = msgspec.msgpack.Decoder(Hello)
+_hello = msgspec.msgpack.Decoder(SessionHello)
 
 
-class Door:
+class ReplicaDoor:
     """Whoever knows its token is let in. A connection is a session: it ends with it."""
 
-    def __init__(self, host: Host, *, sending_s: float) -> None:
+    def __init__(self, host: ReplicaHost, *, sending_s: float) -> None:
         """`sending_s`: who takes nothing for so long is given up."""
         self._host = host
         self._sending_s = sending_s
@@ -36,12 +35,12 @@ class Door:
         """None: it is closed."""
         self._visits: set[asyncio.Task[None]] = set()
 
-    async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> DoorPlate:
+    async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> DoorAddress:
         """Listen there, on a port that is free. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._stream, address, 0, ssl=tls)
         port: int = self._server.sockets[0].getsockname()[1]
-        return DoorPlate(address, port, self._token)
+        return DoorAddress(address, port, self._token)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -96,10 +95,10 @@ class Door:
     async def _tell(self, stream: FrameStream, lessee: str) -> None:
         async with aclosing(self._host.attend(lessee)) as news:  # type: ignore[type-var]
             async for payload in news:
-                stream.send(Kind.NEWS, payload)
+                stream.send(NewsFrame.NEWS, payload)
                 await stream.sent()
-        stream.send(Kind.END)
+        stream.send(NewsFrame.END)
 
     async def _listen(self, stream: FrameStream, lessee: str) -> None:
         while (orders := await stream.receive()) is not None:
-            stream.send(Kind.TAKEN if self._host.tell(lessee, orders) else Kind.UNKNOWN)
+            stream.send(NewsFrame.TAKEN if self._host.tell(lessee, orders) else NewsFrame.UNKNOWN)

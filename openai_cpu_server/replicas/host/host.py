@@ -1,4 +1,4 @@
-"""An engine replica: one engine process, and the sessions of the API processes that it computes for."""
+"""An engine replica: one engine process, and the API processes that it computes for."""
 
 from __future__ import annotations
 
@@ -6,33 +6,120 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.engine import EngineState, EngineStatus
-from openai_cpu_server.contract.messages import Cancel, ClearCache, Submit
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
+from openai_cpu_server.contract.messages import CancelRequest, ClearCache, Submit
+from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
-from openai_cpu_server.dispatch.requests.admission import end_cancelled
-from openai_cpu_server.dispatch.requests.culprits import Culprits
-from openai_cpu_server.dispatch.requests.live import Live, names_of
-from openai_cpu_server.dispatch.requests.replay import Replay
+from openai_cpu_server.engine_client.admission import end_cancelled
+from openai_cpu_server.engine_client.culprits import CulpritLedger
+from openai_cpu_server.engine_client.live import AcceptedRequest, names_of
+from openai_cpu_server.engine_client.replay import RequestReplay
+from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.replicas.host.relay import TokenRelay, VectorRelay
-from openai_cpu_server.replicas.host.reporting import Reporting
-from openai_cpu_server.replicas.host.session import Session
-from openai_cpu_server.replicas.host.spending import Spending
+from openai_cpu_server.replicas.host.session import CpuSpending, HostSession, TokenRelay, VectorRelay
 from openai_cpu_server.replicas.wire import (
     CancelCall,
     DropAdapter,
-    Ended,
+    EndReason,
+    HostReport,
     Order,
-    Renew,
-    Why,
+    RenewLease,
+    RequestEnd,
     encode_news,
     origin,
     read_orders,
 )
+
+_BUSY_S, _IDLE_S = 0.25, 1.0
+"""The longest silence while forecasts change, and while nothing does."""
+_OTHERS_S = 1.0
+"""How often the requests of others are told: there may be thousands."""
+
+
+@dataclass
+class _Told:
+    """What a session was told last."""
+
+    when_s: float
+    state: EngineState
+    forecast: Forecast | None
+    reason: str | None
+    counted: int = 0
+    """The tellings that the next new forecast has counted: those before the present one came."""
+    num_seen: int = 0
+    others_s: float = float("-inf")
+    """When it was told the requests of others."""
+
+
+class HostReporting:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._told: dict[str, _Told] = {}
+
+    def is_due(self, session: HostSession, supervisor: Supervisor) -> bool:
+        if session.is_behind:
+            return False
+        told = self._told.get(session.lessee)
+        if told is None or (told.state, told.reason) != (supervisor.state, supervisor.reason):
+            return True
+        has_news = supervisor.news.forecast is not told.forecast
+        return self._clock() - told.when_s >= (_BUSY_S if has_news else _IDLE_S)
+
+    def report(
+        self,
+        session: HostSession,
+        supervisor: Supervisor,
+        status: EngineStatus,
+        others: Iterable[AcceptedRequest],
+    ) -> HostReport:
+        """`others`: the requests of other sessions. They are looked at when they are told."""
+        held = supervisor.news.held_blocks.since(session.held_version)
+        session.held_version = held.version
+        return HostReport(
+            state=supervisor.state,
+            status=status,
+            info=supervisor.news.info,
+            kv=supervisor.news.kv_stats,
+            adapters=supervisor.news.adapters.shelf.offered,
+            forecast=supervisor.news.forecast,
+            held=held if held.is_whole or held.saved or held.dropped else None,
+            counted=self._note(session, supervisor),
+            others=self._shown(session, others),
+        )
+
+    def _shown(
+        self, session: HostSession, others: Iterable[AcceptedRequest]
+    ) -> tuple[LiveRequest, ...] | None:
+        """None: they were told a moment ago."""
+        told, now_s = self._told[session.lessee], self._clock()
+        if now_s - told.others_s < _OTHERS_S:
+            return None
+        told.others_s = now_s
+        return tuple(
+            msgspec.structs.replace(live.snapshot(now_s), id=origin(live.request.id)) for live in others
+        )
+
+    def _note(self, session: HostSession, supervisor: Supervisor) -> int:
+        """A forecast is made in another process: it has surely counted what was told a report earlier."""
+        told = self._told.get(session.lessee)
+        now = _Told(self._clock(), supervisor.state, supervisor.news.forecast, supervisor.reason)
+        now.num_seen = session.num_told
+        if told is not None:
+            is_new = supervisor.news.forecast is not told.forecast
+            now.counted = told.num_seen if is_new else told.counted
+            now.others_s = told.others_s
+        self._told[session.lessee] = now
+        return now.counted
+
+    def forget(self, session: HostSession) -> None:
+        self._told.pop(session.lessee, None)
+
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +128,7 @@ TICK_S = 0.25
 _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
 
 
-class Host:
+class ReplicaHost:
     """All methods belong to one event loop's thread. An API process that is silent for `lease_s` is taken to
     be gone, or cut off: what it has ordered is ended, for another replica computes it by now."""
 
@@ -50,7 +137,7 @@ class Host:
         supervisor: Supervisor,
         *,
         lease_s: float,
-        spending: Spending | None = None,
+        spending: CpuSpending | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`supervisor`: it sleeps. `spending`: its observer; None: it is not told what the engine spends."""
@@ -58,13 +145,13 @@ class Host:
         self._adapters = supervisor.news.adapters
         self._lease_s = lease_s
         self._clock = clock
-        self._replay = Replay(clock, self._adapters.free, Culprits(clock))
+        self._replay = RequestReplay(clock, self._adapters.free, CulpritLedger(clock))
         self._adapters.is_used = self._replay.uses_adapter
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, HostSession] = {}
         self._has_no_sessions = asyncio.Event()
         self._has_no_sessions.set()
-        self._reporting = Reporting(clock)
-        self._spending = spending or Spending()
+        self._reporting = HostReporting(clock)
+        self._spending = spending or CpuSpending()
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 
@@ -111,7 +198,7 @@ class Host:
     async def attend(self, lessee: str) -> AsyncIterator[bytes]:
         """News for the API process that calls itself so. It ends with the lease; whoever stops reading gives
         it up."""
-        session = Session(lessee, now_s=self._clock())
+        session = HostSession(lessee, now_s=self._clock())
         self._sessions[lessee] = session
         self._has_no_sessions.clear()
         self._report(session)
@@ -143,19 +230,21 @@ class Host:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    def _submit(self, session: Session, submitted: Iterable[Submit]) -> None:
+    def _submit(self, session: HostSession, submitted: Iterable[Submit]) -> None:
         taken = []
         for one in submitted:
             if self._can_compute(one.request):
                 taken.append(self._live(session, one))
             else:
-                session.ended(Ended(one.request.id, Why.RETURNED, "This replica cannot compute it."))
+                session.ended(
+                    RequestEnd(one.request.id, EndReason.RETURNED, "This replica cannot compute it.")
+                )
         if taken:
             self._replay.accept(taken)
 
-    def _live(self, session: Session, one: Submit) -> Live:
+    def _live(self, session: HostSession, one: Submit) -> AcceptedRequest:
         relay = VectorRelay if isinstance(one.request, EmbedRequest) else TokenRelay
-        return Live(
+        return AcceptedRequest(
             one.request,
             relay(one.request.id, session, self._serves),
             self._clock(),
@@ -175,7 +264,7 @@ class Host:
 
     def _follow(self, order: Order) -> None:
         match order:
-            case Cancel(id=request_id):
+            case CancelRequest(id=request_id):
                 self._replay.cancel(request_id)
             case CancelCall(name=name):
                 self._cancel_call(name)
@@ -183,7 +272,7 @@ class Host:
                 self._supervisor.send(order)
             case DropAdapter(name=name):
                 self._adapters.unload(name)
-            case Renew() | Submit():
+            case RenewLease() | Submit():
                 pass
 
     def _cancel_call(self, name: str) -> None:
@@ -202,17 +291,17 @@ class Host:
                 elif self._reporting.is_due(session, self._supervisor):
                     self._report(session)
 
-    def _report(self, session: Session) -> None:
+    def _report(self, session: HostSession) -> None:
         session.spend(self._spending.take())
         session.report(
             self._reporting.report(session, self._supervisor, self._status(), self._others(session))
         )
 
-    def _others(self, session: Session) -> Iterator[Live]:
+    def _others(self, session: HostSession) -> Iterator[AcceptedRequest]:
         """The requests of other sessions."""
         return (live for live in self._replay.live if _session_of(live) is not session)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: HostSession) -> None:
         """It has left, or is taken to have: nobody wants its requests."""
         session.end()
         self._spending.add(session.unspent())
@@ -228,5 +317,5 @@ class Host:
         return self._supervisor.status(self._replay.live.count)
 
 
-def _session_of(live: Live) -> Session | None:
+def _session_of(live: AcceptedRequest) -> HostSession | None:
     return live.answer.session if isinstance(live.answer, TokenRelay | VectorRelay) else None

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from openai_cpu_server.contract.embedding import Embedded
-from openai_cpu_server.contract.messages import Place, TokenEvent
-from openai_cpu_server.replicas.host.spending import Spending
-from openai_cpu_server.replicas.wire import Ended, News, Report
+from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, StepFigures, TokenEvent
+from openai_cpu_server.engine_client.live import AnswerSink, TokenSink, VectorSink
+from openai_cpu_server.errors import GenerationFailed, RequestCancelled, ServerError
+from openai_cpu_server.replicas.wire import EndReason, HostReport, ReplicaNews, RequestEnd
 
 
-class Session:
+class CpuSpending:
+    """An `EngineObserver`. API processes keep one account of what keys use, so it does not matter which of
+    them is told, only that no more than one is."""
+
+    def __init__(self) -> None:
+        self._spent_ms: dict[str, float] = {}
+
+    def step_done(self, figures: StepFigures) -> None:
+        self.add(figures.spent_ms)
+
+    def engine_died(self, cause: str) -> None:
+        """What it has spent is spent."""
+
+    def add(self, spent_ms: dict[str, float]) -> None:
+        """Also what was taken, and has reached nobody."""
+        for client, added_ms in spent_ms.items():
+            self._spent_ms[client] = self._spent_ms.get(client, 0.0) + added_ms
+
+    def take(self) -> dict[str, float]:
+        """By the label of the client, milliseconds since this was asked last."""
+        spent_ms, self._spent_ms = self._spent_ms, {}
+        return spent_ms
+
+
+class HostSession:
     """Collects news until they are fetched: all of one step are fetched together."""
 
     def __init__(self, lessee: str, *, now_s: float) -> None:
@@ -21,13 +47,13 @@ class Session:
         """How often it has told orders."""
         self.held_version: int | None = None
         """What it knows of the prompts that are held here."""
-        self._report: Report | None = None
+        self._report: HostReport | None = None
         self._started: dict[str, None] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, QueuePlace] = {}
         self._events: list[TokenEvent] = []
         self._embedded: list[Embedded] = []
-        self._ended: list[Ended] = []
-        self._spending = Spending()
+        self._ended: list[RequestEnd] = []
+        self._spending = CpuSpending()
         self._news = asyncio.Event()
         self._is_over = False
 
@@ -40,12 +66,12 @@ class Session:
         self._is_over = True
         self._news.set()
 
-    async def next(self) -> News | None:
+    async def next(self) -> ReplicaNews | None:
         """What has come about; None: that was all."""
         await self._news.wait()
         if self._is_over:
             return None
-        news = News(
+        news = ReplicaNews(
             report=self._report,
             started=tuple(self._started),
             places=tuple(self._places.values()),
@@ -67,7 +93,7 @@ class Session:
         """The report before is not fetched yet. What has changed since the one before that is only there."""
         return self._report is not None
 
-    def report(self, report: Report) -> None:
+    def report(self, report: HostReport) -> None:
         self._report = report
         self._news.set()
 
@@ -84,7 +110,7 @@ class Session:
         self._places.pop(request_id, None)
         self._news.set()
 
-    def wait_at(self, place: Place) -> None:
+    def wait_at(self, place: QueuePlace) -> None:
         self._places[place.id] = place
         self._started.pop(place.id, None)
         self._news.set()
@@ -97,6 +123,51 @@ class Session:
         self._embedded.append(event)
         self._news.set()
 
-    def ended(self, end: Ended) -> None:
+    def ended(self, end: RequestEnd) -> None:
         self._ended.append(end)
         self._news.set()
+
+
+class _Relay(AnswerSink):
+    """Of one request. `serves`: there is an engine that others are computed by."""
+
+    def __init__(self, request_id: str, session: HostSession, serves: Callable[[], bool]) -> None:
+        self._id = request_id
+        self._session = session
+        self._serves = serves
+        self._is_running = False
+
+    @property
+    def session(self) -> HostSession:
+        return self._session
+
+    def start(self) -> None:
+        if not self._is_running:
+            self._is_running = True
+            self._session.start(self._id)
+
+    def wait_at(self, place: QueuePlace) -> None:
+        self._is_running = False
+        self._session.wait_at(place)
+
+    def wait_for_model(self, loading: ModelLoading) -> None:
+        """Who chooses between replicas knows that this one loads."""
+
+    def fail(self, request_id: str, error: ServerError) -> None:
+        self._session.ended(RequestEnd(request_id, self._why(error), str(error)))
+
+    def _why(self, error: ServerError) -> EndReason:
+        if isinstance(error, RequestCancelled):
+            return EndReason.CANCELLED
+        is_to_blame = isinstance(error, GenerationFailed) and not error.may_retry and self._serves()
+        return EndReason.FAILED if is_to_blame else EndReason.RETURNED
+
+
+class TokenRelay(_Relay, TokenSink):
+    def push(self, event: TokenEvent) -> None:
+        self._session.tokens(event)
+
+
+class VectorRelay(_Relay, VectorSink):
+    def push(self, event: Embedded) -> None:
+        self._session.vectors(event)

@@ -1,4 +1,4 @@
-"""An API replica: a Ray actor with the Starlette application, and the engines that it knows over handles."""
+"""An API replica: a Ray actor with the Starlette application, and its ways to engine replicas."""
 
 from __future__ import annotations
 
@@ -7,22 +7,97 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from openai_cpu_server.app import open_api, web_serving
+from openai_cpu_server.config.environment import foreign_settings
+from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
-from openai_cpu_server.replicas.ray.links import Roster
+from openai_cpu_server.replicas.ray.surroundings import ReplicaAddress, client_tls
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.serving.parts import ModelParts, reader_pool
-from openai_cpu_server.serving.plans import planned_models, planned_routers
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.replicas.remote.stream_link import StreamLink
+from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
+from openai_cpu_server.replicas.wire import DoorAddress
+from openai_cpu_server.server.model_builder import ModelParts, reader_pool
+from openai_cpu_server.server.plans import planned_models, planned_routers
+from openai_cpu_server.server.run import open_api, web_serving
 
 logger = logging.getLogger(__name__)
+
+
+class RayReplica:
+    """What a `StreamLink` asks of one replica with Ray's calls. They raise `ReplicaLost`."""
+
+    def __init__(self, handle: DeploymentHandle, to: ReplicaAddress) -> None:
+        self._to = to
+        self._asking = handle.door
+        self._loading = handle.load_adapter
+
+    async def door(self) -> DoorAddress:
+        return DoorAddress(*await _answered(self._asking.remote(self._to)))
+
+    async def load_adapter(self, adapter: bytes) -> bytes:
+        return bytes(await _answered(self._loading.remote(self._to, adapter)))
+
+
+async def _answered(response: DeploymentResponse) -> Any:
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+    except Exception as error:  # of Ray's many: it died, its node did, it cannot be reached, it was stopped
+        raise ReplicaLost(_said(error)) from None
+
+
+class ReplicaRoster:
+    """Follows which replicas of a deployment run. Belongs to one event loop's thread."""
+
+    def __init__(
+        self, handle: DeploymentHandle, changed: Callable[[Mapping[str, ReplicaLink]], None]
+    ) -> None:
+        """`changed` is told of all that run, whenever that changes."""
+        self._handle = handle
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[str, StreamLink] = {}
+        self._tls = client_tls(foreign_settings())
+        self._known: frozenset[str] = frozenset()
+
+    async def follow(self) -> None:
+        """Ask once, which waits for a first replica; from then on the router tells."""
+        while True:
+            try:
+                await self._handle.known.remote(ReplicaAddress("", self._tell))
+                return
+            except Exception as error:  # of Ray's many: the replica that was asked died, say
+                logger.warning("no engine replica has answered yet: %s", _said(error))
+                await asyncio.sleep(1.0)
+
+    def _tell(self, names: frozenset[str]) -> None:
+        """In whichever thread the router runs."""
+        if names != self._known:
+            self._known = names
+            self._loop.call_soon_threadsafe(self._update, names)
+
+    def _update(self, names: frozenset[str]) -> None:
+        self._links = {name: self._links.get(name) or self._link(name) for name in names}
+        self._changed(self._links)
+
+    def _link(self, name: str) -> StreamLink:
+        replica = RayReplica(self._handle, ReplicaAddress(name, self._tell))
+        return StreamLink(replica.door, replica.load_adapter, tls=self._tls)
+
+
+def _said(error: Exception) -> str:
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}"[:300]
+
 
 _MIB = 1024 * 1024
 
@@ -98,5 +173,5 @@ class ApiReplica:
 
 
 async def _follow(engine: RemoteEngine, handle: DeploymentHandle) -> None:
-    await Roster(handle, engine.replicas_are).follow()
+    await ReplicaRoster(handle, engine.replicas_are).follow()
     await engine.run()

@@ -12,24 +12,22 @@ import msgspec
 import ray.util
 
 from openai_cpu_server.config.environment import foreign_settings, tune_engines
+from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.dispatch.process.observer import NOBODY
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.subscribers import NOBODY
+from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.logs import set_up_logs
-from openai_cpu_server.replicas.host.door import Door
-from openai_cpu_server.replicas.host.host import Host
-from openai_cpu_server.replicas.host.spending import Spending
-from openai_cpu_server.replicas.ray.cpus import CpuClaim, numa_nodes
+from openai_cpu_server.replicas.host.door import ReplicaDoor
+from openai_cpu_server.replicas.host.host import ReplicaHost
+from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
-from openai_cpu_server.replicas.ray.tls import server_tls
-from openai_cpu_server.replicas.wire import DoorPlate
-from openai_cpu_server.serving.parts import ModelParts, reader_pool
-from openai_cpu_server.serving.plans import ModelPlan, planned_models
-from openai_cpu_server.serving.supervised import supervised
-from openai_cpu_server.settings import Settings
+from openai_cpu_server.replicas.ray.surroundings import CpuClaim, numa_nodes, server_tls
+from openai_cpu_server.replicas.wire import DoorAddress
+from openai_cpu_server.server.model_builder import ModelParts, reader_pool, supervised
+from openai_cpu_server.server.plans import ModelPlan, planned_models
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +43,11 @@ class EngineReplica:
         tune_engines()
         self._settings = settings
         self._claim = CpuClaim()
-        spending = Spending()
+        spending = CpuSpending()
         self._supervisor = await asyncio.to_thread(self._supervised, model, spending)
         lease_s = settings.ray.lease_s
-        self._host = Host(self._supervisor, lease_s=lease_s, spending=spending)
-        self._door = Door(self._host, sending_s=lease_s)
+        self._host = ReplicaHost(self._supervisor, lease_s=lease_s, spending=spending)
+        self._door = ReplicaDoor(self._host, sending_s=lease_s)
         self._plate = await self._door.open(
             ray.util.get_node_ip_address(), tls=server_tls(foreign_settings())
         )
@@ -61,7 +59,7 @@ class EngineReplica:
     async def known(self, to: str) -> None:
         """Whoever asks learns which replicas there are, on the way here."""
 
-    async def door(self, to: str) -> DoorPlate:
+    async def door(self, to: str) -> DoorAddress:
         """Where to connect for news and orders."""
         return self._plate
 
@@ -92,7 +90,7 @@ class EngineReplica:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    def _supervised(self, model: str, spending: Spending) -> Supervisor:
+    def _supervised(self, model: str, spending: CpuSpending) -> Supervisor:
         """In a thread: it opens the model's file."""
         plan: ModelPlan | None = None
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from openai_cpu_server.replicas.ray.addressed import Addressed, NoSuchReplica
+from openai_cpu_server.replicas.ray.surroundings import NoSuchReplica, ReplicaAddress
 
 
 class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are not looked at
@@ -30,7 +30,7 @@ class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         to = pending_request.args[0] if pending_request is not None and pending_request.args else ""
-        if isinstance(to, Addressed):
+        if isinstance(to, ReplicaAddress):
             self._tell = to.tell
             self._tell_all()
         wanted = [one for one in candidate_replicas if one.replica_id.unique_id == to]

@@ -11,8 +11,8 @@ import msgspec
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.errors import AdapterFailed
-from openai_cpu_server.replicas.link import ReplicaLost
-from openai_cpu_server.replicas.remote.known import Known
+from openai_cpu_server.replicas.remote.attendance import KnownReplica
+from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import DropAdapter
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,11 @@ class _Offered:
     holders: set[str] = field(default_factory=set)
 
 
-class Adapters:
+class ReplicaAdapters:
     """Loads and unloads at all replicas, and passes on to those that come later what the others have: by
     whichever API process it was loaded, and whether that still lives."""
 
-    def __init__(self, replicas: Mapping[str, Known], clock: Callable[[], float]) -> None:
+    def __init__(self, replicas: Mapping[str, KnownReplica], clock: Callable[[], float]) -> None:
         self._replicas = replicas
         self._clock = clock
         self._loaded: dict[str, Adapter] = {}
@@ -99,7 +99,7 @@ class Adapters:
             if not any(name in self._replicas for name in holders):
                 del self._offered[key]
 
-    def _missing(self, known: Known, names: set[str]) -> Iterator[Adapter]:
+    def _missing(self, known: KnownReplica, names: set[str]) -> Iterator[Adapter]:
         """What was loaded through this process, and what others have had for a while. What the replica has
         had before it has lost by `unload`, and does not get again."""
         yield from self._loaded.values()

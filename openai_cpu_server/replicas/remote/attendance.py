@@ -1,4 +1,4 @@
-"""One session with one replica: its news come in, and orders go out in their order."""
+"""One session with one replica, and what is known of that replica."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.replicas.link import Link, ReplicaLost
-from openai_cpu_server.replicas.wire import News, Order, Renew, encode_orders, read_news
+from openai_cpu_server.contract.adapter import AdapterState
+from openai_cpu_server.contract.engine import EngineState, RequestState
+from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost, ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.wire import (
+    HostReport,
+    Order,
+    RenewLease,
+    ReplicaNews,
+    encode_orders,
+    read_news,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -24,24 +34,24 @@ _SILENCE_S = 4.0
 something every second."""
 
 
-class Listener(Protocol):
-    def heard(self, attendance: Attendance, news: News) -> None: ...
+class SessionListener(Protocol):
+    def heard(self, attendance: ReplicaSession, news: ReplicaNews) -> None: ...
 
-    def lost(self, attendance: Attendance, why: str, *, is_death: bool) -> None:
+    def lost(self, attendance: ReplicaSession, why: str, *, is_death: bool) -> None:
         """Nothing is heard of the replica any more. Told once, unless we have left. Else than by a death: it
         has ended the session."""
         ...
 
 
-class Attendance:
+class ReplicaSession:
     """It is lost when the stream of news ends, or when an order is not answered in time."""
 
     def __init__(
         self,
         replica: str,
-        link: Link,
+        link: ReplicaLink,
         lessee: str,
-        listener: Listener,
+        listener: SessionListener,
         *,
         lease_s: float,
         clock: Callable[[], float],
@@ -66,7 +76,7 @@ class Attendance:
         """None: it has told nothing yet, and would not know us."""
 
     @property
-    def link(self) -> Link:
+    def link(self) -> ReplicaLink:
         return self._link
 
     def send(self, *orders: Order) -> None:
@@ -115,7 +125,7 @@ class Attendance:
             try:
                 await asyncio.wait_for(self._has_orders.wait(), self._lease_s / _RENEWALS)
             except asyncio.TimeoutError:
-                self._orders.append(Renew())
+                self._orders.append(RenewLease())
             orders, self._orders = self._orders, []
             self._has_orders.clear()
             self._told_s.append(self._clock())
@@ -145,3 +155,53 @@ class Attendance:
         logger.warning("the replica %s is lost: %s", self.replica, why)
         self.leave()
         self._listener.lost(self, why, is_death=is_death)
+
+
+@dataclass
+class KnownReplica:
+    """A replica that is there, or was told to go."""
+
+    attendance: ReplicaSession
+    report: HostReport | None = None
+    """None: it has told nothing yet."""
+    is_going: bool = False
+    """It is to get nothing new, and what it has moves as soon as another can take it."""
+    adapters_asked: set[str] = field(default_factory=set)
+    """The keys of those that it was asked to load, beside those that it has had from its start."""
+    adapters_refused: set[str] = field(default_factory=set)
+    """The keys of those of them that it cannot load."""
+    adapters_seen: set[str] = field(default_factory=set)
+    """The keys of all that it has ever told of."""
+
+    @property
+    def is_ready(self) -> bool:
+        is_ready = self.report is not None and self.report.state is EngineState.READY
+        return is_ready and not self.is_going
+
+    @property
+    def is_shared(self) -> bool:
+        """By its last report it computes requests of other API processes that have gained nothing yet."""
+        others = (self.report and self.report.others) or ()
+        return any(
+            one.state is RequestState.RUNNING and not one.output_tokens and not one.num_embedded
+            for one in others
+        )
+
+    def has(self, key: str | None) -> bool:
+        """It has the adapter; None: none is needed."""
+        return key is None or AdapterState.READY in self._adapter_states(key)
+
+    def may_have(self, key: str) -> bool:
+        """It has the adapter, or is about to load it; one that has told nothing yet may have it."""
+        is_asked = key in self.adapters_asked - self.adapters_refused
+        is_known = self._adapter_states(key) - {AdapterState.FAILED}
+        return self.report is None or is_asked or bool(is_known)
+
+    def _adapter_states(self, key: str) -> set[AdapterState]:
+        """At most one."""
+        adapters = self.report.adapters if self.report is not None else ()
+        return {status.state for status in adapters if status.adapter.key == key}
+
+
+def for_router(report: HostReport) -> ReplicaReport:
+    return ReplicaReport(state=ReplicaState.of(report.state), forecast=report.forecast, held=report.held)

@@ -12,14 +12,13 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.dispatch.requests.live import Live
+from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
-from openai_cpu_server.replicas.link import Link
-from openai_cpu_server.replicas.remote.attendance import Attendance
-from openai_cpu_server.replicas.remote.known import Known, for_router
-from openai_cpu_server.replicas.remote.placement import Placement
-from openai_cpu_server.replicas.router import Router
-from openai_cpu_server.replicas.wire import Ended, News, Order, Report, Why
+from openai_cpu_server.replicas.remote.attendance import KnownReplica, ReplicaSession, for_router
+from openai_cpu_server.replicas.remote.placement import RequestPlacement
+from openai_cpu_server.replicas.report import ReplicaLink
+from openai_cpu_server.replicas.router import ReplicaRouter
+from openai_cpu_server.replicas.wire import EndReason, HostReport, Order, ReplicaNews, RequestEnd
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +29,12 @@ _LAST_WORDS_S = 2.0
 CPU time it has spent at last, which it does every second."""
 
 
-class Carrier:
-    """Owns the sessions with the replicas. `Placement` owns the requests that they compute."""
+class ReplicaCarrier:
+    """Owns the sessions with the replicas. `RequestPlacement` owns the requests that they compute."""
 
-    def __init__(self, clock: Callable[[], float], router: Router, *, lease_s: float) -> None:
-        self._replicas: dict[str, Known] = {}
-        self.requests = Placement(self._replicas, router, clock)
+    def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
+        self._replicas: dict[str, KnownReplica] = {}
+        self.requests = RequestPlacement(self._replicas, router, clock)
         self.lost_replicas: set[str] = set()
         """The names of those that have died, or were cut off."""
         self.last_loss: tuple[str, float] | None = None
@@ -46,17 +45,17 @@ class Carrier:
         self._clock = clock
         self._router = router
         self._lease_s = lease_s
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ReplicaLink] = {}
         """Replicas that are to be attended."""
         self._sessions = (f"{secrets.token_hex(6)}-{number}" for number in itertools.count())
 
     # -- replicas ----------------------------------------------------------------------------------------
 
     @property
-    def replicas(self) -> Mapping[str, Known]:
+    def replicas(self) -> Mapping[str, KnownReplica]:
         return self._replicas
 
-    def replicas_are(self, links: Mapping[str, Link]) -> None:
+    def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
         """Attend those that are new. Those that are gone get nothing more; what they compute moves."""
         self._links = dict(links)
         for name in links:
@@ -83,7 +82,7 @@ class Carrier:
 
     # -- a `Listener` ------------------------------------------------------------------------------------
 
-    def heard(self, attendance: Attendance, news: News) -> None:
+    def heard(self, attendance: ReplicaSession, news: ReplicaNews) -> None:
         replica = attendance.replica
         self.on_spent(news.spent_ms)
         if self._replicas.get(replica) is None or self._replicas[replica].attendance is not attendance:
@@ -93,7 +92,7 @@ class Carrier:
         if news.report is not None:
             self._reported(replica, news.report)
 
-    def lost(self, attendance: Attendance, why: str, *, is_death: bool) -> None:
+    def lost(self, attendance: ReplicaSession, why: str, *, is_death: bool) -> None:
         replica = attendance.replica
         known = self._replicas.get(replica)
         if is_death:
@@ -109,12 +108,12 @@ class Carrier:
     # -- inside: replicas --------------------------------------------------------------------------------
 
     def _attend(self, name: str) -> None:
-        attendance = Attendance(
+        attendance = ReplicaSession(
             name, self._links[name], next(self._sessions), self, lease_s=self._lease_s, clock=self._clock
         )
-        self._replicas[name] = Known(attendance)
+        self._replicas[name] = KnownReplica(attendance)
 
-    def _let_go(self, name: str, known: Known) -> None:
+    def _let_go(self, name: str, known: KnownReplica) -> None:
         known.is_going = True
         self._router.gone(name)
         self._empty(name)
@@ -124,7 +123,7 @@ class Carrier:
         if self.requests.empty(name):
             self._replicas.pop(name).attendance.leave_in(_LAST_WORDS_S)
 
-    def _reported(self, replica: str, report: Report) -> None:
+    def _reported(self, replica: str, report: HostReport) -> None:
         known = self._replicas[replica]
         if report.others is None and known.report is not None:
             report = msgspec.structs.replace(report, others=known.report.others)
@@ -143,7 +142,7 @@ class Carrier:
 
     # -- inside: what is told of requests ----------------------------------------------------------------
 
-    def _deliver(self, replica: str, news: News) -> None:
+    def _deliver(self, replica: str, news: ReplicaNews) -> None:
         live_requests = self.requests.live
         here = [live for wire in news.started if (live := self.requests.by_wire(replica, wire)) is not None]
         for live in live_requests.computing(tuple(live.request.id for live in here)):
@@ -160,7 +159,7 @@ class Carrier:
                 self.requests.delivery.deliver_vectors(_renamed(vectors, live_there))
         self._tell_places(replica, news)
 
-    def _tell_places(self, replica: str, news: News) -> None:
+    def _tell_places(self, replica: str, news: ReplicaNews) -> None:
         places = [
             msgspec.structs.replace(place, id=live.request.id)
             for place in news.places
@@ -171,23 +170,23 @@ class Carrier:
             for answer, place in told.items():
                 answer.wait_at(place)
 
-    def _end(self, replica: str, news: Sequence[Ended]) -> None:
+    def _end(self, replica: str, news: Sequence[RequestEnd]) -> None:
         there = [(live, end) for end in news if (live := self.requests.by_wire(replica, end.id)) is not None]
         for live, end in there:
-            if end.why is not Why.RETURNED:
+            if end.why is not EndReason.RETURNED:
                 self._fail(live, end)
-        returned = [(live, end.message) for live, end in there if end.why is Why.RETURNED]
+        returned = [(live, end.message) for live, end in there if end.why is EndReason.RETURNED]
         if returned:  # the next report of any replica finds them a place
             lives = [live for live, _ in returned]
             self.requests.bereave(lives, self._replicas[replica], returned[-1][1])
 
-    def _fail(self, live: Live, end: Ended) -> None:
-        error = RequestCancelled if end.why is Why.CANCELLED else GenerationFailed
-        if end.why is Why.FAILED:  # the replica's engine has died of it
+    def _fail(self, live: AcceptedRequest, end: RequestEnd) -> None:
+        error = RequestCancelled if end.why is EndReason.CANCELLED else GenerationFailed
+        if end.why is EndReason.FAILED:  # the replica's engine has died of it
             self.requests.culprits.book(live.request.account, live.call)
         self.requests.delivery.fail([live], lambda: error(end.message))
 
 
-def _renamed(event: Event, live: Live) -> Event:
+def _renamed(event: Event, live: AcceptedRequest) -> Event:
     """As the request is called here."""
     return event if event.id == live.request.id else msgspec.structs.replace(event, id=live.request.id)

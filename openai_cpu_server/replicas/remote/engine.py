@@ -13,16 +13,15 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveReq
 from openai_cpu_server.contract.messages import ClearCache, KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.dispatch.requests.admission import Admission
-from openai_cpu_server.dispatch.requests.delivery import Totals
-from openai_cpu_server.dispatch.requests.embedding import Embedding
-from openai_cpu_server.dispatch.requests.generation import Generation
+from openai_cpu_server.engine_client.admission import Admission
+from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
+from openai_cpu_server.engine_client.live import ServedTotals
 from openai_cpu_server.errors import GenerationFailed
-from openai_cpu_server.replicas.link import Link
-from openai_cpu_server.replicas.remote.adapters import Adapters
-from openai_cpu_server.replicas.remote.carrier import Carrier
-from openai_cpu_server.replicas.remote.overview import Overview
-from openai_cpu_server.replicas.router import Router
+from openai_cpu_server.replicas.remote.adapters import ReplicaAdapters
+from openai_cpu_server.replicas.remote.carrier import ReplicaCarrier
+from openai_cpu_server.replicas.remote.overview import ReplicasOverview
+from openai_cpu_server.replicas.report import ReplicaLink
+from openai_cpu_server.replicas.router import ReplicaRouter
 from openai_cpu_server.replicas.wire import CancelCall
 
 _RETRY_S = 1.0
@@ -49,13 +48,13 @@ class RemoteEngine:
         """`num_routers`: how many such engines share the replicas. `lease_s`: a replica that hears nothing of
         us for so long ends what we have ordered; we give it up after half of that. `spent` is told of the
         replicas' CPU time, in milliseconds, by the label of the client."""
-        router = Router(random or Random(), num_routers=num_routers)
-        self._carrier = Carrier(clock, router, lease_s=lease_s)
+        router = ReplicaRouter(random or Random(), num_routers=num_routers)
+        self._carrier = ReplicaCarrier(clock, router, lease_s=lease_s)
         self._requests = self._carrier.requests
-        self._adapters = Adapters(self._carrier.replicas, clock)
+        self._adapters = ReplicaAdapters(self._carrier.replicas, clock)
         self._carrier.on_report = self._adapters.reported
         self._carrier.on_spent = spent
-        self._overview = Overview(self._carrier, clock)
+        self._overview = ReplicasOverview(self._carrier, clock)
         self._admission = Admission(
             self._requests,
             self._requests.culprits,
@@ -69,7 +68,7 @@ class RemoteEngine:
     # -- for whoever runs it -----------------------------------------------------------------------------
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> ServedTotals:
         return self._requests.delivery.totals
 
     async def run(self) -> None:
@@ -78,7 +77,7 @@ class RemoteEngine:
             await asyncio.sleep(_RETRY_S)
             self._carrier.retry()
 
-    def replicas_are(self, links: Mapping[str, Link]) -> None:
+    def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
         """All replicas that there are, by name. Those that it knows and that are gone are left: what they
         compute moves as soon as another is ready."""
         self._carrier.replicas_are(links)
@@ -107,10 +106,10 @@ class RemoteEngine:
     def is_ending(self) -> bool:
         return self._overview.is_draining or self._overview.is_closed
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> Generation:
+    def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         return self._admission.generate(self._serving(), requests)
 
-    def embed(self, request: EmbedRequest) -> Embedding:
+    def embed(self, request: EmbedRequest) -> EmbeddingAnswer:
         return self._admission.embed(self._serving(), request)
 
     def cancel(self, name: str) -> bool:

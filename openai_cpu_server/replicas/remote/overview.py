@@ -10,17 +10,17 @@ from openai_cpu_server.contract.adapter import AdapterState, AdapterStatus
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LastDeath, LiveRequest, RequestState
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.dispatch.requests.live import names_of
-from openai_cpu_server.replicas.remote.carrier import Carrier
-from openai_cpu_server.replicas.wire import Report
+from openai_cpu_server.engine_client.live import names_of
+from openai_cpu_server.replicas.remote.carrier import ReplicaCarrier
+from openai_cpu_server.replicas.wire import HostReport
 
 _RESTART_STATES = (EngineState.RESTARTING, EngineState.LOADING)
 
 
-class Overview:
+class ReplicasOverview:
     """Asked, it looks at what the replicas have reported last."""
 
-    def __init__(self, carrier: Carrier, clock: Callable[[], float]) -> None:
+    def __init__(self, carrier: ReplicaCarrier, clock: Callable[[], float]) -> None:
         self.is_draining = False
         self.is_closed = False
         self._carrier = carrier
@@ -113,7 +113,7 @@ class Overview:
                 best[status.adapter.name] = status
         return tuple(best.values())
 
-    def _reports(self) -> list[Report]:
+    def _reports(self) -> list[HostReport]:
         """Of the replicas that stay; of those that go, where no other is."""
         known = [one for one in self._carrier.replicas.values() if one.report is not None]
         staying = [one for one in known if not one.is_going] or known

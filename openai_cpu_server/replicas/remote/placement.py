@@ -2,50 +2,218 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from openai_cpu_server.contract.engine import RequestState
-from openai_cpu_server.contract.messages import Cancel
-from openai_cpu_server.dispatch.requests.awaiting import Awaiting
-from openai_cpu_server.dispatch.requests.culprits import Culprits
-from openai_cpu_server.dispatch.requests.delivery import Delivery
-from openai_cpu_server.dispatch.requests.live import Live
-from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
+from openai_cpu_server.contract.messages import CancelRequest
+from openai_cpu_server.contract.replica import block_hashes
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.engine_client.culprits import CulpritLedger
+from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests, AnswerSink, Delivery
 from openai_cpu_server.errors import GenerationFailed, ServerError
-from openai_cpu_server.replicas.remote.known import Known
-from openai_cpu_server.replicas.remote.places import Places
-from openai_cpu_server.replicas.remote.quarantine import Quarantine
-from openai_cpu_server.replicas.remote.wanting import Wanting
-from openai_cpu_server.replicas.report import Choice
-from openai_cpu_server.replicas.router import Router
-from openai_cpu_server.replicas.wire import Order
+from openai_cpu_server.replicas.remote.attendance import KnownReplica
+from openai_cpu_server.replicas.report import ReplicaChoice, RoutedRequest
+from openai_cpu_server.replicas.router import ReplicaRouter
+from openai_cpu_server.replicas.wire import Order, wire_id
+
+
+class RequestPlace(NamedTuple):
+    replica: str
+    wire_id: str
+
+
+class RequestPlaces:
+    """Of all live requests; those without a place wait for one."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, AcceptedRequest] = {}
+        self._places: dict[str, RequestPlace] = {}
+        self._by_wire: dict[str, AcceptedRequest] = {}
+        self._attempts: Counter[str] = Counter()
+
+    @property
+    def waiting(self) -> list[AcceptedRequest]:
+        """In the order of their arrival here."""
+        return list(self._waiting.values())
+
+    def place(self, live: AcceptedRequest) -> RequestPlace | None:
+        return self._places.get(live.request.id)
+
+    def at(self, replica: str) -> list[AcceptedRequest]:
+        """Those that the replica computes."""
+        return [
+            live for name, live in self._by_wire.items() if self._places[live.request.id].replica == replica
+        ]
+
+    def live(self, replica: str, wire: str) -> AcceptedRequest | None:
+        """None: the replica does not compute it any more."""
+        live = self._by_wire.get(wire)
+        if live is None or self._places[live.request.id].replica != replica:
+            return None
+        return live
+
+    def wait(self, live: AcceptedRequest) -> None:
+        """It has no place (any more)."""
+        self._leave(live.request.id)
+        self._waiting[live.request.id] = live
+
+    def put(self, live: AcceptedRequest, replica: str) -> RequestPlace:
+        """The replica computes it from now on."""
+        name = live.request.id
+        self._leave(name)
+        self._waiting.pop(name, None)
+        place = RequestPlace(replica, wire_id(name, self._attempts[name]))
+        self._attempts[name] += 1
+        self._places[name], self._by_wire[place.wire_id] = place, live
+        return place
+
+    def remove(self, live: AcceptedRequest) -> None:
+        """It lives no more."""
+        self._leave(live.request.id)
+        self._waiting.pop(live.request.id, None)
+        self._attempts.pop(live.request.id, None)
+
+    def _leave(self, name: str) -> None:
+        place = self._places.pop(name, None)
+        if place is not None:
+            del self._by_wire[place.wire_id]
+
+
+_SUSPECT = 2
+"""A request is a suspect when so many replicas in a row were lost while they computed it, and before it had
+gained anything. One loss alone is mostly a machine's own: whatever it computed is replayed together."""
+_GUILTY = 3
+"""So many losses convict a request, if it was on trial at the last."""
+_HOPELESS = 6
+"""So many convict it even where others, of other API processes, were never away."""
+
+
+class Quarantine:
+    """Suspects are tried one at a time at a replica that gets nothing else new meanwhile. Who has gained
+    something is cleared. If the replica is lost, that is of the suspect, unless another API process had a
+    request there that had gained nothing either.
+
+    So the innocent among them fail for nobody, and wait for as long as it takes to begin those before them.
+    `dispatch.requests.trials` does this within one engine, by halves: there a death costs much less.
+    """
+
+    def __init__(self) -> None:
+        self._losses: dict[str, int] = {}
+        """By request."""
+        self._trials: dict[str, AcceptedRequest] = {}
+        """By replica: who is on trial there."""
+
+    @property
+    def replicas(self) -> Collection[str]:
+        """They are to get nothing new."""
+        return self._trials.keys()
+
+    def has_room(self, num_ready: int) -> bool:
+        """Another may be tried: half of the replicas that are ready, or the only one, may be taken for it."""
+        return len(self._trials) < max(1, num_ready // 2)
+
+    def suspects(self, live: AcceptedRequest) -> bool:
+        """It is to be tried before it is computed beside others."""
+        return self._losses.get(live.request.id, 0) >= _SUSPECT
+
+    def begin(self, live: AcceptedRequest, replica: str) -> None:
+        self._trials[replica] = live
+
+    def left(self, live: AcceptedRequest) -> bool:
+        """It is not where it was any more; whether that was a trial."""
+        at = [replica for replica, one in self._trials.items() if one is live]
+        for replica in at:
+            del self._trials[replica]
+        return bool(at)
+
+    def cleared(self, live: AcceptedRequest) -> bool:
+        """It has gained something, or has ended; whether a trial is over by that."""
+        self._losses.pop(live.request.id, None)
+        return self.left(live)
+
+    def lost(
+        self, replica: str, accused: Iterable[AcceptedRequest], *, is_alone: bool
+    ) -> AcceptedRequest | None:
+        """The replica was lost while it computed the `accused`, which had gained nothing there. `is_alone`:
+        no other API process had such requests there. Returns who is guilty; that explains all losses."""
+        on_trial = self._trials.pop(replica, None)
+        guilty = None
+        for live in accused:
+            losses = self._losses[live.request.id] = self._losses.get(live.request.id, 0) + 1
+            is_convicted = live is on_trial and is_alone and losses >= _GUILTY
+            guilty = live if is_convicted or losses >= _HOPELESS else guilty
+        if guilty is not None:
+            self._losses.clear()
+        return guilty
+
+
+class RoutedRequests:
+    """Remembers the names as long as a request lives: one that waits is looked at again and again, and
+    hashing a long prompt takes as long as all else together."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """By request: the length of its output then, and the names."""
+        self._avoided: dict[str, frozenset[str]] = {}
+
+    def of(self, live: AcceptedRequest) -> RoutedRequest:
+        """The sequences of a call share their prompt: what the first of them wants is what the call wants."""
+        request = live.request
+        avoids = self._avoided.get(request.id, frozenset())
+        if not isinstance(request, GenerationRequest):
+            return RoutedRequest(request.id, request.priority, request.num_tokens, avoids=avoids)
+        num_tokens = len(request.tokens) + len(live.output)
+        return RoutedRequest(
+            request.id, request.priority, num_tokens, self._blocks(request, live), avoids=avoids
+        )
+
+    def avoid(self, live: AcceptedRequest, replica: str) -> None:
+        """It was with this replica when it was lost."""
+        name = live.request.id
+        self._avoided[name] = self._avoided.get(name, frozenset()) | {replica}
+
+    def forget(self, live: AcceptedRequest) -> None:
+        self._names.pop(live.request.id, None)
+        self._avoided.pop(live.request.id, None)
+
+    def _blocks(self, request: GenerationRequest, live: AcceptedRequest) -> tuple[int, ...]:
+        num_output, names = self._names.get(request.id, (-1, ()))
+        if num_output != len(live.output):
+            names = block_hashes((*request.tokens, *live.output), request.cells_namespace)
+            self._names[request.id] = (len(live.output), names)
+        return names
+
 
 _MOVES_A_REPORT = 8
 _WORTH_MOVING_S = 1.0
 """A request that waits is sent to another replica if that saves so much, and half of what it would wait."""
 
 
-class Placement:
+class RequestPlacement:
     """Owns the live requests. What a replica cannot bring to its end is sent to another one, with the output
     so far."""
 
-    def __init__(self, replicas: Mapping[str, Known], router: Router, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, replicas: Mapping[str, KnownReplica], router: ReplicaRouter, clock: Callable[[], float]
+    ) -> None:
         self.delivery = Delivery(clock, self._has_left)
-        self.culprits = Culprits(clock)
+        self.culprits = CulpritLedger(clock)
         self._replicas = replicas
         self._router = router
         self._clock = clock
-        self._places = Places()
+        self._places = RequestPlaces()
         self._quarantine = Quarantine()
-        self._wanting = Wanting()
+        self._wanting = RoutedRequests()
 
     @property
-    def live(self) -> LiveRequests:
+    def live(self) -> AcceptedRequests:
         return self.delivery.live
 
-    def accept(self, call: Sequence[Live]) -> None:
+    def accept(self, call: Sequence[AcceptedRequest]) -> None:
         """The sequences of one API call, or its inputs."""
         self.delivery.accept(call)
         for live in call:
@@ -66,14 +234,14 @@ class Placement:
 
     # -- what replicas tell ------------------------------------------------------------------------------
 
-    def by_wire(self, replica: str, wire: str) -> Live | None:
+    def by_wire(self, replica: str, wire: str) -> AcceptedRequest | None:
         """What the replica calls so; None: it does not compute it any more."""
         return self._places.live(replica, wire)
 
-    def at(self, replica: str) -> list[Live]:
+    def at(self, replica: str) -> list[AcceptedRequest]:
         return self._places.at(replica)
 
-    def advance(self, live: Live) -> None:
+    def advance(self, live: AcceptedRequest) -> None:
         """It has gained tokens or vectors."""
         if live.has_advanced:
             return
@@ -82,7 +250,9 @@ class Placement:
         if self._quarantine.cleared(live):
             self.place_waiting()
 
-    def bereave(self, some: Sequence[Live], known: Known, why: str, *, accuses: bool = True) -> None:
+    def bereave(
+        self, some: Sequence[AcceptedRequest], known: KnownReplica, why: str, *, accuses: bool = True
+    ) -> None:
         """Their replica was lost, or cannot compute them any more. `accuses`: that may be of one of them."""
         replica = known.attendance.replica
         guilty = None
@@ -114,7 +284,7 @@ class Placement:
         if not num_ready:
             return  # many may wait for the first replica, and are not looked at whenever another comes
         self._try_suspects(num_ready)
-        calls: dict[Awaiting, list[Live]] = {}
+        calls: dict[AnswerSink, list[AcceptedRequest]] = {}
         for live in self._waiting():
             if not self._quarantine.suspects(live):
                 calls.setdefault(live.answer, []).append(live)
@@ -139,7 +309,7 @@ class Placement:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    def _better(self, live: Live, replica: str) -> Choice | None:
+    def _better(self, live: AcceptedRequest, replica: str) -> ReplicaChoice | None:
         """This replica, where the request waits at another one and would begin much sooner here."""
         place, now_s = self._places.place(live), self._clock()
         if live.state is not RequestState.WAITING or place is None or place.replica == replica:
@@ -169,14 +339,14 @@ class Placement:
                 self._recall(live)
                 self._suspend(live)
 
-    def _waiting(self) -> list[Live]:
+    def _waiting(self) -> list[AcceptedRequest]:
         return sorted(self._places.waiting, key=lambda live: live.request.priority)
 
     def _may_come(self, key: str) -> bool:
         """Some replica has the adapter, or will."""
         return any(known.may_have(key) for known in self._replicas.values())
 
-    def _choose(self, call: Sequence[Live]) -> Choice | None:
+    def _choose(self, call: Sequence[AcceptedRequest]) -> ReplicaChoice | None:
         """None: no replica is ready for it, or none will ever be: then it fails."""
         key = call[0].adapter
         choice = self._router.choose(
@@ -193,7 +363,7 @@ class Placement:
         there = [name for name, known in self._replicas.items() if known.has(key)]
         return [name for name in there if name not in self._quarantine.replicas]
 
-    def _send(self, call: Sequence[Live], choice: Choice) -> None:
+    def _send(self, call: Sequence[AcceptedRequest], choice: ReplicaChoice) -> None:
         """The sequences of a call share their prompt: it is read once, and booked for the first of them."""
         orders: list[Order] = []
         for live in call:
@@ -205,20 +375,20 @@ class Placement:
         self._router.sent(self._wanting.of(call[0]), choice, self._clock())
         self._replicas[choice.replica].attendance.send(*orders)
 
-    def _suspend(self, live: Live) -> None:
+    def _suspend(self, live: AcceptedRequest) -> None:
         """It waits for a place."""
         live.wait()
         self._quarantine.left(live)
         self._router.ended(live.request.id)
         self._places.wait(live)
 
-    def _recall(self, live: Live) -> None:
+    def _recall(self, live: AcceptedRequest) -> None:
         """The replica that has it, if one has, need not compute it any more."""
         place = self._places.place(live)
         if place is not None and place.replica in self._replicas:
-            self._replicas[place.replica].attendance.send(Cancel(id=place.wire_id))
+            self._replicas[place.replica].attendance.send(CancelRequest(id=place.wire_id))
 
-    def _has_left(self, live: Live) -> None:
+    def _has_left(self, live: AcceptedRequest) -> None:
         name = live.request.id
         self._places.remove(live)
         self._router.ended(name)

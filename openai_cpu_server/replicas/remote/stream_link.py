@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import anyio
 import msgspec
 
-from openai_cpu_server.replicas.frames import FrameStream
-from openai_cpu_server.replicas.link import ReplicaLost
-from openai_cpu_server.replicas.wire import DoorPlate, Hello, Kind
+from openai_cpu_server.replicas.report import ReplicaLost
+from openai_cpu_server.replicas.wire import DoorAddress, FrameStream, NewsFrame, SessionHello
 
 _CONNECT_S = 5.0
 """For the connection, and then for the first news: a replica tells them at once."""
@@ -23,7 +22,7 @@ class StreamLink:
 
     def __init__(
         self,
-        door: Callable[[], Awaitable[DoorPlate]],
+        door: Callable[[], Awaitable[DoorAddress]],
         load_adapter: Callable[[bytes], Awaitable[bytes]],
         *,
         tls: ssl.SSLContext | None = None,
@@ -53,7 +52,7 @@ class StreamLink:
     async def load_adapter(self, adapter: bytes) -> bytes:
         return await self._load_adapter(adapter)
 
-    async def _connected(self, plate: DoorPlate, lessee: str) -> _Session:
+    async def _connected(self, plate: DoorAddress, lessee: str) -> _Session:
         loop = asyncio.get_running_loop()
         host = "" if self._tls else None
         try:
@@ -64,7 +63,7 @@ class StreamLink:
         except (OSError, TimeoutError) as error:
             why = str(error) or f"nobody answered in {_CONNECT_S:g} s"
             raise ReplicaLost(f"cannot connect to {plate.address}:{plate.port}: {why}") from None
-        stream.send(msgspec.msgpack.encode(Hello(plate.token, lessee)))
+        stream.send(msgspec.msgpack.encode(SessionHello(plate.token, lessee)))
         return _Session(stream)
 
 
@@ -82,12 +81,12 @@ class _Session:
         """None: the replica has ended the session. Raises `ReplicaLost`."""
         while (frame := await self._received()) is not None:
             kind = frame[:1]
-            if kind == Kind.NEWS:
+            if kind == NewsFrame.NEWS:
                 return frame[1:]
-            if kind == Kind.END:
+            if kind == NewsFrame.END:
                 return None
             if self._untaken and not (answer := self._untaken.popleft()).done():
-                answer.set_result(kind == Kind.TAKEN)
+                answer.set_result(kind == NewsFrame.TAKEN)
         raise ReplicaLost("the connection to it was cut")
 
     async def tell(self, orders: bytes) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from openai_cpu_server.contract.cost import TILE_TOKENS
+from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
 from openai_cpu_server.scheduler.sequence import Sequence
-from openai_cpu_server.scheduler.speculation.drafts import Draft
+from openai_cpu_server.scheduler.speculation.drafts import SequenceDraft
 
 _WORTH = 0.95
 """Drafts must be predicted to bring the time per token down to this share, or they are not worth the risk.
@@ -38,7 +38,7 @@ class _DraftToken:
 
 
 def choose_lengths(
-    plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Draft], *, always: bool
+    plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft], *, always: bool
 ) -> dict[Sequence, int]:
     """How many tokens of its draft each sequence computes in this step; those with none are left out.
 
@@ -59,7 +59,7 @@ def choose_lengths(
     return _counts(min(choices, key=lambda choice: choice.ms).tokens)
 
 
-def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Draft]) -> bool:
+def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, SequenceDraft]) -> bool:
     """Whether drafts could pay if all their tokens were right, cost nothing to find, and attended to nothing.
 
     If c draft tokens are shared evenly among m sequences, each of these needs m / (m + c) steps per token;
@@ -121,7 +121,7 @@ def _fitting(plan: StepPlan, prices: StepPrices, num_further: int, limit_ms: flo
     return bisect_right(range(1, num_further), limit_ms, key=lambda count: prices.padded_ms(plan, count))
 
 
-def _draft_tokens(sequence: Sequence, draft: Draft) -> Iterator[_DraftToken]:
+def _draft_tokens(sequence: Sequence, draft: SequenceDraft) -> Iterator[_DraftToken]:
     """The draft's tokens from the first on; each gains less than the one before."""
     reached, expected, ms = 1.0, 1.0, draft.first_ms + draft.token_ms
     for chance in draft.chances:

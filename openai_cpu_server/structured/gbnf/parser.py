@@ -1,23 +1,15 @@
-"""Reads GBNF text into expressions, one for each rule, and checks all of them together.
-
-llama.cpp's language, with three additions: `_` in names, `{,n}`, and no limit of 2,000 repetitions. Of its
-tokens only `<[302]>` is known, a control token by its number. As there,
-a rule ends with its line, but not within parentheses nor behind `::=` and `|`. Refused, though taken there: a
-rule defined twice, an empty class, a range that runs backwards. Left recursion is refused by both; a
-repetition of what may be empty is left recursion for llama.cpp, but not here.
-"""
+"""Reads what stands between the quotes of a literal and the brackets of a class."""
 
 from __future__ import annotations
 
+import enum
+import functools
 import itertools
 import re
 from collections.abc import Collection, Iterator
 
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.gbnf.characters import WrongCharacter, class_set, literal_text
-from openai_cpu_server.structured.gbnf.left_recursion import find_left_recursion
-from openai_cpu_server.structured.gbnf.symbols import Kind, Symbols
-from openai_cpu_server.structured.languages.charset import ANY
+from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     ROOT,
@@ -32,13 +24,196 @@ from openai_cpu_server.structured.languages.expr import (
     repeat,
     seq,
 )
+from openai_cpu_server.structured.languages.rules import find_left_recursion
+
+_CHARACTER = re.compile(
+    r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt\\\"\[\]-])|([^\\])", re.DOTALL
+)
+_LONGEST_CLASS = 20_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NAMED = {"n": "\n", "r": "\r", "t": "\t"}
+_LOWEST_SURROGATE, _HIGHEST_SURROGATE = 0xD800, 0xDFFF
+
+
+class WrongCharacter(Exception):
+    """A character that cannot stand there; `position` counts within the symbol's text."""
+
+    def __init__(self, position: int, message: str) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+def literal_text(symbol: str) -> str:
+    """The text of a literal. Raises WrongCharacter."""
+    if "\\" not in symbol and symbol.isascii():
+        return symbol[1:-1]
+    return "".join(chr(code) for code, _ in _codes(symbol, 1))
+
+
+@functools.lru_cache(maxsize=1024)
+def class_set(text: str) -> CharSet:
+    """The set of `[a-z]` or `[^a-z]`.
+    A dash that is first or last stands for itself. Raises WrongCharacter."""
+    if len(text) > _LONGEST_CLASS:
+        raise WrongCharacter(_LONGEST_CLASS, f"a class of more than {_LONGEST_CLASS} characters")
+    is_negated = text.startswith("[^")
+    codes = _codes(text, 2 if is_negated else 1)
+    if not codes:
+        raise WrongCharacter(0, "a class of characters that names none")
+    ranges, i = [], 0
+    while i < len(codes):
+        low, start = codes[i]
+        is_range = i + 2 < len(codes) and text[codes[i + 1][1]] == "-"
+        high = codes[i + 2][0] if is_range else low
+        if high < low:
+            raise WrongCharacter(start, "a range of characters whose end lies before its beginning")
+        ranges.append((low, high))
+        i += 3 if is_range else 1
+    chars = CharSet.of(*ranges)
+    return ~chars if is_negated else chars
+
+
+def _codes(text: str, position: int) -> list[tuple[int, int]]:
+    """The (code point, position in the symbol) of every character up to the closing mark."""
+    found = []
+    end = len(text) - 1
+    if "\\" not in text:
+        return _plain_codes(text, position, end)
+    while position < end:
+        match = _CHARACTER.match(text, position, end)
+        if match is None:
+            raise WrongCharacter(position, _wrong_escape(text[position : position + 2]))
+        code = _code(match)
+        if code > MAX or _LOWEST_SURROGATE <= code <= _HIGHEST_SURROGATE:
+            raise WrongCharacter(position, f"there is no character {code:#x}")
+        found.append((code, position))
+        position = match.end()
+    return found
+
+
+def _plain_codes(text: str, position: int, end: int) -> list[tuple[int, int]]:
+    wrong = _SURROGATE.search(text)
+    if wrong:
+        raise WrongCharacter(wrong.start(), f"there is no character {ord(wrong[0]):#x}")
+    return [(ord(text[i]), i) for i in range(position, end)]
+
+
+def _code(match: re.Match[str]) -> int:
+    digits = match[1] or match[2] or match[3]
+    if digits:
+        return int(digits, 16)
+    return ord(_NAMED.get(match[4], match[4]) if match[4] else match[5])
+
+
+def _wrong_escape(written: str) -> str:
+    wanted = {"\\x": 2, "\\u": 4, "\\U": 8}
+    if written in wanted:
+        return f"{written} expects {wanted[written]} hexadecimal digits"
+    known = '\\n \\r \\t \\\\ \\" \\[ \\] \\- \\xHH \\uHHHH \\UHHHHHHHH'
+    return f"unknown escape {written!r}, expected one of {known}"
+
+
+MOST_CHARACTERS = 600_000
+MOST_SYMBOLS = 160_000
+
+
+class SymbolKind(enum.Enum):
+    NEWLINE = "the end of the line"
+    NAME = "a rule's name"
+    DEFINE = "'::='"
+    LITERAL = "a literal"
+    CLASS = "a class of characters"
+    ANY = "'.'"
+    TOKEN = "a token's number"
+    OPEN = "'('"
+    CLOSE = "')'"
+    OR = "'|'"
+    REPEAT = "a repetition"
+    END = "the end of the grammar"
+
+
+_SYMBOL = r"""[A-Za-z0-9_-]+ | "(?:[^"\\]|\\.)*" | \[(?:[^\]\\]|\\.)*\]
+    | [*+?] | \{[^{}"\[\]()|:]*\} | <\[\d{1,9}\]> | \| | \( | \) | \. | ::= | \r\n | \r | \n"""
+_ONE = re.compile(_SYMBOL, re.VERBOSE | re.DOTALL)
+_NEXT = re.compile(rf"[ \t]*({_SYMBOL} | \#[^\r\n]* | .*)", re.VERBOSE | re.DOTALL)
+"""Matches a symbol or a comment; or all the rest, if there is neither."""
+
+_BY_FIRST = {
+    **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-", SymbolKind.NAME),
+    **dict.fromkeys("*+?{", SymbolKind.REPEAT),
+    **dict.fromkeys("\r\n", SymbolKind.NEWLINE),
+    '"': SymbolKind.LITERAL,
+    "[": SymbolKind.CLASS,
+    "(": SymbolKind.OPEN,
+    ")": SymbolKind.CLOSE,
+    "|": SymbolKind.OR,
+    ".": SymbolKind.ANY,
+    "<": SymbolKind.TOKEN,
+    ":": SymbolKind.DEFINE,
+    "": SymbolKind.END,
+}
+_UNFINISHED = {
+    '"': "a literal without its closing '\"'",
+    "[": "a class of characters without its closing ']'",
+    "{": "a repetition without its closing '}'",
+}
+
+
+class GbnfSymbols:
+    """The symbols in order. `texts` has no spaces and comments; its last element is "", the end."""
+
+    def __init__(self, text: str) -> None:
+        """Cut the text. Raises InvalidGrammar if it has too many symbols or characters."""
+        self._text = text
+        if len(text) > MOST_CHARACTERS:
+            raise self._error_at(MOST_CHARACTERS, f"more than {MOST_CHARACTERS} characters")
+        self.texts = [*filter(_is_symbol, _NEXT.findall(text)), ""]
+        if len(self.texts) > MOST_SYMBOLS + 1:
+            raise self.error(MOST_SYMBOLS, f"more than {MOST_SYMBOLS} symbols")
+        self._num_readable = len(self.texts)
+        if len(self.texts) > 1 and not _ONE.fullmatch(self.texts[-2]):
+            self._num_readable -= 2
+
+    def kind(self, index: int) -> SymbolKind:
+        """The kind of a symbol. Raises InvalidGrammar if no symbol begins there."""
+        if index == self._num_readable:
+            raise self._unreadable(index)
+        return _BY_FIRST[self.texts[index][:1]]
+
+    def error(self, index: int, message: str, offset: int = 0) -> InvalidGrammar:
+        """An error at a symbol, or `offset` characters behind its beginning."""
+        return self._error_at(self._start(index) + offset, message)
+
+    def _start(self, index: int) -> int:
+        return next(itertools.islice(self._starts(), index, None), len(self._text))
+
+    def _starts(self) -> Iterator[int]:
+        return (found.start(1) for found in _NEXT.finditer(self._text) if _is_symbol(found[1]))
+
+    def _error_at(self, position: int, message: str) -> InvalidGrammar:
+        lines = re.split(r"\r\n|\r|\n", self._text[:position])
+        return InvalidGrammar(len(lines), len(lines[-1]) + 1, message)
+
+    def _unreadable(self, index: int) -> InvalidGrammar:
+        char = self.texts[index][0]
+        if char in _UNFINISHED:
+            return self.error(index, _UNFINISHED[char])
+        if char in "<!":
+            return self.error(index, "tokens (<...>, !<...>) cannot be named here: write their characters")
+        return self.error(index, f"{char!r} begins no symbol of a grammar")
+
+
+def _is_symbol(text: str) -> bool:
+    """Whether this is a symbol, not a comment or the empty match at the end."""
+    return text[:1] not in ("#", "")
+
 
 DEEPEST_GROUP = 500
 MOST_TIMES = 1_000_000_000
 _LIFTED_AT = 6
 """Groups nested this deep become rules of their own, so that no expression is deep."""
 _COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
-_OPERANDS = (Kind.NAME, Kind.LITERAL, Kind.CLASS, Kind.ANY, Kind.TOKEN)
+_OPERANDS = (SymbolKind.NAME, SymbolKind.LITERAL, SymbolKind.CLASS, SymbolKind.ANY, SymbolKind.TOKEN)
 _SHORT = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -65,7 +240,7 @@ class _Group:
 def parse_gbnf(text: str, known: Collection[str] = ()) -> Rules:
     """The rules of a grammar; one whose name has a dot is a group of the text, lifted out of its rule.
     `known`: names of rules that stand elsewhere, and refer to none of the text. Raises InvalidGrammar."""
-    return _Parser(Symbols(text), known).grammar()
+    return _Parser(GbnfSymbols(text), known).grammar()
 
 
 def names_tokens(rules: Rules) -> bool:
@@ -76,7 +251,7 @@ def names_tokens(rules: Rules) -> bool:
 class _Parser:
     """Reads the symbols one by one. It stores symbols by their numbers."""
 
-    def __init__(self, symbols: Symbols, known: Collection[str]) -> None:
+    def __init__(self, symbols: GbnfSymbols, known: Collection[str]) -> None:
         self._symbols = symbols
         self._known = known
         self._next = 0
@@ -87,7 +262,7 @@ class _Parser:
 
     def grammar(self) -> Rules:
         self._skip_lines()
-        while self._kind is not Kind.END:
+        while self._kind is not SymbolKind.END:
             self._rule()
             self._skip_lines()
         self._check()
@@ -108,11 +283,11 @@ class _Parser:
 
     def _rule(self) -> None:
         name, symbol = self._text, self._next
-        self._take(Kind.NAME)
+        self._take(SymbolKind.NAME)
         if name in self._defined:
             raise self._symbols.error(symbol, f"the rule {name!r} is defined already")
         self._defined[name] = symbol
-        self._take(Kind.DEFINE)
+        self._take(SymbolKind.DEFINE)
         self._skip_lines()
         self._rules[name] = self._body(name)
 
@@ -126,27 +301,27 @@ class _Parser:
                 groups[-1].items.append(found)
                 self._next += 1
             kind = kind_of(self._next)
-            if len(groups) == 1 and kind in (Kind.NEWLINE, Kind.END):
+            if len(groups) == 1 and kind in (SymbolKind.NEWLINE, SymbolKind.END):
                 return groups[0].finish()
             self._part(kind, groups, lifted)
 
-    def _part(self, kind: Kind, groups: list[_Group], lifted: Iterator[str]) -> None:
+    def _part(self, kind: SymbolKind, groups: list[_Group], lifted: Iterator[str]) -> None:
         group = groups[-1]
         if kind in _OPERANDS:
             self._operands[self._text] = self._made(kind)
             return
-        if kind is Kind.OPEN:
+        if kind is SymbolKind.OPEN:
             self._open(groups)
-        elif kind is Kind.CLOSE and len(groups) > 1:
+        elif kind is SymbolKind.CLOSE and len(groups) > 1:
             self._close(groups, lifted)
-        elif kind is Kind.OR:
+        elif kind is SymbolKind.OR:
             group.next_alternative()
-        elif kind is Kind.REPEAT:
+        elif kind is SymbolKind.REPEAT:
             self._repeat(group)
-        elif kind is not Kind.NEWLINE:
+        elif kind is not SymbolKind.NEWLINE:
             raise self._misplaced(kind, in_group=len(groups) > 1)
         self._next += 1
-        if kind is Kind.OR:
+        if kind is SymbolKind.OR:
             self._skip_lines()
 
     def _open(self, groups: list[_Group]) -> None:
@@ -185,21 +360,21 @@ class _Parser:
             raise self._symbols.error(self._next, f"more than {MOST_TIMES} repetitions")
         return int(digits)
 
-    def _misplaced(self, kind: Kind, *, in_group: bool) -> InvalidGrammar:
+    def _misplaced(self, kind: SymbolKind, *, in_group: bool) -> InvalidGrammar:
         end = "')'" if in_group else "the end of the line"
         message = f"expected a literal, a class, a rule's name, '(', '|' or {end}, not {kind.value}"
         return self._symbols.error(self._next, message)
 
-    def _made(self, kind: Kind) -> Expr:
-        if kind is Kind.NAME:
+    def _made(self, kind: SymbolKind) -> Expr:
+        if kind is SymbolKind.NAME:
             self._mentioned[self._text] = self._next
             return Ref(self._text)
-        if kind is Kind.ANY:
+        if kind is SymbolKind.ANY:
             return Chars(ANY)
-        if kind is Kind.TOKEN:
+        if kind is SymbolKind.TOKEN:
             return Token(int(self._text[2:-2]))
         try:
-            return _of_literal(self._text) if kind is Kind.LITERAL else Chars(class_set(self._text))
+            return _of_literal(self._text) if kind is SymbolKind.LITERAL else Chars(class_set(self._text))
         except WrongCharacter as error:
             raise self._symbols.error(self._next, str(error), error.position) from error
 
@@ -209,16 +384,16 @@ class _Parser:
         return text
 
     @property
-    def _kind(self) -> Kind:
+    def _kind(self) -> SymbolKind:
         return self._symbols.kind(self._next)
 
-    def _take(self, wanted: Kind) -> None:
+    def _take(self, wanted: SymbolKind) -> None:
         if self._kind is not wanted:
             raise self._symbols.error(self._next, f"expected {wanted.value}, not {self._kind.value}")
         self._next += 1
 
     def _skip_lines(self) -> None:
-        while self._kind is Kind.NEWLINE:
+        while self._kind is SymbolKind.NEWLINE:
             self._next += 1
 
 

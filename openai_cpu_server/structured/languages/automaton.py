@@ -1,14 +1,15 @@
-"""Automata of expressions by Brzozowski derivatives, with which
-intersection and complement cost nothing extra."""
+"""Automata of expressions by Brzozowski derivatives, with which intersection and complement cost nothing
+extra; and expressions of automata."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
+from collections.abc import Iterable
 
 import msgspec
 
-from openai_cpu_server.structured.languages.alphabet import Alphabet
-from openai_cpu_server.structured.languages.charset import DIGITS, CharSet
+from openai_cpu_server.structured.languages.charset import DIGITS, CharSet, partition
 from openai_cpu_server.structured.languages.expr import (
     ALL,
     EMPTY,
@@ -26,8 +27,72 @@ from openai_cpu_server.structured.languages.expr import (
     negate,
     repeat,
     seq,
+    star,
 )
 from openai_cpu_server.structured.options import Budget
+
+_DIGITS = tuple(CharSet.chars(c) for c in "0123456789.")
+
+
+class Alphabet:
+    """Classes of characters, numbered; sets of them are bits of an int."""
+
+    def __init__(self, expr: Expr) -> None:
+        self.classes = partition(_sets_in(expr))
+        self._masks: dict[CharSet, int] = {}
+        self._fronts: dict[Expr, frozenset[int]] = {}
+
+    def blocks(self, state: Expr) -> list[int]:
+        """Sets of classes. The state goes on in the same way with all characters of one set."""
+        blocks = [(1 << len(self.classes)) - 1]
+        for mask in self._front(state):
+            blocks = [part for each in blocks for part in (each & mask, each & ~mask) if part]
+        return blocks
+
+    def code(self, block: int) -> int:
+        """One character of the block."""
+        return self.classes[(block & -block).bit_length() - 1].ranges[0][0]
+
+    def _front(self, expr: Expr) -> frozenset[int]:
+        """The sets of characters that the first step of the expression tells apart."""
+        found = self._fronts.get(expr)
+        if found is None:
+            found = self._fronts[expr] = frozenset(self._compute(expr))
+        return found
+
+    def _compute(self, expr: Expr) -> Iterable[int]:
+        if isinstance(expr, Chars):
+            return (self._mask(expr.set),)
+        if isinstance(expr, Residue):
+            return map(self._mask, _DIGITS)
+        found: set[int] = set()
+        for part in expr.parts:
+            found |= self._front(part)
+            if isinstance(expr, Seq) and not part.is_nullable:
+                break
+        return found
+
+    def _mask(self, chars: CharSet) -> int:
+        if chars not in self._masks:
+            inside = (i for i, each in enumerate(self.classes) if each.ranges[0][0] in chars)
+            self._masks[chars] = sum(1 << i for i in inside)
+        return self._masks[chars]
+
+
+def _sets_in(expr: Expr) -> list[CharSet]:
+    """Every set of characters in the expression, each once."""
+    sets: dict[CharSet, None] = {}
+    seen, queue = {expr}, [expr]
+    for each in queue:
+        if isinstance(each, Chars):
+            sets[each.set] = None
+        elif isinstance(each, Residue):
+            sets.update(dict.fromkeys(_DIGITS))
+        fresh = [x for x in dict.fromkeys(each.parts) if x not in seen]
+        seen.update(fresh)
+        queue += fresh
+    return list(sets)
+
 
 _POINT = ord(".")
 _ZERO = ord("0")
@@ -244,3 +309,102 @@ def is_empty(expr: Expr, budget: Budget) -> bool:
                 queue.append(target)
                 budget.check("regex_states", len(seen))
     return True
+
+
+_START, _END = -1, -2
+_LARGEST = 4_000
+"""The most parts that an expression may have to be worth writing down."""
+_MOST_WRITTEN = 15_000
+"""The most parts that all intermediate expressions may have together."""
+
+_DEEPEST = 90
+
+
+class _TooLong(Exception):
+    """The expression is too long to be worth writing down."""
+
+
+class _Graph:
+    """A graph of the automaton's states, a start and an end. Its edges are labelled with expressions."""
+
+    def __init__(self, automaton: Automaton) -> None:
+        self._out: dict[int, dict[int, Expr]] = {_START: {0: EMPTY}, _END: {}}
+        self._into: dict[int, set[int]] = {_START: set(), _END: set()}
+        self._sizes: dict[Expr, int] = {}
+        self._num_written = 0
+        for state, edges in enumerate(automaton.edges):
+            self._out[state] = {target: Chars(chars) for chars, target in edges}
+            if state in automaton.accepting:
+                self._out[state][_END] = EMPTY
+        for state in self._out:
+            self._into.setdefault(state, set())
+        for state, targets in self._out.items():
+            for target in targets:
+                self._into[target].add(state)
+        self._queue = [(self._cost(s), -s) for s in range(len(automaton.edges))]
+        heapq.heapify(self._queue)
+
+    def eliminate_all(self) -> Expr:
+        """The expression from start to end. Raises _TooLong."""
+        while self._queue:
+            cost, negated = heapq.heappop(self._queue)
+            if -negated not in self._out:
+                continue
+            fresh = self._cost(-negated)
+            if fresh > cost:
+                heapq.heappush(self._queue, (fresh, negated))
+            else:
+                self._eliminate(-negated)
+        return self._out[_START].get(_END, NOTHING)
+
+    def _cost(self, state: int) -> int:
+        """About how many parts must be written once more if this state is eliminated."""
+        out, into = self._out[state], self._into[state]
+        ways_in, ways_out = len(into - {state}), len(out) - (state in out)
+        weight = sum(self._size(e) for e in out.values())
+        incoming = sum(self._size(self._out[s][state]) for s in into)
+        return max(ways_in - 1, 0) * weight + max(ways_out - 1, 0) * incoming
+
+    def _size(self, expr: Expr) -> int:
+        """The number of parts of an expression, itself included: what it costs to write."""
+        known = self._sizes.get(expr)
+        if known is None:
+            if isinstance(expr, (Seq, Alt)):
+                known = 1 + sum(self._size(x) for x in expr.items)
+            else:
+                known = 1 + (self._size(expr.item) if isinstance(expr, Repeat) else 0)
+            self._sizes[expr] = known
+        return known
+
+    def _eliminate(self, state: int) -> None:
+        out = self._out.pop(state)
+        loop = star(out.pop(state)) if state in out else EMPTY
+        sources = self._into.pop(state) - {state}
+        for source in sorted(sources):
+            before = self._out[source].pop(state)
+            for target, after in out.items():
+                self._add(source, target, seq(before, loop, after))
+        for target in out:
+            self._into[target].discard(state)
+        for changed in sorted((sources | set(out)) - {_START, _END}):
+            heapq.heappush(self._queue, (self._cost(changed), -changed))
+
+    def _add(self, source: int, target: int, expr: Expr) -> None:
+        known = self._out[source].get(target)
+        whole = expr if known is None else alt(known, expr)
+        size = self._size(whole)
+        self._num_written += size
+        if size > _LARGEST or whole.depth > _DEEPEST or self._num_written > _MOST_WRITTEN:
+            raise _TooLong
+        self._out[source][target] = whole
+        self._into[target].add(source)
+
+
+def to_expr(automaton: Automaton) -> Expr | None:
+    """An expression of the same language, or None if that would be too long to write down."""
+    if automaton.is_empty:
+        return NOTHING
+    try:
+        return _Graph(automaton).eliminate_all()
+    except _TooLong:
+        return None

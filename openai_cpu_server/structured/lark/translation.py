@@ -2,18 +2,225 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from openai_cpu_server.structured.errors import InvalidGrammar
-from openai_cpu_server.structured.gbnf.conflicts import conflicting
-from openai_cpu_server.structured.gbnf.lark import lark_text
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
-from openai_cpu_server.structured.gbnf.plan import Plan, is_character
-from openai_cpu_server.structured.gbnf.regular import Regular
-from openai_cpu_server.structured.gbnf.work import Share, Work
-from openai_cpu_server.structured.languages.expr import ROOT, Expr, Rules, every_expression
-from openai_cpu_server.structured.languages.order import CURE, described, order
+from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    ROOT,
+    Alt,
+    Chars,
+    Expr,
+    Ref,
+    Repeat,
+    Rules,
+    Seq,
+    Text,
+    Token,
+    every_expression,
+    parts_first,
+)
+from openai_cpu_server.structured.languages.rules import CURE, described, order
+from openai_cpu_server.structured.lark.conflicts import conflicting
+from openai_cpu_server.structured.lark.plan import (
+    LexemePlan,
+    RegularRules,
+    Share,
+    Work,
+    is_character,
+    is_lexeme,
+)
+
+_SHORT = 12
+"""A part with at most so many nodes is written again wherever it stands."""
+_HIGHEST = 6
+"""The most levels of parentheses in one terminal; llguidance reads some thirty at most."""
+
+
+def terminal_lines(terminals: list[tuple[str, Expr]]) -> list[str]:
+    """A line for each (name, language), and one for each part that they share."""
+    return _Terminals(terminals).lines()
+
+
+class _Terminals:
+    def __init__(self, terminals: list[tuple[str, Expr]]) -> None:
+        self._terminals = terminals
+        self._bottom_up = parts_first([expr for _, expr in terminals])
+        self._parts: dict[Expr, str] = {}
+        self._heights: dict[Expr, int] = {}
+        """The levels of parentheses above named parts; 0 for an expression without any."""
+        self._name_parts()
+
+    def _name_parts(self) -> None:
+        sizes: dict[Expr, int] = {}
+        uses: dict[Expr, int] = {}
+        for expr in self._bottom_up:
+            size = 1
+            for part in expr.parts:
+                size += sizes[part]
+                uses[part] = uses.get(part, 0) + 1
+            sizes[expr] = min(size, _SHORT + 1)
+        for expr in self._bottom_up:
+            self._heights[expr] = self._height(expr)
+            is_shared = sizes[expr] > _SHORT and uses.get(expr, 0) > 1
+            if is_shared or self._heights[expr] >= _HIGHEST or self._levels(expr) % 60 == 59:
+                self._parts[expr] = f"P{len(self._parts)}"
+
+    def _levels(self, expr: Expr) -> int:
+        """The depth of a pure regular expression, else 0; Rust reads at most 250."""
+        return 0 if self._heights[expr] else expr.depth
+
+    def _height(self, expr: Expr) -> int:
+        highest = 0
+        for part in expr.parts:
+            height = 1 if part in self._parts else self._heights[part]
+            if height > highest:
+                highest = height
+        return highest + 1 if highest else 0
+
+    def lines(self) -> list[str]:
+        named = [(name, expr) for expr, name in self._parts.items()]
+        return [f"{name}: {self._body(expr)}" for name, expr in [*self._terminals, *named]]
+
+    def _body(self, expr: Expr) -> str:
+        if not self._heights[expr]:
+            return f"/{pattern(expr)}/" if expr != EMPTY else '""'
+        if isinstance(expr, Seq):
+            return " ".join(map(self._operand, expr.items))
+        if isinstance(expr, Alt):
+            return " | ".join(map(self._operand, expr.items))
+        assert isinstance(expr, Repeat), expr
+        return f"({self._operand(expr.item)}){count(expr.low, expr.high)}"
+
+    def _operand(self, expr: Expr) -> str:
+        if expr in self._parts:
+            return self._parts[expr]
+        body = self._body(expr)
+        return f"({body})" if self._heights[expr] else body
+
+
+def pattern(expr: Expr) -> str:
+    """A regular expression in Rust's syntax, to stand between slashes."""
+    if isinstance(expr, Chars):
+        return _class(expr.set)
+    if isinstance(expr, Text):
+        return "".join(map(_character, map(ord, expr.text)))
+    if isinstance(expr, Seq):
+        return "".join(_part(x) for x in expr.items)
+    if isinstance(expr, Alt):
+        return "|".join(pattern(x) for x in expr.items)
+    assert isinstance(expr, Repeat), expr
+    item = pattern(expr.item)
+    inner = item if isinstance(expr.item, Chars) else f"(?:{item})"
+    return inner + count(expr.low, expr.high)
+
+
+def _part(expr: Expr) -> str:
+    return f"(?:{pattern(expr)})" if isinstance(expr, Alt) else pattern(expr)
+
+
+def count(low: int, high: int | None) -> str:
+    if high is None:
+        return "*" if low == 0 else "+" if low == 1 else f"{{{low},}}"
+    if (low, high) == (0, 1):
+        return "?"
+    return f"{{{low}}}" if low == high else f"{{{low},{high}}}"
+
+
+@functools.lru_cache(maxsize=2048)
+def _class(chars: CharSet) -> str:
+    if not chars:
+        return r"[^\x{0}-\x{10ffff}]"
+    if chars.size == 1:
+        return _character(chars.ranges[0][0])
+    is_negated = chars != ANY and chars.ranges[-1][1] == MAX
+    ranges = (~chars if is_negated else chars).ranges
+    return f"[{'^' if is_negated else ''}{''.join(_range(low, high) for low, high in ranges)}]"
+
+
+def _range(low: int, high: int) -> str:
+    return _character(low) if low == high else f"{_character(low)}-{_character(high)}"
+
+
+@functools.lru_cache(maxsize=2048)
+def _character(code: int) -> str:
+    char = chr(code)
+    return char if char.isascii() and char.isalnum() else f"\\x{{{code:x}}}"
+
+
+_HEAD = "%llguidance {}\n\n"
+_START = "start"
+_NEVER = "NEVER"
+
+
+def lark_text(plan: LexemePlan, renumbered: Callable[[int], int], first: Sequence[str] = ()) -> str:
+    """`first`: the rules that llguidance shall compile before all others, in this order."""
+    writer = _Writer(plan, renumbered)
+    lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in plan.rules.items()]
+    lines += terminal_lines(writer.terminals())
+    if first:
+        # The root names them in an alternative that no text can take.
+        ordered = " ".join(map(writer.name, first))
+        lines[0] = lines[0].replace(":", f": {_NEVER} {ordered} |", 1)
+        lines += terminal_lines([(_NEVER, Chars(~ANY))])
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+class _Writer:
+    def __init__(self, plan: LexemePlan, renumbered: Callable[[int], int]) -> None:
+        self._renumbered = renumbered
+        self._lexemes = plan.lexemes
+        self._names: dict[str, str] = {}
+        self._taken: set[str] = {_START}
+        self._named(plan)
+
+    def _named(self, plan: LexemePlan) -> None:
+        for name in plan.lexemes:
+            self._names[name] = f"L{name[1:]}"
+        for name in plan.rules:
+            self._names[name] = _START if name == ROOT else self._fresh(name)
+
+    def _fresh(self, name: str) -> str:
+        stem = "r_" + re.sub(r"[^a-z0-9]", "_", name.lower())
+        fresh = stem if stem not in self._taken else f"{stem}_n{len(self._taken)}"
+        self._taken.add(fresh)
+        return fresh
+
+    def name(self, rule: str) -> str:
+        return self._names[rule]
+
+    def terminals(self) -> list[tuple[str, Expr]]:
+        return [(self._names[n], x) for n, x in self._lexemes.items() if not isinstance(x, (Text, Token))]
+
+    def shown(self, expr: Expr) -> str:
+        if isinstance(expr, Ref):
+            return self._reference(expr.name)
+        if isinstance(expr, Seq):
+            return " ".join(self._operand(x) for x in expr.items) or '""'
+        if isinstance(expr, Alt):
+            return " | ".join(self.shown(x) for x in expr.items)
+        assert isinstance(expr, Repeat), expr
+        inner = self._operand(expr.item)
+        return (f"({inner})" if isinstance(expr.item, Repeat) else inner) + count(expr.low, expr.high)
+
+    def _operand(self, expr: Expr) -> str:
+        return f"({self.shown(expr)})" if isinstance(expr, Alt) or expr == EMPTY else self._grouped(expr)
+
+    def _grouped(self, expr: Expr) -> str:
+        return f"({self.shown(expr)})" if isinstance(expr, Seq) else self.shown(expr)
+
+    def _reference(self, name: str) -> str:
+        expr = self._lexemes.get(name) if is_lexeme(name) else None
+        if isinstance(expr, Token):
+            return f"<[{self._renumbered(expr.number)}]>"
+        return json.dumps(expr.text) if isinstance(expr, Text) else self._names[name]
+
 
 _GENTLE_ROUNDS = 2
 _ROUNDS = 3
@@ -59,7 +266,7 @@ def numbered_from(first: int) -> Callable[[int], int]:
     return renumbered
 
 
-def _first(plan: Plan) -> tuple[str, ...]:
+def _first(plan: LexemePlan) -> tuple[str, ...]:
     """The rules that llguidance must compile before the others. Raises InvalidGrammar if its stack ends
     then, too."""
     found = order(plan.rules, ROOT)
@@ -68,18 +275,18 @@ def _first(plan: Plan) -> tuple[str, ...]:
     return found.first
 
 
-def _plan(rules: Rules, work: Work) -> Plan:
+def _plan(rules: Rules, work: Work) -> LexemePlan:
     """Plan lexemes as large as they can be read.
     Those that conflict are broken, at last into single characters."""
-    regular, share = Regular(rules, work), Share(work, _MOST_TO_CONFIRM)
+    regular, share = RegularRules(rules, work), Share(work, _MOST_TO_CONFIRM)
     broken: set[Expr] = set()
     for number in range(_ROUNDS):
-        plan = Plan(rules, regular, lambda language: language not in broken, work)
+        plan = LexemePlan(rules, regular, lambda language: language not in broken, work)
         found = [plan.lexemes[name] for name in conflicting(plan, work, share)]
         if not found:
             return plan
         broken.update(found if number < _GENTLE_ROUNDS else _all_parts(found))
-    return Plan(rules, regular, is_character, work)
+    return LexemePlan(rules, regular, is_character, work)
 
 
 def _all_parts(found: Iterable[Expr]) -> list[Expr]:

@@ -13,26 +13,30 @@ from dataclasses import dataclass, field
 import msgspec
 
 from openai_cpu_server.structured.errors import InvalidSchema
-from openai_cpu_server.structured.logic.marks import Marked, Marks
-from openai_cpu_server.structured.logic.negation import STAYS_NEGATED, complement, none_of_all
-from openai_cpu_server.structured.logic.truths import Signed, Truths
-from openai_cpu_server.structured.options import Budget
-from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.logic.marks import MarkedObject, MarkReader
+from openai_cpu_server.structured.logic.truths import (
+    STAYS_NEGATED,
+    PlainTruths,
+    Signed,
+    complement,
+    none_of_all,
+)
+from openai_cpu_server.structured.options import Budget, UnenforcedReport
 from openai_cpu_server.structured.schema.nodes import (
     FALSE,
     TRUE,
-    All,
+    AllOf,
     AnyOf,
     Constant,
     Integer,
-    Kind,
+    JsonKind,
     Negation,
     Node,
+    NodeTable,
     OneOf,
     Properties,
     Reference,
     Required,
-    Table,
     Types,
     Unevaluated,
 )
@@ -82,12 +86,12 @@ class _State(msgspec.Struct):
     choices: list[_Choice] = msgspec.field(default_factory=list)
     stated: set[Signed] = msgspec.field(default_factory=set)
     """All signed nodes that were unfolded in this branch."""
-    marked: Marked = msgspec.field(default_factory=Marked)
+    marked: MarkedObject = msgspec.field(default_factory=MarkedObject)
 
     def copy(self) -> _State:
         return _State(list(self.facts), list(self.choices), set(self.stated), self.marked.copy())
 
-    def next_choice(self, marks: Marks) -> list[list[_Item]] | None:
+    def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
         """The next open choice, without the options that contradict what is stated; None if there is none."""
         while self.choices:
             choice = self._still_open(self.choices.pop(0))
@@ -101,7 +105,7 @@ class _State(msgspec.Struct):
         stated = [o for o in choice.options if (o[0].number, o[0].is_true) in self.stated]
         return stated or choice.options
 
-    def _holds(self, item: _Item, marks: Marks) -> bool:
+    def _holds(self, item: _Item, marks: MarkReader) -> bool:
         """Whether the item is known to hold already."""
         is_stated = (item.number, item.is_true) in self.stated
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
@@ -119,20 +123,22 @@ class Goals:
     nodes what an `Unevaluated` asks of everything that is not evaluated.
     """
 
-    def __init__(self, table: Table, look_up: Callable[[str], int], budget: Budget, report: Report) -> None:
+    def __init__(
+        self, table: NodeTable, look_up: Callable[[str], int], budget: Budget, report: UnenforcedReport
+    ) -> None:
         self.table = table
         self._look_up = look_up
         self._budget = budget
         self._report = report
-        self._marks = Marks(table, look_up)
-        self._truths = Truths(table, look_up)
-        self._branches: dict[tuple[Goal, Kind], tuple[Branch, ...]] = {}
-        self._possible: dict[tuple[Goal, Kind], bool] = {}
+        self._marks = MarkReader(table, look_up)
+        self._truths = PlainTruths(table, look_up)
+        self._branches: dict[tuple[Goal, JsonKind], tuple[Branch, ...]] = {}
+        self._possible: dict[tuple[Goal, JsonKind], bool] = {}
         self._depth = 0
-        self.is_possible: Callable[[Branch, Kind], bool] = lambda branch, kind: True
+        self.is_possible: Callable[[Branch, JsonKind], bool] = lambda branch, kind: True
         self.expand: Callable[[Unevaluated], int] = lambda node: TRUE
 
-    def branches(self, goal: Goal, kind: Kind) -> tuple[Branch, ...]:
+    def branches(self, goal: Goal, kind: JsonKind) -> tuple[Branch, ...]:
         key = (goal, kind)
         if key not in self._branches:
             items = [_Item((i,), number, is_true) for i, (number, is_true) in enumerate(goal)]
@@ -140,13 +146,13 @@ class Goals:
             self._branches[key] = _without_special_cases(list(found))
         return self._branches[key]
 
-    def satisfiable(self, goal: Goal, kind: Kind | None = None) -> bool:
+    def satisfiable(self, goal: Goal, kind: JsonKind | None = None) -> bool:
         """False only if surely no value of the type fits (None: of any type).
         Deep recursion counts as possible."""
         if goal == ANYTHING:
             return True
         if kind is None:
-            return any(self.satisfiable(goal, k) for k in Kind)
+            return any(self.satisfiable(goal, k) for k in JsonKind)
         key = (goal, kind)
         if key not in self._possible:
             if self._depth > _DEEP:
@@ -161,7 +167,7 @@ class Goals:
 
     # Unfolding
 
-    def _unfold(self, items: list[_Item], kind: Kind) -> Iterable[Branch]:
+    def _unfold(self, items: list[_Item], kind: JsonKind) -> Iterable[Branch]:
         """Follow each option of each choice, the first one first."""
         waiting = [(_State(), items)]
         while waiting:
@@ -177,7 +183,7 @@ class Goals:
             else:
                 waiting += [(state, option) for option in reversed(choice)]
 
-    def _settle(self, state: _State, items: list[_Item], kind: Kind) -> bool:
+    def _settle(self, state: _State, items: list[_Item], kind: JsonKind) -> bool:
         """Unfold everything that needs no choice; False on a contradiction."""
         queue = list(items)
         while queue:
@@ -189,7 +195,7 @@ class Goals:
                 return False
         return True
 
-    def _step(self, item: _Item, state: _State, queue: list[_Item], kind: Kind) -> bool | None:
+    def _step(self, item: _Item, state: _State, queue: list[_Item], kind: JsonKind) -> bool | None:
         self._budget.spend("unfolded")
         node = self.table[item.number]
         if isinstance(node, Constant):
@@ -200,7 +206,7 @@ class Goals:
         if isinstance(node, Reference):
             queue.append(self._followed(item, node))
             return None
-        if isinstance(node, (All, AnyOf)):
+        if isinstance(node, (AllOf, AnyOf)):
             return self._combined(item, node, state, queue, kind)
         if isinstance(node, OneOf):
             options = self._one_of(item, node, kind)
@@ -222,9 +228,9 @@ class Goals:
         return _Item(item.order, target, item.is_true, item.trail | {item.number})
 
     def _combined(
-        self, item: _Item, node: All | AnyOf, state: _State, queue: list[_Item], kind: Kind
+        self, item: _Item, node: AllOf | AnyOf, state: _State, queue: list[_Item], kind: JsonKind
     ) -> bool | None:
-        if isinstance(node, All) == item.is_true:
+        if isinstance(node, AllOf) == item.is_true:
             queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
             return None
         signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
@@ -232,7 +238,7 @@ class Goals:
         return self._choose(options, state, queue, kind)
 
     def _beyond(
-        self, item: _Item, node: Unevaluated, state: _State, queue: list[_Item], kind: Kind
+        self, item: _Item, node: Unevaluated, state: _State, queue: list[_Item], kind: JsonKind
     ) -> bool | None:
         """Unfold at once what is asked of the rest: its choices settle those of the schemas beside it."""
         if node.kind is not kind:
@@ -245,7 +251,7 @@ class Goals:
         options: list[list[_Item]],
         state: _State,
         queue: list[_Item],
-        kind: Kind,
+        kind: JsonKind,
         is_exclusive: bool = False,
     ) -> bool | None:
         """Leave out options that cannot hold. There is no choice if one holds anyway, or only one is left."""
@@ -264,7 +270,7 @@ class Goals:
             state.choices.append(_Choice(open_options, is_exclusive))
         return None
 
-    def _one_of(self, item: _Item, node: OneOf, kind: Kind) -> list[list[_Item]]:
+    def _one_of(self, item: _Item, node: OneOf, kind: JsonKind) -> list[list[_Item]]:
         """The options of `oneOf`: each with the negations of those it overlaps.
         Negated: none of them holds, or two do."""
         if not item.is_true:
@@ -282,17 +288,19 @@ class Goals:
             options.append([item.child(i, each, True), *others])
         return options
 
-    def may_meet(self, one: int, other: int, kind: Kind) -> bool:
+    def may_meet(self, one: int, other: int, kind: JsonKind) -> bool:
         """False only if it is plain that no value of the type fits both nodes."""
         if any(self._truths.of((x, True), kind) is False for x in (one, other)):
             return False
-        return kind is not Kind.OBJECT or not self._marks.tell_apart(one, other)
+        return kind is not JsonKind.OBJECT or not self._marks.tell_apart(one, other)
 
-    def _overlap(self, one: int, other: int, kind: Kind) -> bool:
+    def _overlap(self, one: int, other: int, kind: JsonKind) -> bool:
         pair = (min(one, other), max(one, other))
         return self.may_meet(*pair, kind) and self.satisfiable(((pair[0], True), (pair[1], True)), kind)
 
-    def _fact(self, item: _Item, node: Node, state: _State, queue: list[_Item], kind: Kind) -> bool | None:
+    def _fact(
+        self, item: _Item, node: Node, state: _State, queue: list[_Item], kind: JsonKind
+    ) -> bool | None:
         known = self._truths.of_atom(node, item.is_true, kind)
         if known is not None:
             return known
@@ -305,7 +313,7 @@ class Goals:
         state.facts.append((item.order, Fact(node, item.is_true, item.number)))
         return None if self._fits_marks(node, state.marked) else False
 
-    def _fits_marks(self, node: Node, marked: Marked) -> bool:
+    def _fits_marks(self, node: Node, marked: MarkedObject) -> bool:
         if isinstance(node, Required):
             return marked.require(node.names)
         if isinstance(node, Properties):

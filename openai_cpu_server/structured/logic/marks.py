@@ -10,26 +10,26 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.structured.logic.settled import settled
+from openai_cpu_server.structured.logic.truths import settled
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,
-    All,
+    AllOf,
     AnyOf,
     Constant,
     Negation,
+    NodeTable,
     OneOf,
     Properties,
     Reference,
     Required,
     Scalars,
-    Table,
 )
 
 Values = frozenset[tuple[str, object]]
 """Scalars with the names of their types, as 1 is not true."""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class PropertyMark(msgspec.Struct, frozen=True):
     """What one schema says about a property, if it is present."""
 
     name: str
@@ -39,26 +39,26 @@ class Mark(msgspec.Struct, frozen=True):
     """The property has none of these values."""
 
 
-class Marked(msgspec.Struct):
+class MarkedObject(msgspec.Struct):
     """What is known of an object while its facts are collected."""
 
     _required: set[str] = msgspec.field(default_factory=set)
-    _marks: dict[str, Mark] = msgspec.field(default_factory=dict)
+    _marks: dict[str, PropertyMark] = msgspec.field(default_factory=dict)
 
-    def copy(self) -> Marked:
-        return Marked(set(self._required), dict(self._marks))
+    def copy(self) -> MarkedObject:
+        return MarkedObject(set(self._required), dict(self._marks))
 
     def require(self, names: tuple[str, ...]) -> bool:
         """Require these properties; False if one of them has no value left."""
         self._required.update(names)
         return all(self._is_possible(n) for n in names)
 
-    def add(self, mark: Mark) -> bool:
+    def add(self, mark: PropertyMark) -> bool:
         """Add a mark; False if its property is required and has no value left."""
         known = self._marks.get(mark.name)
         if known is not None:
             listed = _common(known.listed, mark.listed)
-            mark = Mark(mark.name, listed, known.unlisted | mark.unlisted)
+            mark = PropertyMark(mark.name, listed, known.unlisted | mark.unlisted)
         self._marks[mark.name] = mark
         return self._is_possible(mark.name)
 
@@ -74,19 +74,19 @@ class Marked(msgspec.Struct):
         return name not in self._required or self.listed(name) != frozenset()
 
 
-class Marks:
+class MarkReader:
     """Reads marks off nodes, each node once. `look_up` gives the node at a pointer."""
 
-    def __init__(self, table: Table, look_up: Callable[[str], int]) -> None:
+    def __init__(self, table: NodeTable, look_up: Callable[[str], int]) -> None:
         self._table = table
         self._look_up = look_up
         self._listed: dict[int, Values | None] = {}
         self._required: dict[int, dict[str, Values]] = {}
-        self._said: dict[Properties, tuple[Mark, ...]] = {}
+        self._said: dict[Properties, tuple[PropertyMark, ...]] = {}
 
-    def said_by(self, node: Properties) -> tuple[Mark, ...]:
+    def said_by(self, node: Properties) -> tuple[PropertyMark, ...]:
         if node not in self._said:
-            marks = [Mark(name, self._values(v), self._banned(v)) for name, v in node.named]
+            marks = [PropertyMark(name, self._values(v), self._banned(v)) for name, v in node.named]
             self._said[node] = tuple(m for m in marks if m.listed is not None or m.unlisted)
         return self._said[node]
 
@@ -95,12 +95,12 @@ class Marks:
         ours, theirs = self._of(one), self._of(other)
         return any(name in theirs and not values & theirs[name] for name, values in ours.items())
 
-    def imply(self, known: Marked, number: int) -> bool:
+    def imply(self, known: MarkedObject, number: int) -> bool:
         """Whether surely every object of which so much is known fits the node."""
         node = self._table[number]
         if isinstance(node, Required):
             return known.must_have(node.names)
-        if isinstance(node, All):
+        if isinstance(node, AllOf):
             return all(self.imply(known, x) for x in node.items)
         if isinstance(node, Properties) and not node.patterns and node.rest == TRUE:
             return all(self._all_fit(known.listed(name), value) for name, value in node.named)
@@ -124,7 +124,7 @@ class Marks:
         node = self._table[number]
         if isinstance(node, Reference):
             return (self._look_up(node.pointer),)
-        return node.items if isinstance(node, (All, AnyOf, OneOf)) else ()
+        return node.items if isinstance(node, (AllOf, AnyOf, OneOf)) else ()
 
     def _found(self, number: int, parts: list[dict[str, Values]]) -> dict[str, Values]:
         node = self._table[number]
@@ -134,9 +134,9 @@ class Marks:
             first, *others = parts
             shared = [n for n in first if all(n in o for o in others)]
             return {n: first[n].union(*(o[n] for o in others)) for n in shared}
-        return self._of_all(node, parts) if isinstance(node, All) else {}
+        return self._of_all(node, parts) if isinstance(node, AllOf) else {}
 
-    def _of_all(self, node: All, items: list[dict[str, Values]]) -> dict[str, Values]:
+    def _of_all(self, node: AllOf, items: list[dict[str, Values]]) -> dict[str, Values]:
         parts = [self._table[x] for x in node.items]
         names = {n for part in parts if isinstance(part, Required) for n in part.names}
         marks = [m for part in parts if isinstance(part, Properties) for m in self.said_by(part)]
@@ -156,7 +156,7 @@ class Marks:
             return _values_of(node)
         if isinstance(node, Reference):
             return parts[0]
-        if isinstance(node, All):
+        if isinstance(node, AllOf):
             found: Values | None = None
             for part in parts:
                 found = _common(found, part)

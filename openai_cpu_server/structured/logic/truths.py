@@ -1,39 +1,92 @@
-"""What is plain about a node: whether all values of one type fit it, or none."""
+"""What is plain about a node: whether all values of one type fit it, or none; and what fits where it does
+not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
-from openai_cpu_server.structured.logic.settled import settled
+from openai_cpu_server.structured.scalars.numbers import Bound
 from openai_cpu_server.structured.schema.nodes import (
+    FALSE,
     KIND_OF,
-    All,
+    TRUE,
+    AllOf,
     AnyOf,
     Constant,
-    Kind,
+    Contains,
+    Count,
+    Format,
+    Integer,
+    Items,
+    JsonKind,
+    Length,
+    Maximum,
+    Minimum,
+    MultipleOf,
     Negation,
     Node,
+    NodeTable,
     OneOf,
+    Pattern,
+    Properties,
+    PropertyCount,
+    PropertyNames,
     Reference,
+    Required,
     Scalars,
-    Table,
+    SomeProperty,
     Types,
     Unevaluated,
 )
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def settled(
+    start: K,
+    known: dict[K, V],
+    parts: Callable[[K], Sequence[K]],
+    found: Callable[[K, list[V]], V],
+    meanwhile: V,
+) -> V:
+    """The value of `start`, which `found` makes of the values of its parts. All values go to `known`.
+
+    What depends on itself is taken for `meanwhile` while its own value is sought.
+    """
+    stack = [] if start in known else [_opened(start, known, parts, meanwhile)]
+    while stack:
+        key, needed = stack[-1]
+        missing = next((part for part in needed if part not in known), None)
+        if missing is not None:
+            stack.append(_opened(missing, known, parts, meanwhile))
+        else:
+            known[key] = found(key, [known[part] for part in needed])
+            stack.pop()
+    return known[start]
+
+
+def _opened(
+    key: K, known: dict[K, V], parts: Callable[[K], Sequence[K]], meanwhile: V
+) -> tuple[K, Sequence[K]]:
+    known[key] = meanwhile
+    return key, parts(key)
+
+
 Signed = tuple[int, bool]
 
 
-class Truths:
+class PlainTruths:
     """Looks at each signed node once. `look_up` gives the node at a pointer."""
 
-    def __init__(self, table: Table, look_up: Callable[[str], int]) -> None:
+    def __init__(self, table: NodeTable, look_up: Callable[[str], int]) -> None:
         self._table = table
         self._look_up = look_up
-        self._known: dict[Kind, dict[Signed, bool | None]] = {kind: {} for kind in Kind}
+        self._known: dict[JsonKind, dict[Signed, bool | None]] = {kind: {} for kind in JsonKind}
 
-    def of(self, signed: Signed, kind: Kind) -> bool | None:
+    def of(self, signed: Signed, kind: JsonKind) -> bool | None:
         """Whether all values of the type fit (True), none does (False), or it depends (None)."""
         return settled(signed, self._known[kind], self._parts, partial(self._found, kind), None)
 
@@ -45,24 +98,24 @@ class Truths:
             return [(node.item, not is_true)]
         if isinstance(node, Reference):
             return [(self._look_up(node.pointer), is_true)]
-        return [(x, is_true) for x in node.items] if isinstance(node, (All, AnyOf)) else []
+        return [(x, is_true) for x in node.items] if isinstance(node, (AllOf, AnyOf)) else []
 
-    def _found(self, kind: Kind, signed: Signed, truths: list[bool | None]) -> bool | None:
+    def _found(self, kind: JsonKind, signed: Signed, truths: list[bool | None]) -> bool | None:
         number, is_true = signed
         node = self._table[number]
         if isinstance(node, Constant):
             return node.value == is_true
         if isinstance(node, (Negation, Reference)):
             return truths[0]
-        if isinstance(node, (All, AnyOf)):
+        if isinstance(node, (AllOf, AnyOf)):
             return _of_parts(truths, decisive=isinstance(node, AnyOf) == is_true)
         if isinstance(node, Unevaluated):
             return None if node.kind is kind else is_true
         return None if isinstance(node, OneOf) else self.of_atom(node, is_true, kind)
 
-    def of_atom(self, node: Node, is_true: bool, kind: Kind) -> bool | None:
+    def of_atom(self, node: Node, is_true: bool, kind: JsonKind) -> bool | None:
         if isinstance(node, Types):
-            if kind is Kind.NUMBER and "integer" in node.names and "number" not in node.names:
+            if kind is JsonKind.NUMBER and "integer" in node.names and "number" not in node.names:
                 return None
             return (kind.value in node.names) == is_true
         if isinstance(node, Scalars):
@@ -76,13 +129,128 @@ def _of_parts(truths: list[bool | None], *, decisive: bool) -> bool | None:
     return (not decisive) if all(t is (not decisive) for t in truths) else None
 
 
-def _of_scalars(node: Scalars, is_true: bool, kind: Kind) -> bool | None:
-    listed: dict[Kind, bool] = {
-        Kind.NULL: node.null,
-        Kind.BOOLEAN: bool(node.booleans),
-        Kind.NUMBER: bool(node.numbers),
-        Kind.STRING: bool(node.strings),
+def _of_scalars(node: Scalars, is_true: bool, kind: JsonKind) -> bool | None:
+    listed: dict[JsonKind, bool] = {
+        JsonKind.NULL: node.null,
+        JsonKind.BOOLEAN: bool(node.booleans),
+        JsonKind.NUMBER: bool(node.numbers),
+        JsonKind.STRING: bool(node.strings),
     }
-    if kind is Kind.NULL or not listed.get(kind, False):
+    if kind is JsonKind.NULL or not listed.get(kind, False):
         return listed.get(kind, False) == is_true
+    return None
+
+
+STAYS_NEGATED = (Pattern, Format, Integer, MultipleOf, Scalars)
+"""Constraints on numbers and strings; their languages are complemented instead."""
+
+
+def complement(node: Node, table: NodeTable) -> int | None:
+    """The number of the complement's node; None if no grammar can say it."""
+    if isinstance(node, Minimum):
+        return table.add(Maximum(Bound(node.bound.value, not node.bound.is_open)))
+    if isinstance(node, Maximum):
+        return table.add(Minimum(Bound(node.bound.value, not node.bound.is_open)))
+    if isinstance(node, (Length, Count, PropertyCount)):
+        return _outside(node, table)
+    if isinstance(node, Required):
+        return table.any(*(table.add(Properties(((n, FALSE),), (), TRUE)) for n in node.names))
+    if isinstance(node, Items):
+        return _some_item(node, table)
+    if isinstance(node, Contains):
+        return _other_number(node, table)
+    if isinstance(node, Properties):
+        return _some_property(node, table)
+    if isinstance(node, SomeProperty):
+        return _no_property(node, table)
+    if isinstance(node, PropertyNames):
+        return _some_name(node, table)
+    return None
+
+
+def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, bool]]:
+    """Signed nodes, one of which holds if not all `items` do.
+
+    If a property is both required and described, "absent" and "present, but wrong" become one alternative,
+    "wrong if present": else every negation would double the alternatives once more.
+    """
+    described = next((x for x in items if isinstance(table[x], Properties)), None)
+    required = next((x for x in items if isinstance(table[x], Required)), None)
+    if described is None or required is None:
+        return [(x, False) for x in items]
+    shape, names = table[described], table[required]
+    assert isinstance(shape, Properties)
+    assert isinstance(names, Required)
+    both = {n: v for n, v in shape.named if n in names.names and v != TRUE}
+    left = Properties(
+        tuple((n, TRUE if n in both else v) for n, v in shape.named), shape.patterns, shape.rest
+    )
+    absent = tuple(n for n in names.names if n not in both)
+    objects = table.add(Types(frozenset({"object"})))
+    wrong = [table.add(Properties(((n, table.negate(v)),), (), TRUE)) for n, v in both.items()]
+    others = [(x, False) for x in items if x not in (described, required)]
+    rest = [(table.add(left, *table.place(described)), False)]
+    rest += [(table.add(Required(absent), *table.place(required)), False)] if absent else []
+    return [*others, *rest, *((table.all(objects, x), True) for x in wrong)]
+
+
+def _outside(node: Length | Count | PropertyCount, table: NodeTable) -> int:
+    below = table.add(type(node)(0, node.low - 1)) if node.low else FALSE
+    above = FALSE if node.high is None else table.add(type(node)(node.high + 1, None))
+    return table.any(below, above)
+
+
+def _some_item(node: Items, table: NodeTable) -> int | None:
+    """An item at some place is wrong, or some item of the rest is; None if that cannot be said."""
+    options = []
+    for i, item in enumerate(node.prefix):
+        wrong = table.add(Items((TRUE,) * i + (table.negate(item),), TRUE))
+        options.append(table.all(table.add(Count(i + 1, None)), wrong))
+    if node.rest == FALSE:
+        options.append(table.add(Count(len(node.prefix) + 1, None)))
+    elif node.rest != TRUE:
+        if node.prefix:
+            return None
+        options.append(table.add(Contains(table.negate(node.rest), 1, None)))
+    return table.any(*options)
+
+
+def _other_number(node: Contains, table: NodeTable) -> int:
+    below = table.add(Contains(node.item, 0, node.low - 1)) if node.low else FALSE
+    above = FALSE if node.high is None else table.add(Contains(node.item, node.high + 1, None))
+    return table.any(below, above)
+
+
+def _some_property(node: Properties, table: NodeTable) -> int:
+    options = []
+    for name, value in node.named:
+        wrong = table.add(Properties(((name, table.negate(value)),), (), TRUE))
+        options.append(FALSE if value == TRUE else table.all(table.add(Required((name,))), wrong))
+    for pattern, value in node.patterns:
+        if value != TRUE:
+            options.append(table.add(SomeProperty(pattern, ((), ()), table.negate(value))))
+    if node.rest != TRUE:
+        beside = (tuple(n for n, _ in node.named), tuple(p for p, _ in node.patterns))
+        options.append(table.add(SomeProperty(None, beside, table.negate(node.rest))))
+    return table.any(*options)
+
+
+def _no_property(node: SomeProperty, table: NodeTable) -> int:
+    wrong = table.negate(node.value)
+    if node.pattern is not None:
+        return table.add(Properties((), ((node.pattern, wrong),), TRUE))
+    names, patterns = node.beside
+    return table.add(Properties(tuple((n, TRUE) for n in names), tuple((p, TRUE) for p in patterns), wrong))
+
+
+def _some_name(node: PropertyNames, table: NodeTable) -> int | None:
+    """Some name breaks the constraint on names;
+    None unless that is a single pattern, negated or not, or `false`."""
+    inner = table[node.name]
+    if node.name == FALSE:
+        return table.add(PropertyCount(1, None))
+    if isinstance(inner, Pattern):
+        return table.add(SomeProperty(None, ((), (inner.pattern,)), TRUE))
+    if isinstance(inner, Negation) and isinstance(pattern := table[inner.item], Pattern):
+        return table.add(SomeProperty(pattern.pattern, ((), ()), TRUE))
     return None

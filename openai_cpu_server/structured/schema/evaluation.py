@@ -1,41 +1,180 @@
-"""Finds what schemas evaluate, by their own keywords and by the schemas that they apply in place."""
+"""What schemas evaluate of an object or an array, by their own keywords and by the schemas that they apply in
+place; and what they leave unevaluated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
 
 from openai_cpu_server.structured.errors import InvalidPattern, InvalidSchema, UnsupportedSchema
-from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.options import Budget, UnenforcedReport
 from openai_cpu_server.structured.scalars.regex import search_language
-from openai_cpu_server.structured.schema.drafts import Draft
-from openai_cpu_server.structured.schema.evaluated import (
-    EVERYTHING,
-    Combiner,
-    Evaluated,
-    Option,
-    Way,
-    pruned,
+from openai_cpu_server.structured.schema.document import Draft, Json, References
+from openai_cpu_server.structured.schema.nodes import (
+    FALSE,
+    TRUE,
+    Items,
+    JsonKind,
+    NodeTable,
+    Properties,
+    Required,
+    Unevaluated,
 )
-from openai_cpu_server.structured.schema.json_types import Json
-from openai_cpu_server.structured.schema.nodes import FALSE, Kind, Required, Table
-from openai_cpu_server.structured.schema.references import References
+
+_MOST_WAYS = 64
+_MOST_TRIED = 256
+_PAIRS_PER_STEP = 8
+
+
+class TooManyWays(Exception):
+    """There are more alternatives, and combinations of them, than a grammar should consist of."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    everything: bool = False
+    names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    """Properties whose names match one of these patterns are evaluated."""
+    prefix: int = 0
+    """The first so many items are evaluated."""
+    matching: tuple[int, ...] = ()
+    """Items that fit one of these nodes are evaluated."""
+
+    def union(self, other: Evaluated) -> Evaluated:
+        if self.everything or other.everything:
+            return EVERYTHING
+        return Evaluated(
+            names=tuple(dict.fromkeys(self.names + other.names)),
+            patterns=tuple(dict.fromkeys(self.patterns + other.patterns)),
+            prefix=max(self.prefix, other.prefix),
+            matching=tuple(dict.fromkeys(self.matching + other.matching)),
+        )
+
+    @cached_property
+    def _listed(self) -> frozenset[tuple[str, object]]:
+        names = [("name", x) for x in self.names]
+        patterns = [("pattern", x) for x in self.patterns]
+        return frozenset([*names, *patterns, *(("matching", x) for x in self.matching)])
+
+    def is_within(self, other: Evaluated) -> bool:
+        if self.everything or other.everything:
+            return other.everything
+        return self.prefix <= other.prefix and self._listed <= other._listed
+
+    def beyond(self, rest: int, kind: JsonKind, table: NodeTable, place: tuple[str, str]) -> int:
+        """The node that makes everything not evaluated fit `rest`. Errors name `place` (path, keyword)."""
+        if self.everything:
+            return TRUE
+        if kind is JsonKind.ARRAY:
+            return table.add(Items((TRUE,) * self.prefix, table.any(*self.matching, rest)), *place)
+        named = tuple((n, TRUE) for n in self.names)
+        return table.add(Properties(named, tuple((p, TRUE) for p in self.patterns), rest), *place)
+
+
+EVERYTHING = Evaluated(everything=True)
+NOTHING_SEEN = Evaluated()
+
+
+class Way(msgspec.Struct, frozen=True):
+    """Where all the guards (nodes) hold, at least `seen` is evaluated."""
+
+    guards: tuple[int, ...] = ()
+    seen: Evaluated = NOTHING_SEEN
+
+    def join(self, other: Way) -> Way:
+        """The way in which both hold. A way that sees nothing needs no guard."""
+        seen = self.seen.union(other.seen)
+        return Way() if seen == NOTHING_SEEN else Way(tuple(dict.fromkeys(self.guards + other.guards)), seen)
+
+    def is_covered_by(self, other: Way) -> bool:
+        """Whether the other way needs no further guard and sees at least as much."""
+        return set(other.guards) <= set(self.guards) and self.seen.is_within(other.seen)
+
+
+class EvaluatedOption(msgspec.Struct, frozen=True):
+    """A subschema: its node, and the ways in which it evaluates values that pass it."""
+
+    number: int
+    ways: list[Way]
+
+    @property
+    def guarded(self) -> list[Way]:
+        """The ways, each with the subschema itself as a further guard."""
+        if self.number == FALSE:
+            return []
+        guard = Way() if self.number == TRUE else Way((self.number,), NOTHING_SEEN)
+        return list(dict.fromkeys(guard.join(w) for w in self.ways))
+
+
+class Combiner:
+    """Combines ways. `may_meet` tells whether two nodes may hold at once."""
+
+    def __init__(self, may_meet: Callable[[int, int], bool], budget: Budget) -> None:
+        self._may_meet = may_meet
+        self._budget = budget
+
+    def both(self, one: list[Way], other: list[Way]) -> list[Way]:
+        """The ways of two subschemas that both pass. Raises TooManyWays."""
+        self._budget.spend("unfolded", len(one) * len(other) // _PAIRS_PER_STEP)
+        found: list[Way] = []
+        for a, b in itertools.product(one, other):
+            found += [a.join(b)] if self._meet(a, b) else []
+            _check(len(found))
+        return pruned(found)
+
+    def some_of(self, options: list[EvaluatedOption]) -> list[Way]:
+        """The ways of subschemas of which at least one passes. Raises TooManyWays."""
+        found: list[Way] = []
+        is_nothing_seen = False
+        for option in options:
+            useful = [w for w in option.guarded if w.seen != NOTHING_SEEN]
+            is_nothing_seen |= len(useful) < len(option.guarded)
+            found += [*useful, *self.both(found, useful)]
+            _check(len(found))
+        return pruned([Way(), *found] if is_nothing_seen else found)
+
+    def _meet(self, one: Way, other: Way) -> bool:
+        return all(self._may_meet(x, y) for x in one.guards for y in other.guards)
+
+
+def pruned(ways: list[Way]) -> list[Way]:
+    """The ways without those that another way covers. Raises TooManyWays."""
+    _check(len(ways))
+    kept: list[Way] = []
+    for way in ways:
+        if not any(way.is_covered_by(k) for k in kept):
+            kept = [*(k for k in kept if not k.is_covered_by(way)), way]
+    if len(kept) > _MOST_WAYS:
+        raise TooManyWays
+    return kept
+
+
+def _check(num_ways: int) -> None:
+    if num_ways > _MOST_TRIED:
+        raise TooManyWays
+
 
 Schema = dict[str, Json]
-KEYWORDS = {Kind.OBJECT: "unevaluatedProperties", Kind.ARRAY: "unevaluatedItems"}
+KEYWORDS = {JsonKind.OBJECT: "unevaluatedProperties", JsonKind.ARRAY: "unevaluatedItems"}
 _IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "$dynamicRef", "$recursiveRef"})
-_BESIDE = {Kind.OBJECT: _IN_PLACE | {"dependentSchemas"}, Kind.ARRAY: _IN_PLACE | {"contains"}}
+_BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _IN_PLACE | {"contains"}}
 
 
-def looks_beside(schema: Schema, kind: Kind) -> bool:
+def looks_beside(schema: Schema, kind: JsonKind) -> bool:
     """Whether the schema's `unevaluated...` depends on keywords other
     than `properties`, `items` and their like."""
     asks = schema.get(KEYWORDS[kind], True) is not True
     return asks and not _is_closed(schema, kind) and not _BESIDE[kind].isdisjoint(schema)
 
 
-def _is_closed(schema: Schema, kind: Kind) -> bool:
+def _is_closed(schema: Schema, kind: JsonKind) -> bool:
     """Whether `additionalProperties` (`items`, `additionalItems`) evaluates everything else."""
-    if kind is Kind.OBJECT:
+    if kind is JsonKind.OBJECT:
         return "additionalProperties" in schema
     return ("additionalItems" if isinstance(schema.get("items"), list) else "items") in schema
 
@@ -48,10 +187,10 @@ class Evaluation:
 
     def __init__(
         self,
-        kind: Kind,
-        table: Table,
+        kind: JsonKind,
+        table: NodeTable,
         at: Callable[[str], int],
-        may_meet: Callable[[int, int, Kind], bool],
+        may_meet: Callable[[int, int, JsonKind], bool],
         references: References,
         draft: Draft,
         budget: Budget,
@@ -76,7 +215,7 @@ class Evaluation:
         if self._draft is not Draft.D2019:
             arrays["contains"] = self._contains
         return {
-            **(objects if self._kind is Kind.OBJECT else arrays),
+            **(objects if self._kind is JsonKind.OBJECT else arrays),
             "allOf": self._all_of,
             "anyOf": self._any_of,
             "oneOf": self._one_of,
@@ -147,7 +286,7 @@ class Evaluation:
         ways = [Way()]
         for name in given:
             there = self._table.add(Required((name,)), path, "dependentSchemas")
-            option = Option(there, self._ways(f"{path}/dependentSchemas/{_escape(name)}"))
+            option = EvaluatedOption(there, self._ways(f"{path}/dependentSchemas/{_escape(name)}"))
             ways = self._combiner.both(ways, [Way(), *option.guarded])
         return ways
 
@@ -162,10 +301,10 @@ class Evaluation:
 
     # Schemas in place
 
-    def _option(self, path: str) -> Option:
-        return Option(self._at(path), self._ways(path))
+    def _option(self, path: str) -> EvaluatedOption:
+        return EvaluatedOption(self._at(path), self._ways(path))
 
-    def _options(self, schema: Schema, keyword: str, path: str) -> list[Option]:
+    def _options(self, schema: Schema, keyword: str, path: str) -> list[EvaluatedOption]:
         given = schema[keyword]
         assert isinstance(given, list)
         return [self._option(f"{path}/{keyword}/{i}") for i in range(len(given))]
@@ -186,8 +325,8 @@ class Evaluation:
         test = self._option(f"{path}/if")
         then = self._ways(f"{path}/then") if "then" in schema else [Way()]
         otherwise = self._ways(f"{path}/else") if "else" in schema else [Way()]
-        passed = Option(test.number, self._combiner.both(test.ways, then))
-        failed = Option(self._table.negate(test.number), otherwise)
+        passed = EvaluatedOption(test.number, self._combiner.both(test.ways, then))
+        failed = EvaluatedOption(self._table.negate(test.number), otherwise)
         return pruned([*passed.guarded, *failed.guarded])
 
     # References
@@ -214,3 +353,38 @@ def _address(schema: Schema, keyword: str) -> str:
 
 def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
+
+
+class Expander:
+    """Writes those keywords in other nodes. `at` gives the node at a pointer."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        at: Callable[[str], int],
+        evaluations: Mapping[JsonKind, Evaluation],
+        report: UnenforcedReport,
+    ) -> None:
+        self._table = table
+        self._at = at
+        self._evaluations = evaluations
+        self._report = report
+        self._known: dict[Unevaluated, int] = {}
+
+    def expand(self, node: Unevaluated) -> int:
+        """The number of a node that means the same. Raises InvalidSchema, UnsupportedSchema."""
+        if node not in self._known:
+            self._known[node] = self._expanded(node)
+        return self._known[node]
+
+    def _expanded(self, node: Unevaluated) -> int:
+        keyword = KEYWORDS[node.kind]
+        place = (node.pointer, keyword)
+        rest = self._at(f"{node.pointer}/{keyword}")
+        try:
+            ways = self._evaluations[node.kind].beside(node.pointer)
+        except TooManyWays:
+            self._report.refuse(*place, "depends on too many combinations of other schemas")
+            return TRUE
+        closed = [w.seen.beyond(rest, node.kind, self._table, place) for w in ways]
+        return self._table.any(*(self._table.all(c, *w.guards) for c, w in zip(closed, ways, strict=True)))

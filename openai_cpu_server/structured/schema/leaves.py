@@ -6,12 +6,11 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from openai_cpu_server.structured.errors import InvalidPattern, InvalidSchema
-from openai_cpu_server.structured.options import Budget
-from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.options import Budget, UnenforcedReport
 from openai_cpu_server.structured.scalars.formats import FORMATS
 from openai_cpu_server.structured.scalars.numbers import Bound
 from openai_cpu_server.structured.scalars.regex import search_language
-from openai_cpu_server.structured.schema.json_types import Json, exact, is_finite
+from openai_cpu_server.structured.schema.document import Json, exact, is_finite
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,
     Count,
@@ -21,9 +20,9 @@ from openai_cpu_server.structured.schema.nodes import (
     Maximum,
     Minimum,
     MultipleOf,
+    NodeTable,
     Pattern,
     PropertyCount,
-    Table,
     Types,
     Unique,
 )
@@ -32,10 +31,10 @@ Schema = dict[str, Json]
 _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
-class Leaves:
+class LeafKeywords:
     """Each method reads one keyword (or a pair) of a schema and returns the number of a node."""
 
-    def __init__(self, table: Table, budget: Budget, report: Report) -> None:
+    def __init__(self, table: NodeTable, budget: Budget, report: UnenforcedReport) -> None:
         self._table = table
         self._budget = budget
         self._report = report

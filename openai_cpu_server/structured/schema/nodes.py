@@ -1,7 +1,7 @@
 """The normal form of schemas: small constraints on one type of value each, and ways to combine them.
 
-Every node has a number in its `Table`; equal nodes have equal numbers. A constraint says nothing about values
-of other types than its own, as in JSON Schema.
+Every node has a number in its `NodeTable`; equal nodes have equal numbers. A constraint says nothing about
+values of other types than its own, as in JSON Schema.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from openai_cpu_server.structured.scalars.numbers import Bound
 
 
-class Kind(enum.Enum):
+class JsonKind(enum.Enum):
     """The types of JSON values."""
 
     NULL = "null"
@@ -129,7 +129,7 @@ class SomeProperty(msgspec.Struct, frozen=True):
     value: int
 
 
-class All(msgspec.Struct, frozen=True):
+class AllOf(msgspec.Struct, frozen=True):
     items: tuple[int, ...]
 
 
@@ -156,7 +156,7 @@ class Unevaluated(msgspec.Struct, frozen=True):
     """
 
     pointer: str
-    kind: Kind
+    kind: JsonKind
 
 
 Atom = Union[
@@ -178,20 +178,20 @@ Atom = Union[
     PropertyNames,
     SomeProperty,
 ]
-Node = Union[Constant, Types, Atom, All, AnyOf, OneOf, Negation, Reference, Unevaluated]
+Node = Union[Constant, Types, Atom, AllOf, AnyOf, OneOf, Negation, Reference, Unevaluated]
 
-KIND_OF: dict[type[object], Kind] = {
-    **dict.fromkeys((Integer, Minimum, Maximum, MultipleOf), Kind.NUMBER),
-    **dict.fromkeys((Length, Pattern, Format), Kind.STRING),
-    **dict.fromkeys((Items, Count, Contains, Unique), Kind.ARRAY),
-    **dict.fromkeys((Properties, Required, PropertyCount, PropertyNames, SomeProperty), Kind.OBJECT),
+KIND_OF: dict[type[object], JsonKind] = {
+    **dict.fromkeys((Integer, Minimum, Maximum, MultipleOf), JsonKind.NUMBER),
+    **dict.fromkeys((Length, Pattern, Format), JsonKind.STRING),
+    **dict.fromkeys((Items, Count, Contains, Unique), JsonKind.ARRAY),
+    **dict.fromkeys((Properties, Required, PropertyCount, PropertyNames, SomeProperty), JsonKind.OBJECT),
 }
 """The type of value that a constraint is about. (`Scalars` is about all types.)"""
 
 TRUE, FALSE = 0, 1
 
 
-class Table:
+class NodeTable:
     """Gives numbers to nodes, and remembers where in the schema each was met first."""
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class Table:
             return FALSE
         if not kept:
             return TRUE
-        return kept[0] if len(kept) == 1 else self.add(All(kept))
+        return kept[0] if len(kept) == 1 else self.add(AllOf(kept))
 
     def any(self, *items: int) -> int:
         kept = tuple(dict.fromkeys(x for x in items if x != FALSE))

@@ -5,30 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from openai_cpu_server.structured.errors import InvalidSchema, UnsupportedSchema
-from openai_cpu_server.structured.options import Budget
-from openai_cpu_server.structured.report import Report
-from openai_cpu_server.structured.schema.drafts import Draft, draft_of
+from openai_cpu_server.structured.options import Budget, UnenforcedReport
+from openai_cpu_server.structured.schema.document import Draft, Json, References, draft_of, exact, is_finite
 from openai_cpu_server.structured.schema.evaluation import KEYWORDS, looks_beside
-from openai_cpu_server.structured.schema.json_types import Json, exact, is_finite
-from openai_cpu_server.structured.schema.leaves import Leaves, Schema
+from openai_cpu_server.structured.schema.leaves import LeafKeywords, Schema
 from openai_cpu_server.structured.schema.nodes import (
     FALSE,
     TRUE,
     Contains,
     Count,
     Items,
-    Kind,
+    JsonKind,
+    NodeTable,
     OneOf,
     Properties,
     PropertyNames,
     Reference,
     Required,
     Scalars,
-    Table,
     Types,
     Unevaluated,
 )
-from openai_cpu_server.structured.schema.references import References
 
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
@@ -37,12 +34,12 @@ _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
 class Normaliser:
     """Reads the schemas of one document into a table, which it owns."""
 
-    def __init__(self, root: Json, budget: Budget, report: Report) -> None:
-        self.table = Table()
+    def __init__(self, root: Json, budget: Budget, report: UnenforcedReport) -> None:
+        self.table = NodeTable()
         self._budget = budget
         self._report = report
         self._by_pointer: dict[str, int] = {}
-        self._leaves = Leaves(self.table, budget, report)
+        self._leaves = LeafKeywords(self.table, budget, report)
         self.draft = draft_of(root)
         self._is_old = self.draft is Draft.OLD
         self.references = References(root, budget, self._is_old)
@@ -189,12 +186,12 @@ class Normaliser:
         for pattern, _ in patterns:
             if self._leaves.pattern(pattern, path, "patternProperties") == TRUE:
                 return TRUE
-        rest = self._rest(schema, path, "additionalProperties", Kind.OBJECT)
+        rest = self._rest(schema, path, "additionalProperties", JsonKind.OBJECT)
         found = Properties(tuple(named), tuple(patterns), rest)
         keyword = next(k for k in _PROPERTY_KEYWORDS if k in schema)
         return self.table.add(found, path, keyword)
 
-    def _rest(self, schema: Schema, path: str, additional: str, kind: Kind) -> int:
+    def _rest(self, schema: Schema, path: str, additional: str, kind: JsonKind) -> int:
         """The schema for everything that has none of its own."""
         if additional in schema:
             return self.schema(schema[additional], f"{path}/{additional}")
@@ -250,7 +247,7 @@ class Normaliser:
         self._budget.check("values", len(prefix))
         name = "prefixItems" if rest_keyword == "items" else "items"
         first = tuple(self.schema(x, f"{path}/{name}/{i}") for i, x in enumerate(prefix))
-        rest = self._rest(schema, path, rest_keyword, Kind.ARRAY)
+        rest = self._rest(schema, path, rest_keyword, JsonKind.ARRAY)
         return self.table.add(Items(first, rest), path, name if prefix else rest_keyword)
 
     def _contains(self, schema: Schema, path: str) -> int:

@@ -17,8 +17,7 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
 )
 from openai_cpu_server.structured.logic.goals import Branch, Fact
-from openai_cpu_server.structured.report import Report
-from openai_cpu_server.structured.scalars.integers import integers_between
+from openai_cpu_server.structured.options import UnenforcedReport
 from openai_cpu_server.structured.scalars.numbers import (
     FINITE,
     INTEGER,
@@ -30,10 +29,18 @@ from openai_cpu_server.structured.scalars.numbers import (
     at_most,
     equal_to,
     fractional,
+    integers_between,
     multiple_of,
     round_numbers,
 )
-from openai_cpu_server.structured.schema.nodes import Integer, Maximum, Minimum, MultipleOf, Scalars, Table
+from openai_cpu_server.structured.schema.nodes import (
+    Integer,
+    Maximum,
+    Minimum,
+    MultipleOf,
+    NodeTable,
+    Scalars,
+)
 
 _LARGEST_MODULUS = 1_000
 _MOST_MULTIPLES = 1_500
@@ -41,8 +48,8 @@ _MOST_MULTIPLES = 1_500
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
 
 
-class Numbers:
-    def __init__(self, table: Table, report: Report) -> None:
+class NumberLanguages:
+    def __init__(self, table: NodeTable, report: UnenforcedReport) -> None:
         self._table = table
         self._report = report
 

@@ -6,7 +6,7 @@ import msgspec
 
 from openai_cpu_server.structured.languages.expr import ALL, Expr, alt, any_of, both, negate
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join
-from openai_cpu_server.structured.report import Report
+from openai_cpu_server.structured.options import UnenforcedReport
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,
     Properties,
@@ -15,7 +15,7 @@ from openai_cpu_server.structured.schema.nodes import (
     Required,
     SomeProperty,
 )
-from openai_cpu_server.structured.values.strings import Strings
+from openai_cpu_server.structured.values.strings import StringLanguages
 from openai_cpu_server.structured.writing.json_text import plain_text
 
 
@@ -69,7 +69,7 @@ class _Class(msgspec.Struct, frozen=True):
 
 
 class ObjectShapes:
-    def __init__(self, goals: Goals, strings: Strings, report: Report) -> None:
+    def __init__(self, goals: Goals, strings: StringLanguages, report: UnenforcedReport) -> None:
         self._report = report
         self._goals = goals
         self._strings = strings

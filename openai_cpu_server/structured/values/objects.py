@@ -11,22 +11,22 @@ from collections.abc import Callable
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
 from openai_cpu_server.structured.logic.goals import Goal
 from openai_cpu_server.structured.options import PropertyOrder
-from openai_cpu_server.structured.values.names import Names
 from openai_cpu_server.structured.values.object_shape import Member, ObjectShape, Others
-from openai_cpu_server.structured.writing.grammar import Grammar
-from openai_cpu_server.structured.writing.punctuation import Punctuation
+from openai_cpu_server.structured.values.strings import NameKeys
+from openai_cpu_server.structured.writing.grammar import GrammarBuilder
+from openai_cpu_server.structured.writing.json_text import Punctuation
 
 _FREELY_ORDERED = 5
 """The most properties that may stand in any order, because each subset of them is a rule."""
 
 
-class Objects:
+class ObjectRules:
     def __init__(
         self,
-        grammar: Grammar,
+        grammar: GrammarBuilder,
         marks: Punctuation,
         value: Callable[[Goal, str], Expr],
-        names: Names,
+        names: NameKeys,
         order: PropertyOrder,
     ) -> None:
         self._grammar = grammar
@@ -85,7 +85,9 @@ class Objects:
 class _Body:
     """Writes what stands between the braces, for one order of the members."""
 
-    def __init__(self, objects: Objects, shape: ObjectShape, hint: str, members: tuple[Member, ...]) -> None:
+    def __init__(
+        self, objects: ObjectRules, shape: ObjectShape, hint: str, members: tuple[Member, ...]
+    ) -> None:
         self._objects = objects
         self._shape = shape
         self._hint = hint

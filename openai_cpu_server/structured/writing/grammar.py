@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from openai_cpu_server.structured.errors import InvalidSchema, SchemaTooLarge
+from openai_cpu_server.structured.gbnf.printer import Shaper, text_length
 from openai_cpu_server.structured.languages.charset import ANY
 from openai_cpu_server.structured.languages.expr import (
     ROOT,
@@ -27,15 +28,14 @@ from openai_cpu_server.structured.languages.expr import (
     repeat,
     seq,
 )
-from openai_cpu_server.structured.languages.order import order
+from openai_cpu_server.structured.languages.rules import order
 from openai_cpu_server.structured.options import Budget
-from openai_cpu_server.structured.writing.printer import Shaper, text_length
 
 NEVER = "never"
 _RESERVED = (ROOT, NEVER, "start")
 
 
-class Grammar:
+class GrammarBuilder:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._rules: Rules = {}

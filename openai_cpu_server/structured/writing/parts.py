@@ -12,6 +12,7 @@ import msgspec
 
 from openai_cpu_server.structured.errors import SchemaTooLarge
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
+from openai_cpu_server.structured.gbnf.printer import text_length
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     ROOT,
@@ -28,7 +29,6 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.options import Limits
 from openai_cpu_server.structured.writing.grammar import renamed
-from openai_cpu_server.structured.writing.printer import text_length
 
 RuleKey = tuple[str, str]
 """The key of the part to which a rule belongs, and the rule's name in that part."""

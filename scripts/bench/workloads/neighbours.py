@@ -21,14 +21,14 @@ from bench.prompts import about, random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.stats import Rounds, percentile, ratios
 from openai_cpu_server.config.environment import tune_engines
+from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import BY_DEFAULT
-from openai_cpu_server.dispatch.cores.shared_cores import SharedCores
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
-from openai_cpu_server.user_folders import user_cache_dir
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.shared_cores import SharedCores
+from openai_cpu_server.engine_client.supervisor import Supervisor
 
 _COMMAND = (
     *(sys.executable, "-m", "openai_cpu_server.kernels.front"),
@@ -164,7 +164,7 @@ async def _round(model: Path, size: Size, number: int, say: Callable[[str], None
 
 
 @contextlib.asynccontextmanager
-async def _engines(model: Path) -> AsyncIterator[tuple[Dispatcher, Dispatcher]]:
+async def _engines(model: Path) -> AsyncIterator[tuple[EngineClient, EngineClient]]:
     tune_engines()
     cores = SharedCores(batch_floor=_FLOOR)
     options = EngineOptions(
@@ -176,14 +176,14 @@ async def _engines(model: Path) -> AsyncIterator[tuple[Dispatcher, Dispatcher]]:
             "one",
             "other",
         ):  # one after the other: the second finds the costs that the first has kept
-            engine = Dispatcher(Supervisor(_COMMAND, options, partner=cores.join(name)), max_queue=1000)
+            engine = EngineClient(Supervisor(_COMMAND, options, partner=cores.join(name)), max_queue=1000)
             await stack.enter_async_context(_running(engine))
             both.append(engine)
         yield both[0], both[1]
 
 
 @contextlib.asynccontextmanager
-async def _running(engine: Dispatcher) -> AsyncIterator[None]:
+async def _running(engine: EngineClient) -> AsyncIterator[None]:
     task = asyncio.create_task(engine.run())
     try:
         deadline_s = time.monotonic() + _START_S
@@ -207,7 +207,7 @@ class _Load:
         self._number = number
         self._every_s = 1.0
 
-    async def idle(self, asked: Dispatcher) -> Phase:
+    async def idle(self, asked: EngineClient) -> Phase:
         """Requests one after the other. They set the pace of the phases that follow."""
         phase, begin_s = Phase(), time.perf_counter()
         for i in range(self._size.num_idle):
@@ -218,8 +218,8 @@ class _Load:
     async def phase(
         self,
         name: str,
-        asked: Dispatcher,
-        company: Dispatcher,
+        asked: EngineClient,
+        company: EngineClient,
         *,
         priority: Priority = Priority.BATCH,
         clients: int | None = None,
@@ -251,7 +251,7 @@ class _Load:
             raise LoadFailed("no interactive request came within the window")
         return phase
 
-    async def _ask(self, engine: Dispatcher, name: str, at_s: float, phase: Phase) -> None:
+    async def _ask(self, engine: EngineClient, name: str, at_s: float, phase: Phase) -> None:
         await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
         size = self._size
         last_s = time.perf_counter()
@@ -264,7 +264,7 @@ class _Load:
                     (phase.ttft_s if is_first else phase.gaps_s).append(now_s - last_s)
                     last_s, is_first = now_s, False
 
-    async def _ask_on(self, engine: Dispatcher, jobs: Iterator[GenerationRequest], phase: Phase) -> None:
+    async def _ask_on(self, engine: EngineClient, jobs: Iterator[GenerationRequest], phase: Phase) -> None:
         for job in jobs:
             async with engine.generate([job]) as generation:
                 async for event in generation:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.commands.batch.command import batch
+from openai_cpu_server.cli.batch import batch
+from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.jobs.store.batches import BatchLedger, new_holder
 from openai_cpu_server.jobs.store.database import open_database
-from openai_cpu_server.jobs.store.lease import new_holder
-from openai_cpu_server.jobs.store.ledger import Ledger
-from openai_cpu_server.settings import OPTIONS_OF_SERVERS
 from tests import warm
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
@@ -156,7 +155,7 @@ def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
 
 def rows_done(state: Path) -> set[int]:
     database = open_database(str(state))
-    ledger = Ledger(database, holder=new_holder(), lease_s=1)
+    ledger = BatchLedger(database, holder=new_holder(), lease_s=1)
     found = ledger.unfinished("any", 2**40)
     done = {line for batch in found for line in ledger.ended_rows(batch.id)}
     database.close()

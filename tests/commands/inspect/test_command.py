@@ -15,18 +15,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from openai_cpu_server.commands.inspect.facts import read_facts
-from openai_cpu_server.commands.inspect.memory import read_memory
-from openai_cpu_server.contract.cost import CostCurve
+from openai_cpu_server.cli.inspect.facts import read_facts
+from openai_cpu_server.cli.inspect.machine import read_memory
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import model_tensors
-from openai_cpu_server.llama.host.machine import Machine
+from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey
-from openai_cpu_server.llama.measure.measurements import Measurements
-from openai_cpu_server.llama.measure.profile import Profile, save_profile
+from openai_cpu_server.llama.measure.measurements import Measurements, Profile, save_profile
 from tests.commands.in_process import Run, runner
 from tests.llama.odd_models import gemma3, mamba, rewritten, split
 from tests.tiny_model import tiny_model_path

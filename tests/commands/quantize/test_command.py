@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 
-from openai_cpu_server.commands.quantize.output import Output
+from openai_cpu_server.cli.quantize.command import OutputFiles
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.file_types import (
     FILE_TYPES,
@@ -385,11 +385,11 @@ def test_force_replaces_and_follows_links(tiny: Path, tmp_path: Path, made: Run)
 
 
 def test_room_is_asked_for_before(tmp_path: Path) -> None:
-    Output(tmp_path / "out.gguf").require_room(1)
+    OutputFiles(tmp_path / "out.gguf").require_room(1)
     with pytest.raises(
         StartupError, match=r"not enough disk space for .*: 1000000 TB are needed, .* are free"
     ):
-        Output(tmp_path / "out.gguf").require_room(10**18)
+        OutputFiles(tmp_path / "out.gguf").require_room(10**18)
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:

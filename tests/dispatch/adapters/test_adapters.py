@@ -12,9 +12,9 @@ import pytest
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import AdapterLoaded, AdapterRefused, EngineOptions
-from openai_cpu_server.dispatch.adapters.shelf import Shelf
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.adapters import AdapterTable
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import AdapterFailed, AdapterNotFound
 from tests.dispatch.test_dispatcher import collect, running, text, until
 from tests.fake_engine import COMMAND
@@ -28,9 +28,9 @@ def adapter(name: str, path: str = "one.gguf") -> Adapter:
     return Adapter(name=name, path=path, digest=hashlib.sha256(path.encode()).hexdigest())
 
 
-def client(*flags: str, adapters: tuple[Adapter, ...] = ()) -> Dispatcher:
+def client(*flags: str, adapters: tuple[Adapter, ...] = ()) -> EngineClient:
     options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, adapters=adapters, calibrate="start")
-    return Dispatcher(Supervisor([*COMMAND, *flags], options), max_queue=1000)
+    return EngineClient(Supervisor([*COMMAND, *flags], options), max_queue=1000)
 
 
 def expected(name: str, adapter_key: str | None, output: int) -> str:
@@ -179,7 +179,7 @@ async def test_the_engine_stops_while_one_is_awaited() -> None:
 
 async def test_a_good_one_takes_the_place_of_one_that_was_refused() -> None:
     bad, good = adapter("one", "bad.gguf"), adapter("one", "good.gguf")
-    shelf = Shelf([bad])
+    shelf = AdapterTable([bad])
     shelf.heard(AdapterRefused(RefusedAdapter(key=bad.key, reason="It is bad.")))
     shelf.add(good)
     shelf.heard(AdapterLoaded(LoadedAdapter(key=good.key, rank=1, num_tensors=1, size_bytes=1)))

@@ -1,4 +1,4 @@
-"""Three models that share the cores, in simulated time: their real schedulers, a cost curve, and `Turns`.
+"""Three models that share the cores, in simulated time: their real schedulers, a cost curve, and `CoreTurns`.
 
 What the law says of one model must hold beside others: the first token of an interactive request comes no
 later beside another model's batch work than beside the same work of its own.
@@ -11,17 +11,17 @@ from itertools import pairwise
 
 import pytest
 
-from openai_cpu_server.contract.cost import CostCurve
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.dispatch.cores.turns import Grant, Recalled, Turns
-from openai_cpu_server.engine.build import step_options
+from openai_cpu_server.engine.generating import step_options
+from openai_cpu_server.engine_client.turns import CoreTurns, ShortenedTurn, TurnGrant
 from openai_cpu_server.scheduler.cost_model import CostModel
-from openai_cpu_server.scheduler.kv_ledger import KVLedger
-from openai_cpu_server.scheduler.policy import PriorityPolicy
-from openai_cpu_server.scheduler.prefix_cache import PrefixCache
-from openai_cpu_server.scheduler.scheduler import Limits, Scheduler
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import PriorityPolicy
 from tests.fakes import FAKE_INFO, FakeBackend
 from tests.scheduler.driver import request
 
@@ -41,9 +41,9 @@ class Model:
         self.name = name
         self.backend = FakeBackend(FAKE_INFO)
         self.scheduler = Scheduler(
-            limits=Limits(32, 256, 128),
+            limits=StepLimits(32, 256, 128),
             ledger=KVLedger(FAKE_INFO.kv_tokens // 16, 16),
-            cache=PrefixCache(0),
+            cache=SavedPrefixes(0),
             cost=CostModel(CURVE),
             options=step_options(EngineOptions(model_path="")),
             policy=PriorityPolicy(),
@@ -63,7 +63,7 @@ class Machine:
     def __init__(self, names: Iterable[str], arrivals: Iterable[Arrival], *, floor: float = 0.1) -> None:
         self.now_s = 0.0
         self.models = {name: Model(name) for name in names}
-        self.turns = Turns(batch_floor=floor)
+        self.turns = CoreTurns(batch_floor=floor)
         self.first_token_s: dict[str, float] = {}
         """Time from arrival to first token, by request."""
         self._arrived_s: dict[str, float] = {}
@@ -97,10 +97,10 @@ class Machine:
 
     def _act(self) -> None:
         match self.turns.decide(self.now_s):
-            case Grant(limit_s=limit_s, beside_interactive=is_beside):
+            case TurnGrant(limit_s=limit_s, beside_interactive=is_beside):
                 self._until_s = None if limit_s is None else self.now_s + limit_s
                 self._is_beside, self._interrupts = is_beside, False
-            case Recalled(after_s=after_s, interrupts=interrupts):
+            case ShortenedTurn(after_s=after_s, interrupts=interrupts):
                 self._until_s = self.now_s + after_s
                 self._interrupts = interrupts
 

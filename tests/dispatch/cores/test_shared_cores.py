@@ -14,12 +14,12 @@ import pytest
 
 from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.messages import EngineOptions, Recall, Turn, TurnBack, Wants
+from openai_cpu_server.contract.messages import EngineOptions, EngineWants, GrantTurn, ShortenTurn, TurnBack
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.cores.shared_cores import Partner, SharedCores
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
-from openai_cpu_server.dispatch.process.hang_detector import HangLimits
-from openai_cpu_server.dispatch.process.supervisor import Supervisor
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCores
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import RequestCancelled
 from tests.dispatch.test_dispatcher import collect, eventually, expected_text, running, text, until
 from tests.scheduler.driver import request
@@ -34,11 +34,11 @@ class Shared:
 
     def __init__(self, *, batch_floor: float = 0.1) -> None:
         self.cores = SharedCores(batch_floor=batch_floor)
-        self.partners: dict[str, Partner] = {}
+        self.partners: dict[str, CoresPartner] = {}
 
     def engine(
         self, name: str, *flags: str, step_s: float = 0.01, hang_limits: HangLimits | None = None
-    ) -> Dispatcher:
+    ) -> EngineClient:
         self.partners[name] = self.cores.join(name)
         supervisor = Supervisor(
             [sys.executable, "-m", "tests.fake_engine", f"step_s={step_s}", *flags],
@@ -46,14 +46,14 @@ class Shared:
             hang_limits=hang_limits or HangLimits(),
             partner=self.partners[name],
         )
-        return Dispatcher(supervisor, max_queue=1000)
+        return EngineClient(supervisor, max_queue=1000)
 
     def is_holding(self, name: str) -> bool:
         return self.cores.holder == self.partners[name].name
 
 
 @asynccontextmanager
-async def both(shared: Shared, a: Dispatcher, b: Dispatcher) -> AsyncIterator[None]:
+async def both(shared: Shared, a: EngineClient, b: EngineClient) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(a))
         await stack.enter_async_context(running(b))
@@ -67,13 +67,13 @@ async def test_a_load_is_as_urgent_as_who_waits_for_it() -> None:
     a, b = cores.join("a"), cores.join("b")
     a.enter(sent["a"].append)
     b.enter(sent["b"].append)
-    a.heard(Wants(work=BATCH), loads_for=None)
-    loading = Wants(work=BATCH, is_loading=True)
+    a.heard(EngineWants(work=BATCH), loads_for=None)
+    loading = EngineWants(work=BATCH, is_loading=True)
     b.heard(loading, loads_for=None)
-    assert sent["a"] == [Turn(), Recall(after_ms=pytest.approx(1000, abs=50))]
+    assert sent["a"] == [GrantTurn(), ShortenTurn(after_ms=pytest.approx(1000, abs=50))]
     b.heard(loading, loads_for=INTERACTIVE)
-    assert sent["a"][2:] == [Recall(interrupts=True)]
-    a.heard(TurnBack(wants=Wants(work=BATCH)), loads_for=INTERACTIVE)
+    assert sent["a"][2:] == [ShortenTurn(interrupts=True)]
+    a.heard(TurnBack(wants=EngineWants(work=BATCH)), loads_for=INTERACTIVE)
     assert (a.is_waiting, cores.holder, b.is_awaited) == (True, b.name, True)
     await asyncio.sleep(0.01)
     b.leave()
@@ -89,14 +89,14 @@ async def test_a_load_that_began_as_batch_work_hurries_as_soon_as_somebody_waits
     a, b = cores.join("a"), cores.join("b")
     a.enter(sent["a"].append)
     b.enter(sent["b"].append)
-    a.heard(Wants(work=BATCH), loads_for=None)
-    b.heard(Wants(work=BATCH, is_loading=True), loads_for=None)
+    a.heard(EngineWants(work=BATCH), loads_for=None)
+    b.heard(EngineWants(work=BATCH, is_loading=True), loads_for=None)
     b.request_came(BATCH)
     assert len(sent["a"]) == 2
     b.request_came(INTERACTIVE)
-    assert sent["a"][2:] == [Recall(interrupts=True)]
+    assert sent["a"][2:] == [ShortenTurn(interrupts=True)]
     a.request_came(INTERACTIVE)  # it does not load: its process says what it wants
-    a.heard(TurnBack(wants=Wants(work=BATCH)), loads_for=INTERACTIVE)
+    a.heard(TurnBack(wants=EngineWants(work=BATCH)), loads_for=INTERACTIVE)
     assert (a.is_waiting, cores.holder) == (True, b.name)
 
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.cores.turns import (
+from openai_cpu_server.engine_client.turns import (
     BATCH_TURN_S,
     INTERACTIVE_TURN_S,
     LONGEST_COURTESY_S,
+    CoreTurns,
     Decision,
-    Grant,
-    Recalled,
-    Turns,
+    ShortenedTurn,
+    TurnGrant,
 )
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
@@ -30,14 +30,14 @@ class Machine:
     now_s: float = 0.0
     step_s: dict[str, float] = field(default_factory=dict)
     work: dict[str, Priority | None] = field(default_factory=dict)
-    turns: Turns = field(init=False)
+    turns: CoreTurns = field(init=False)
     until_s: float | None = None
     """When the holder is to give the turn back; None: it was not told."""
     log: list[tuple[str, float]] = field(default_factory=list)
     """Who computed a step, and when it ended."""
 
     def __post_init__(self) -> None:
-        self.turns = Turns(batch_floor=self.floor)
+        self.turns = CoreTurns(batch_floor=self.floor)
 
     def join(self, name: str, work: Priority | None, step_s: float = 0.1) -> Decision | None:
         self.step_s[name] = step_s
@@ -52,9 +52,9 @@ class Machine:
     def act(self) -> Decision | None:
         decision = self.turns.decide(self.now_s)
         match decision:
-            case Grant(limit_s=limit_s):
+            case TurnGrant(limit_s=limit_s):
                 self.until_s = None if limit_s is None else self.now_s + limit_s
-            case Recalled(after_s=after_s):
+            case ShortenedTurn(after_s=after_s):
                 self.until_s = self.now_s + after_s
         return decision
 
@@ -88,7 +88,7 @@ class Machine:
 
 def test_who_is_alone_keeps_the_turn_and_is_told_no_limit() -> None:
     machine = Machine()
-    assert machine.join("a", BATCH) == Grant("a", None, beside_interactive=False)
+    assert machine.join("a", BATCH) == TurnGrant("a", None, beside_interactive=False)
     assert len(machine.run(100)) >= 1000
     assert machine.turns.holder == "a"
 
@@ -96,7 +96,7 @@ def test_who_is_alone_keeps_the_turn_and_is_told_no_limit() -> None:
 def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
     machine = Machine()
     machine.join("a", BATCH)
-    assert machine.join("b", INTERACTIVE) == Recalled("a", 0.0, interrupts=True)
+    assert machine.join("b", INTERACTIVE) == ShortenedTurn("a", 0.0, interrupts=True)
     assert machine.join("c", INTERACTIVE) is None
     machine.step()
     assert machine.turns.holder == "b"
@@ -105,7 +105,7 @@ def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
 def test_interactive_work_is_not_interrupted() -> None:
     machine = Machine()
     machine.join("a", INTERACTIVE)
-    assert machine.join("b", INTERACTIVE) == Recalled("a", INTERACTIVE_TURN_S, interrupts=False)
+    assert machine.join("b", INTERACTIVE) == ShortenedTurn("a", INTERACTIVE_TURN_S, interrupts=False)
 
 
 def test_batch_work_that_becomes_interactive_is_left_alone() -> None:
@@ -113,7 +113,7 @@ def test_batch_work_that_becomes_interactive_is_left_alone() -> None:
     machine.join("a", BATCH)
     machine.wants("a", INTERACTIVE)
     decision = machine.join("b", INTERACTIVE)
-    assert isinstance(decision, Recalled)
+    assert isinstance(decision, ShortenedTurn)
     assert not decision.interrupts
 
 
@@ -153,7 +153,7 @@ def test_who_was_away_has_saved_up_nothing() -> None:
 def test_batch_work_takes_longer_turns() -> None:
     machine = Machine()
     machine.join("a", BATCH, step_s=0.25)
-    assert machine.join("b", BATCH, step_s=0.25) == Recalled("a", BATCH_TURN_S, interrupts=False)
+    assert machine.join("b", BATCH, step_s=0.25) == ShortenedTurn("a", BATCH_TURN_S, interrupts=False)
     assert "".join(machine.run(3)) == "aaaabbbbaaaa"
 
 
@@ -243,7 +243,7 @@ def test_the_dead_hold_nothing() -> None:
     machine.join("a", BATCH)
     machine.join("b", BATCH)
     machine.turns.leave("a", machine.now_s)
-    assert machine.act() == Grant("b", None, beside_interactive=False)
+    assert machine.act() == TurnGrant("b", None, beside_interactive=False)
     machine.turns.leave("b", machine.now_s)
     assert machine.act() is None
     assert machine.turns.holder is None
@@ -256,7 +256,7 @@ def test_who_wants_nothing_any_more_when_the_turn_comes_gives_it_back() -> None:
     assert machine.turns.holder == "a"
     machine.join("b", BATCH)
     machine.turns.given_back("a", None, machine.now_s)
-    assert machine.act() == Grant("b", None, beside_interactive=False)
+    assert machine.act() == TurnGrant("b", None, beside_interactive=False)
 
 
 NAMES = "abcd"

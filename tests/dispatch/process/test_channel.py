@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.contract.frames import LENGTH
-from openai_cpu_server.contract.framing import read_command
-from openai_cpu_server.contract.messages import Cancel, Submit
+from openai_cpu_server.contract.framing import LENGTH, read_command
+from openai_cpu_server.contract.messages import CancelRequest, Submit
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.dispatch.process.channel import ClientChannel
+from openai_cpu_server.engine_client.child import ClientChannel
 
 pytestmark = pytest.mark.anyio
 
@@ -59,11 +58,11 @@ async def test_many_tokens_go_in_slices_and_in_order() -> None:
     async with linked() as (channel, writer, engine):
         channel.send(*(submit(number) for number in range(10)))
         first = writer.transport.get_write_buffer_size()
-        channel.send(Cancel(id="3"))
+        channel.send(CancelRequest(id="3"))
         assert writer.transport.get_write_buffer_size() == first  # it waits for its turn
         assert first < 5 * 3 * len(TOKENS)
         assert await received(engine, 11) == [*map(str, range(10)), "-3"]
-        channel.send(submit(10, (1, 2)), Cancel(id="10"))
+        channel.send(submit(10, (1, 2)), CancelRequest(id="10"))
         assert await received(engine, 2) == ["10", "-10"]
 
 
@@ -80,6 +79,6 @@ async def test_what_waits_when_the_engine_goes_is_lost() -> None:
         channel.send(*(submit(number) for number in range(10)))
         channel.close()
         await asyncio.sleep(0)
-        channel.send(Cancel(id="1"))
+        channel.send(CancelRequest(id="1"))
         writer.transport.abort()
         assert await channel.receive() is None

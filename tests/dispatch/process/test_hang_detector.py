@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.dispatch.death import Death, DeathKind
-from openai_cpu_server.dispatch.process.crashes import CrashRecord
-from openai_cpu_server.dispatch.process.hang_detector import TICK_S, HangDetector, HangLimits
-from openai_cpu_server.dispatch.process.memory_killer import MemoryKiller
+from openai_cpu_server.engine_client.deaths import CrashRecord, Death, DeathKind, MemoryKiller
+from openai_cpu_server.engine_client.watchdog import TICK_S, HangDetector, HangLimits
 
 
 class Story:

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.replica import HeldUpdate, PrefixNews
-from openai_cpu_server.dispatch.process.held_blocks import HeldBlocks
+from openai_cpu_server.engine_client.subscribers import CachedBlocks
 
 
 def test_all_at_first_and_then_what_has_changed() -> None:
-    held = HeldBlocks()
+    held = CachedBlocks()
     held.heard(PrefixNews(saved=(1, 2)))
     first = held.since(None)
     assert (first.is_whole, sorted(first.saved)) == (True, [1, 2])
@@ -21,7 +21,7 @@ def test_all_at_first_and_then_what_has_changed() -> None:
 
 
 def test_all_again_after_a_new_process_and_for_those_who_missed_too_much() -> None:
-    held = HeldBlocks()
+    held = CachedBlocks()
     for number in range(400):
         held.heard(PrefixNews(saved=(number,)))
     assert len(held.since(0).saved) == 400
@@ -40,7 +40,7 @@ _NEWS = st.builds(
 
 @given(st.lists(st.tuples(_NEWS, st.booleans(), st.booleans())))
 def test_whoever_follows_knows_the_same(story: list[tuple[PrefixNews, bool, bool]]) -> None:
-    held, known, version = HeldBlocks(), set[int](), None
+    held, known, version = CachedBlocks(), set[int](), None
     for news, dies, asks in story:
         held.heard(news)
         if dies:

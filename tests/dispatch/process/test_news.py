@@ -18,10 +18,10 @@ from openai_cpu_server.contract.messages import (
     StepFigures,
 )
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
-from openai_cpu_server.contract.shown import Shown
-from openai_cpu_server.dispatch.process.news import EngineNews
-from openai_cpu_server.dispatch.requests.culprits import Culprits
-from openai_cpu_server.dispatch.requests.replay import Replay
+from openai_cpu_server.contract.step import StepTrace
+from openai_cpu_server.engine_client.culprits import CulpritLedger
+from openai_cpu_server.engine_client.replay import RequestReplay
+from openai_cpu_server.engine_client.subscribers import EngineNews
 from tests.fakes import FAKE_INFO
 
 FIGURES = StepFigures(sequences=1, tokens=1, predicted_ms=2.0, elapsed_ms=1.0)
@@ -45,7 +45,7 @@ class Story:
         self.observer = Observer()
         options = EngineOptions(model_path="m.gguf", adapters=adapters)
         self.news = EngineNews(options, observer=self.observer, foretold=None, partner=None)
-        self.requests = Replay(time.monotonic, lambda: None, Culprits(time.monotonic))
+        self.requests = RequestReplay(time.monotonic, lambda: None, CulpritLedger(time.monotonic))
         self.sent: list[Command] = []
         self.next_process()
 
@@ -78,7 +78,7 @@ def test_what_a_dead_process_has_told_of_itself_is_so_no_more() -> None:
 
 def test_who_watches_sees_the_steps_of_this_process_and_the_next_until_it_looks_away() -> None:
     story, seen = Story(), []
-    news, shown = story.news, StepDone((), None, FIGURES, shown=Shown(parts=()))
+    news, shown = story.news, StepDone((), None, FIGURES, shown=StepTrace(parts=()))
     news.show_steps(lambda figures, shown: seen.append(figures))
     assert story.sent == [ShowSteps()]
     news.heard(shown, story.requests)

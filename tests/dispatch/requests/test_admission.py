@@ -9,10 +9,9 @@ import pytest
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.dispatch.requests.admission import Admission
-from openai_cpu_server.dispatch.requests.culprits import LIMIT, Culprits
-from openai_cpu_server.dispatch.requests.live import Live
-from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
+from openai_cpu_server.engine_client.admission import Admission
+from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
+from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 from openai_cpu_server.errors import (
     AdapterNotFound,
     CulpritsLimited,
@@ -33,9 +32,9 @@ class Carrier:
     """Nobody computes what it has."""
 
     def __init__(self) -> None:
-        self.live = LiveRequests()
+        self.live = AcceptedRequests()
 
-    def accept(self, call: Sequence[Live]) -> None:
+    def accept(self, call: Sequence[AcceptedRequest]) -> None:
         for live in call:
             self.live.add(live)
 
@@ -46,7 +45,7 @@ class Carrier:
 
 class Story:
     def __init__(self, *, max_queue: int = 9) -> None:
-        self.carrier, self.culprits = Carrier(), Culprits(time.monotonic)
+        self.carrier, self.culprits = Carrier(), CulpritLedger(time.monotonic)
         self.admission = Admission(
             self.carrier,
             self.culprits,

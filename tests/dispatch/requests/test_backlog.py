@@ -7,8 +7,8 @@ import pytest
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.dispatch.requests.generation import Generation
-from openai_cpu_server.dispatch.requests.queue_room import UNKNOWN_S, wait_until_left_s
+from openai_cpu_server.engine_client.admission import UNKNOWN_S, wait_until_left_s
+from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.errors import DeadlineExceeded, ReaderTooSlow
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ class Reader:
         self.now_s = 0.0
         self.cancelled: list[str] = []
         self.seen: list[TokenEvent] = []
-        self.generation = Generation(
+        self.generation = GenerationAnswer(
             REQUESTS, cancel=self.cancelled.append, clock=lambda: self.now_s, max_held_bytes=max_held_bytes
         )
 

@@ -13,7 +13,7 @@ import pytest
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.dispatcher import Dispatcher
+from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import (
     DeadlineExceeded,
     EngineUnavailable,
@@ -43,7 +43,7 @@ def expected(request: EmbedRequest) -> bytes:
     return b"".join(array("f", vector_of(tokens, SIZE)).tobytes() for tokens in request.inputs)
 
 
-async def vectors(engine: Dispatcher, request: EmbedRequest) -> bytes:
+async def vectors(engine: EngineClient, request: EmbedRequest) -> bytes:
     with anyio.fail_after(20):
         async with engine.embed(request) as embedding:
             return await embedding.vectors()

@@ -7,13 +7,12 @@ import asyncio
 import pytest
 
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
-from openai_cpu_server.contract.messages import Finish, FinishReason, Place, TokenEvent
+from openai_cpu_server.contract.messages import Finish, FinishReason, QueuePlace, TokenEvent
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.death import DeathKind
-from openai_cpu_server.dispatch.requests.generation import Generation
-from openai_cpu_server.dispatch.requests.live import Live
-from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
-from openai_cpu_server.dispatch.requests.outside import Outside
+from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.culprits import OutsideRequests
+from openai_cpu_server.engine_client.deaths import DeathKind
+from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 from openai_cpu_server.errors import RequestCancelled
 from tests.scheduler.driver import request
 
@@ -22,16 +21,16 @@ pytestmark = pytest.mark.anyio
 WAITING, RUNNING = RequestState.WAITING, RequestState.RUNNING
 
 
-def accept(live: LiveRequests, *ids: str, submitted_s: float = 0.0) -> Generation:
+def accept(live: AcceptedRequests, *ids: str, submitted_s: float = 0.0) -> GenerationAnswer:
     """One API call of these sequences."""
     requests = [request(name, prompt=5, priority=Priority.BATCH) for name in ids]
-    generation = Generation(requests, cancel=lambda _: None, clock=lambda: 0.0)
+    generation = GenerationAnswer(requests, cancel=lambda _: None, clock=lambda: 0.0)
     for one in requests:
-        live.add(Live(one, generation, submitted_s))
+        live.add(AcceptedRequest(one, generation, submitted_s))
     return generation
 
 
-def states(live: LiveRequests) -> dict[str, RequestState]:
+def states(live: AcceptedRequests) -> dict[str, RequestState]:
     return {one.request.id: one.state for one in live}
 
 
@@ -40,7 +39,7 @@ def finish(**counts: int) -> Finish:
 
 
 def test_a_request_waits_until_it_is_in_a_step() -> None:
-    live = LiveRequests()
+    live = AcceptedRequests()
     accept(live, "a/0", "a/1")
     live.computing(("a/1", "somebody else's"))
     assert states(live) == {"a/0": WAITING, "a/1": RUNNING}
@@ -49,27 +48,27 @@ def test_a_request_waits_until_it_is_in_a_step() -> None:
 
 
 def test_left_out_of_a_step_is_still_running_but_preempted_is_waiting() -> None:
-    live = LiveRequests()
+    live = AcceptedRequests()
     accept(live, "a/0")
     live.computing(("a/0",))
     live.computing(())
     assert states(live) == {"a/0": RUNNING}
-    live.waiting([Place("a/0", 1, 50.0)], now_s=1.0)
+    live.waiting([QueuePlace("a/0", 1, 50.0)], now_s=1.0)
     assert states(live) == {"a/0": WAITING}
 
 
 def test_all_wait_while_the_engine_is_restarting() -> None:
-    live = LiveRequests()
+    live = AcceptedRequests()
     accept(live, "a/0")
     live.computing(("a/0",))
-    assert Outside(live).crashed(DeathKind.FAULT).guilty == []
+    assert OutsideRequests(live).crashed(DeathKind.FAULT).guilty == []
     assert states(live) == {"a/0": WAITING}
 
 
 def test_a_snapshot_counts_on_from_what_was_told() -> None:
-    live = LiveRequests()
+    live = AcceptedRequests()
     accept(live, "a/0", submitted_s=10.0)
-    live.waiting([Place("a/0", 3, 1500.0)], now_s=11.0)
+    live.waiting([QueuePlace("a/0", 3, 1500.0)], now_s=11.0)
     (one,) = live
     one.output.extend([5, 6])
     expected = LiveRequest(
@@ -88,26 +87,31 @@ def test_a_snapshot_counts_on_from_what_was_told() -> None:
 
 
 def test_a_place_is_forgotten_when_it_is_told_no_more_and_when_it_is_taken() -> None:
-    live = LiveRequests()
+    live = AcceptedRequests()
     accept(live, "a/0", "a/1")
-    live.waiting([Place("a/0", 1, 1.0), Place("a/1", 2, 2.0)], now_s=0.0)
-    live.waiting([Place("a/0", 1, 1.0)], now_s=0.5)
+    live.waiting([QueuePlace("a/0", 1, 1.0), QueuePlace("a/1", 2, 2.0)], now_s=0.0)
+    live.waiting([QueuePlace("a/0", 1, 1.0)], now_s=0.5)
     assert [one.snapshot(1.0).position for one in live] == [1, None]
     live.computing(("a/0",))
     assert [one.snapshot(1.0).position for one in live] == [None, None]
 
 
 def test_a_call_is_told_its_foremost_place_while_all_of_it_waits() -> None:
-    live = LiveRequests()
+    live = AcceptedRequests()
     two, one = accept(live, "a/0", "a/1"), accept(live, "b/0")
-    places = [Place("a/1", 4, 40.0), Place("b/0", 3, 30.0), Place("a/0", 2, 20.0), Place("gone", 1, 10.0)]
+    places = [
+        QueuePlace("a/1", 4, 40.0),
+        QueuePlace("b/0", 3, 30.0),
+        QueuePlace("a/0", 2, 20.0),
+        QueuePlace("gone", 1, 10.0),
+    ]
     assert live.waiting(places, now_s=0.0) == {two: places[2], one: places[1]}
     live.computing(("a/0",))
     assert live.waiting(places[:2], now_s=0.0) == {one: places[1]}
 
 
 def test_a_call_has_its_own_name_and_those_of_its_sequences() -> None:
-    live = LiveRequests()
+    live = AcceptedRequests()
     accept(live, "a/0", "a/1")
     accept(live, "ab/0")
     accept(live, "c")
@@ -119,7 +123,7 @@ def test_a_call_has_its_own_name_and_those_of_its_sequences() -> None:
 
 
 def test_counts_of_a_generation_are_sums_over_its_sequences() -> None:
-    generation = accept(LiveRequests(), "a/0", "a/1")
+    generation = accept(AcceptedRequests(), "a/0", "a/1")
     generation.push(
         TokenEvent(id="a/0", finish=finish(preemptions=1, interruptions=2, padded_tokens=30, forced_tokens=1))
     )
@@ -132,10 +136,10 @@ def test_counts_of_a_generation_are_sums_over_its_sequences() -> None:
 
 
 async def test_places_come_between_events_for_those_who_ask() -> None:
-    place, token = Place("a/0", 1, 5.0), TokenEvent(id="a/0", tokens=(5,), text="x")
+    place, token = QueuePlace("a/0", 1, 5.0), TokenEvent(id="a/0", tokens=(5,), text="x")
     end = TokenEvent(id="a/0", finish=finish())
     for asks in (True, False):
-        generation = accept(LiveRequests(), "a/0")
+        generation = accept(AcceptedRequests(), "a/0")
         generation.wait_at(place)
         generation.push(token)
         generation.push(end)
@@ -144,7 +148,7 @@ async def test_places_come_between_events_for_those_who_ask() -> None:
 
 
 async def test_what_came_before_a_cancellation_is_delivered_first() -> None:
-    generation = accept(LiveRequests(), "a/0", "a/1")
+    generation = accept(AcceptedRequests(), "a/0", "a/1")
     generation.push(TokenEvent(id="a/0", tokens=(5,), text="x"))
     generation.fail("a/0", RequestCancelled("first"))
     generation.fail("a/1", RequestCancelled("second"))

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.dispatch.death import DeathKind
-from openai_cpu_server.dispatch.requests.generation import Generation
-from openai_cpu_server.dispatch.requests.live import Live
-from openai_cpu_server.dispatch.requests.live_requests import LiveRequests
-from openai_cpu_server.dispatch.requests.outside import Outside
+from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.culprits import OutsideRequests
+from openai_cpu_server.engine_client.deaths import DeathKind
+from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 from tests.scheduler.driver import request
 
 FAULT, HANG, KILL = DeathKind.FAULT, DeathKind.HANG, DeathKind.KILL
@@ -27,16 +26,16 @@ class Engine:
     """What the client does with its bookkeeping, and an engine that computes all that it has at once."""
 
     def __init__(self, *ids: str) -> None:
-        self.live = LiveRequests()
-        self.outside = Outside(self.live)
+        self.live = AcceptedRequests()
+        self.outside = OutsideRequests(self.live)
         self.has: list[str] = []
         for name in ids:
             self.add(name)
 
     def add(self, name: str, priority: Priority = INTERACTIVE) -> None:
         one = request(name, priority=priority)
-        generation = Generation([one], cancel=lambda _: None, clock=lambda: 0.0)
-        live = Live(one, generation, 0.0)
+        generation = GenerationAnswer([one], cancel=lambda _: None, clock=lambda: 0.0)
+        live = AcceptedRequest(one, generation, 0.0)
         self.live.add(live)
         self.outside.add(live)
         self.send()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.contract.model_info import ModelKind
-from openai_cpu_server.models.routing.checks import problem
 from openai_cpu_server.models.routing.options import (
     Cascade,
     Classifier,
@@ -14,6 +13,7 @@ from openai_cpu_server.models.routing.options import (
     Rules,
     Way,
     WhenStreaming,
+    problem,
 )
 
 KINDS: dict[str, ModelKind | None] = {

@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 
 from openai_cpu_server.contract.messages import FinishReason
-from openai_cpu_server.models.routing.decide import Asked, Reason, by_rules, by_share, nearest, sticky_draw
+from openai_cpu_server.models.routing.decide import (
+    JudgedAnswer,
+    RouteReason,
+    RouterInput,
+    by_rules,
+    by_share,
+    nearest,
+    sticky_draw,
+    verdict,
+)
 from openai_cpu_server.models.routing.options import Cascade, Rule, Shares, Stickiness, WhenStreaming
-from openai_cpu_server.models.routing.verdict import Judged, verdict
 
-ASKED = Asked(
+ASKED = RouterInput(
     texts=("hi",),
     request="hi",
     max_tokens=None,
@@ -84,21 +92,39 @@ def test_the_nearest_example_is_found_by_angle_not_by_length() -> None:
 @pytest.mark.parametrize(
     ("answers", "route", "reason"),
     [
-        ([Judged(logprobs=(-0.5, -1.4), finish=FinishReason.STOP, has_form=True)], "small", Reason.SURE),
-        ([Judged(logprobs=(-0.5, -1.6), finish=FinishReason.STOP, has_form=False)], "large", Reason.UNSURE),
-        ([Judged(logprobs=(-0.1,), finish=FinishReason.LENGTH, has_form=True)], "large", Reason.CUT),
-        ([Judged(logprobs=(-0.1,), finish=FinishReason.LENGTH, has_form=False)], "small", Reason.SURE),
-        ([Judged(logprobs=(), finish=FinishReason.STOP, has_form=False)], "large", Reason.UNSURE),
+        (
+            [JudgedAnswer(logprobs=(-0.5, -1.4), finish=FinishReason.STOP, has_form=True)],
+            "small",
+            RouteReason.SURE,
+        ),
+        (
+            [JudgedAnswer(logprobs=(-0.5, -1.6), finish=FinishReason.STOP, has_form=False)],
+            "large",
+            RouteReason.UNSURE,
+        ),
+        (
+            [JudgedAnswer(logprobs=(-0.1,), finish=FinishReason.LENGTH, has_form=True)],
+            "large",
+            RouteReason.CUT,
+        ),
+        (
+            [JudgedAnswer(logprobs=(-0.1,), finish=FinishReason.LENGTH, has_form=False)],
+            "small",
+            RouteReason.SURE,
+        ),
+        ([JudgedAnswer(logprobs=(), finish=FinishReason.STOP, has_form=False)], "large", RouteReason.UNSURE),
         (
             [
-                Judged(logprobs=(-0.1,), finish=FinishReason.STOP, has_form=False),
-                Judged(logprobs=(-9.0,), finish=FinishReason.STOP, has_form=False),
+                JudgedAnswer(logprobs=(-0.1,), finish=FinishReason.STOP, has_form=False),
+                JudgedAnswer(logprobs=(-9.0,), finish=FinishReason.STOP, has_form=False),
             ],
             "large",
-            Reason.UNSURE,
+            RouteReason.UNSURE,
         ),
     ],
 )
-def test_a_cascade_judges_the_worst_of_the_answers(answers: list[Judged], route: str, reason: Reason) -> None:
+def test_a_cascade_judges_the_worst_of_the_answers(
+    answers: list[JudgedAnswer], route: str, reason: RouteReason
+) -> None:
     decision = verdict(CASCADE, answers)
     assert (decision.route, decision.reason) == (route, reason)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from openai_cpu_server.config.environment import tell_others
-from openai_cpu_server.replicas.ray.environment import OF_NEW_CLUSTER, of_replicas
+from openai_cpu_server.replicas.ray.surroundings import OF_NEW_CLUSTER, of_replicas
 
 
 @pytest.fixture(autouse=True)

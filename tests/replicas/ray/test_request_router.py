@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openai_cpu_server.replicas.ray.addressed import Addressed, NoSuchReplica
+from openai_cpu_server.replicas.ray.surroundings import NoSuchReplica, ReplicaAddress
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own
@@ -46,12 +46,12 @@ def replicas(*names: str) -> list[SimpleNamespace]:
 async def test_a_call_goes_where_it_says_and_tells_its_sender_who_there_is() -> None:
     told: list[frozenset[str]] = []
     router, (one, two) = Router("one", "two"), replicas("one", "two")
-    assert await router.choose_replicas([one, two], pending(Addressed("two", told.append))) == [[two]]
+    assert await router.choose_replicas([one, two], pending(ReplicaAddress("two", told.append))) == [[two]]
     assert told == [{"one", "two"}]
 
 
 async def test_a_call_to_a_replica_that_is_gone_fails_at_once() -> None:
-    router, asked = Router("one"), pending(Addressed("gone", lambda _: None))
+    router, asked = Router("one"), pending(ReplicaAddress("gone", lambda _: None))
     assert (await router.choose_replicas(replicas("one"), asked))[0]
     with pytest.raises(NoSuchReplica):
         await asked.future
@@ -63,5 +63,5 @@ async def test_a_call_to_anybody_goes_to_somebody() -> None:
 
 
 def test_an_address_travels_as_a_name() -> None:
-    arrived = pickle.loads(pickle.dumps(Addressed("two", lambda _: None)))
+    arrived = pickle.loads(pickle.dumps(ReplicaAddress("two", lambda _: None)))
     assert (type(arrived), arrived) == (str, "two")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.replicas.host.door import Door
-from openai_cpu_server.replicas.link import ReplicaLost
-from openai_cpu_server.replicas.ray.tls import client_tls, server_tls
+from openai_cpu_server.replicas.host.door import ReplicaDoor
+from openai_cpu_server.replicas.ray.surroundings import client_tls, server_tls
 from openai_cpu_server.replicas.remote.stream_link import StreamLink
-from openai_cpu_server.replicas.wire import DoorPlate, read_news
+from openai_cpu_server.replicas.report import ReplicaLost
+from openai_cpu_server.replicas.wire import DoorAddress, read_news
 from tests.replicas.test_host import hosting
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
@@ -36,10 +36,10 @@ def certificates(folder: Path, name: str) -> Mapping[str, str]:
 async def first_state(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     """That a replica tells first. Raises `ReplicaLost`."""
     async with hosting() as host:
-        door = Door(host, sending_s=60.0)
+        door = ReplicaDoor(host, sending_s=60.0)
         plate = await door.open("127.0.0.1", tls=server_tls(there))
 
-        async def find() -> DoorPlate:
+        async def find() -> DoorAddress:
             return plate
 
         async def load_adapter(adapter: bytes) -> bytes:

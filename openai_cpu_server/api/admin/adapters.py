@@ -1,0 +1,180 @@
+"""`/v1/adapters`: which adapters models have; load one, or replace one of the same name; unload one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.parts import FindAdapter, ServerParts
+from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
+from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
+from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, InvalidRequest
+from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.keys import ADMIN
+from openai_cpu_server.http.offload import in_thread, off_loop
+from openai_cpu_server.http.parse import Body, parse
+from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+
+
+class AdapterBody(Body):
+    """Exactly one of `path` and `source`."""
+
+    model: str | None = None
+    """The model that it changes; absent: the first."""
+    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """A file in the server's `--adapter-dir`, from there on."""
+    source: Annotated[str, Field(pattern=r"^hf:[^/:\s]+/[^/:\s]+/[^:\s]+$", max_length=512)] | None = None
+    """`hf:OWNER/REPO/FILE`."""
+    scale: Annotated[float, Field(ge=-LARGEST_SCALE, le=LARGEST_SCALE)] | None = None
+
+
+class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    """What requests write as `model`: `MODEL:NAME`."""
+    object: str = "adapter"
+    model: str
+    name: str
+    path: str
+    scale: float
+    state: str
+    """`ready`, `failed` (refused at the start), or `loading` while the engine starts anew."""
+    reason: str | None
+    """Why it failed."""
+    sha256: str
+    rank: int | None
+    """This and the next two are None unless it is ready."""
+    tensors: int | None
+    size_bytes: int | None
+
+
+class AdapterList(msgspec.Struct, frozen=True):
+    data: list[AdapterCard]
+    object: str = "list"
+
+
+class AdapterDeleted(msgspec.Struct, frozen=True):
+    id: str
+    deleted: bool = True
+    object: str = "adapter"
+
+
+def no_adapters(source: AdapterSource) -> Adapter:
+    """For a server that nobody may give adapters. A `FindAdapter`."""
+    raise AdapterNotAllowed("This server loads no adapters over the API.")
+
+
+class AdapterRoutes:
+    def __init__(self, models: ModelRegistry, find: FindAdapter, *, lenient: bool) -> None:
+        self._models = models
+        self._find = find
+        self._lenient = lenient
+
+    async def list(self, request: Request) -> Response:
+        cards = [_card(model, status) for model in self._models for status in model.engine.adapters()]
+        return json_response(AdapterList(cards))
+
+    async def load(self, request: Request) -> Response:
+        """Answers when requests get it. Until then they get the one that had the name before."""
+        data = await small_body(request)
+        body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
+        model = self._model(body.model, request)
+        model.loaded()
+        adapter = await in_thread(partial(self._find, _source(body)), is_slow=True)
+        status = await model.engine.load_adapter(adapter)
+        return json_response(_card(model, status), headers=ignored.headers)
+
+    async def unload(self, request: Request) -> Response:
+        """Calls that run with it go on. The id is `MODEL:NAME`, or `NAME` for the first model's."""
+        asked: str = request.path_params["id"]
+        base, colon, name = asked.rpartition(":")
+        model = self._model(base if colon else None, request)
+        if not model.engine.unload_adapter(name):
+            known = [status.adapter.name for status in model.engine.adapters()]
+            raise AdapterNotFound(name, known, param="id")
+        return json_response(AdapterDeleted(f"{model.name}:{name}"))
+
+    def _model(self, name: str | None, request: Request) -> ServedModel:
+        chosen = self._models.choose(
+            name or self._models.default.name, context_of(request.scope).identity.allowed_models
+        )
+        if chosen.adapter is not None:
+            message = f"'{name}' is a model with an adapter; name the model itself."
+            raise InvalidRequest(message, param="model", code="invalid_value")
+        return chosen.model
+
+
+def _source(body: AdapterBody) -> AdapterSource:
+    if (body.path is None) == (body.source is None):
+        message = "Give exactly one of 'path' and 'source'."
+        raise InvalidRequest(message, param="path", code="invalid_value")
+    if body.scale == 0:
+        message = "Invalid value for 'scale': 0 is the model without the adapter."
+        raise InvalidRequest(message, param="scale", code="invalid_value")
+    path = body.path if body.source is None else body.source
+    assert path is not None, "one of the two is given"
+    if body.source is None and path.startswith("hf:"):
+        raise InvalidRequest("Give a file of the hub as 'source'.", param="path", code="invalid_value")
+    return AdapterSource(body.name, path, 1.0 if body.scale is None else body.scale)
+
+
+def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
+    adapter, loaded = status.adapter, status.loaded
+    return AdapterCard(
+        id=f"{model.name}:{adapter.name}",
+        model=model.name,
+        name=adapter.name,
+        path=adapter.path,
+        scale=adapter.scale,
+        state=status.state.value,
+        reason=status.reason,
+        sha256=adapter.digest,
+        rank=loaded.rank if loaded else None,
+        tensors=loaded.num_tensors if loaded else None,
+        size_bytes=loaded.size_bytes if loaded else None,
+    )
+
+
+ROOM = RouteRoom[ServerParts, AdapterRoutes](
+    lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient),
+    (
+        RouteRow(
+            "POST",
+            "/v1/adapters",
+            lambda at: at.load,
+            ADMIN,
+            "Models",
+            "Load a LoRA adapter, or put it in the place of one of the same name",
+            body=AdapterBody,
+            answer=AdapterCard,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/adapters",
+            lambda at: at.list,
+            ADMIN,
+            "Models",
+            "Adapters of all models",
+            answer=AdapterList,
+        ),
+        RouteRow(
+            "DELETE",
+            "/v1/adapters/{id:path}",
+            lambda at: at.unload,
+            ADMIN,
+            "Models",
+            "Unload one",
+            answer=AdapterDeleted,
+        ),
+    ),
+)

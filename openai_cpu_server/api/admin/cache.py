@@ -1,0 +1,240 @@
+"""`GET /v1/cache/stats`: what both tiers of KV memory and the cache of answers hold and save.
+`DELETE /v1/cache` empties the cache of prompts and that of answers, or one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
+from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.errors import EngineUnavailable, InvalidRequest
+from openai_cpu_server.http.keys import ADMIN
+from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """The same amount in three units; whole blocks are counted."""
+
+    blocks: int
+    tokens: int
+    bytes: int
+
+
+class KvPool(msgspec.Struct, frozen=True, kw_only=True):
+    """The cells that running requests attend to."""
+
+    block_tokens: int
+    total: Amount
+    used: Amount
+    shared: Amount
+    """Blocks of those used that more than one request holds."""
+
+
+class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
+    """Computed prompts in host memory."""
+
+    block_tokens: int
+    capacity: Amount
+    used: Amount
+    evictions: int
+    """Blocks that made room for others."""
+
+
+class Savings(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool beside a server that gives each running request a whole context of its own."""
+
+    running_requests: int
+    full_contexts_bytes: int
+    """`running_requests` times what one context of the model takes."""
+    pool_used_bytes: int
+    saved_bytes: int
+    """The difference."""
+
+
+class AnswerCacheSize(msgspec.Struct, frozen=True):
+    """Answers that are kept; expired ones may still be counted."""
+
+    entries: int
+    bytes: int
+
+
+class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts begin with the engine process, which starts anew after a crash."""
+
+    object: str = "cache.stats"
+    pool: KvPool | None
+    """This and `cache` and `savings` are None until the engine's first step."""
+    cache: PrefixCache | None
+    savings: Savings | None
+    prompt_tokens: int
+    """The prompts of all requests that have run."""
+    cached_tokens: int
+    """Prompt tokens that were not computed."""
+    hit_rate: float | None
+    """`cached_tokens / prompt_tokens`; None before the first."""
+    answers: AnswerCacheSize | None = None
+    """None: there is no cache of answers, or it fails."""
+
+
+NO_STATS = CacheStats(pool=None, cache=None, savings=None, prompt_tokens=0, cached_tokens=0, hit_rate=None)
+
+
+ONLY = ("prompts", "answers")
+"""The caches that can be emptied alone."""
+_OUT_OF_MEMORY = (EngineState.ASLEEP, EngineState.LOADING, EngineState.FAILED)
+
+
+class CacheRoutes:
+    def __init__(self, models: ModelRegistry, recall: AnswerLookup | None = None) -> None:
+        """`recall`: None is no cache of answers."""
+        self._models = models
+        self._recall = recall
+
+    async def stats(self, request: Request) -> Response:
+        self._models.default.loaded()
+        size = await self._recall.size() if self._recall is not None else None
+        answers = AnswerCacheSize(*size) if size is not None else None
+        return json_response(msgspec.structs.replace(cache_stats(held_by(self._models)), answers=answers))
+
+    async def clear(self, request: Request) -> Response:
+        """204. `?only=prompts` or `?only=answers`: the other stays."""
+        only = request.query_params.get("only")
+        if only not in (None, *ONLY):
+            message = "Invalid value for 'only': expected 'prompts' or 'answers'."
+            raise InvalidRequest(message, param="only", code="invalid_value")
+        engines = self._with_prompts() if only != "answers" else []
+        if self._recall is not None and only != "prompts":
+            await self._recall.clear()
+        for engine in engines:
+            with suppress(EngineUnavailable):  # it has ended meanwhile, and its cache with it
+                engine.clear_cache()
+        return Response(status_code=204)
+
+    def _with_prompts(self) -> list[Engine]:
+        """Those which, with their next steps, can drop all but pinned prompts: all or none. Models that are
+        not in memory have no cache; the only one must be. Raises EngineUnavailable."""
+        models = self._models.current
+        asked = [m.engine for m in models if len(models) == 1 or m.engine.state not in _OUT_OF_MEMORY]
+        for engine in asked:
+            if engine.state is not EngineState.READY:
+                raise unavailable(engine.status())
+        return asked
+
+
+class EngineCache(NamedTuple):
+    """What one engine holds."""
+
+    kv: KVStats
+    info: ModelInfo
+    num_running: int
+
+
+def held_by(models: Iterable[ServedModel]) -> list[EngineCache]:
+    """What engines hold; those that have not made a step yet are left out."""
+    found = []
+    for model in models:
+        kv, info = model.engine.kv_stats(), model.engine.info
+        if kv is not None and info is not None:
+            found.append(EngineCache(kv, info, sum(model.engine.status().running.values())))
+    return found
+
+
+def cache_stats(held: Sequence[EngineCache]) -> CacheStats:
+    """The sums over engines."""
+    if not held:
+        return NO_STATS
+    prompt_tokens = sum(each.kv.prompt_tokens for each in held)
+    cached_tokens = sum(each.kv.cached_tokens for each in held)
+    return CacheStats(
+        pool=_pool(held),
+        cache=_cache(held),
+        savings=_savings(held),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        hit_rate=cached_tokens / prompt_tokens if prompt_tokens else None,
+    )
+
+
+def _pool(held: Sequence[EngineCache]) -> KvPool:
+    def amount(blocks_of: Callable[[KVStats], int]) -> Amount:
+        return _amount(held, blocks_of, lambda kv: kv.block_tokens)
+
+    return KvPool(
+        block_tokens=held[0].kv.block_tokens,
+        total=amount(lambda kv: kv.pool_blocks),
+        used=amount(lambda kv: kv.pool_blocks_used),
+        shared=amount(lambda kv: kv.pool_blocks_shared),
+    )
+
+
+def _cache(held: Sequence[EngineCache]) -> PrefixCache:
+    def amount(blocks_of: Callable[[KVStats], int]) -> Amount:
+        return _amount(held, blocks_of, lambda kv: kv.cache_block_tokens)
+
+    return PrefixCache(
+        block_tokens=held[0].kv.cache_block_tokens,
+        capacity=amount(lambda kv: kv.cache_capacity_blocks),
+        used=amount(lambda kv: kv.cache_blocks),
+        evictions=sum(each.kv.cache_evictions for each in held),
+    )
+
+
+def _savings(held: Sequence[EngineCache]) -> Savings:
+    """Never below zero: the last step's pool may hold a request that has just ended."""
+    full = sum(each.num_running * each.info.context_limit * each.info.kv_bytes_per_token for each in held)
+    used = sum(each.kv.pool_tokens_used * each.info.kv_bytes_per_token for each in held)
+    return Savings(
+        running_requests=sum(each.num_running for each in held),
+        full_contexts_bytes=full,
+        pool_used_bytes=used,
+        saved_bytes=max(0, full - used),
+    )
+
+
+def _amount(
+    held: Sequence[EngineCache], blocks_of: Callable[[KVStats], int], tokens_of: Callable[[KVStats], int]
+) -> Amount:
+    blocks = [blocks_of(each.kv) for each in held]
+    tokens = [count * tokens_of(each.kv) for count, each in zip(blocks, held, strict=True)]
+    sizes = [count * each.info.kv_bytes_per_token for count, each in zip(tokens, held, strict=True)]
+    return Amount(sum(blocks), sum(tokens), sum(sizes))
+
+
+ROOM = RouteRoom[ServerParts, CacheRoutes](
+    lambda parts: CacheRoutes(parts.models, parts.recall),
+    (
+        RouteRow(
+            "DELETE",
+            "/v1/cache",
+            lambda at: at.clear,
+            ADMIN,
+            "Cache",
+            "Empty the caches of prompts and of answers",
+            query={"only": {"enum": list(ONLY), "description": "this one alone"}},
+            status=204,
+            errors=(400,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/cache/stats",
+            lambda at: at.stats,
+            ADMIN,
+            "Cache",
+            "Both tiers of KV memory, and the cache of answers",
+            answer=CacheStats,
+            errors=(503,),
+        ),
+    ),
+)

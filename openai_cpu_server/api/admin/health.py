@@ -1,0 +1,215 @@
+"""What machines ask all the time: `/health`, `/ready`, `/version`; `/metrics` in Prometheus' text format, and
+the few metrics that gateways choose by."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server import __version__
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import ErrorBody, error_object
+from openai_cpu_server.http.keys import GATEWAY_METRICS, GATEWAYS, PROBES, Scope
+from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.gateway_gauges import GatewayGauges
+from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics, text_of
+
+
+class QueueSizes(msgspec.Struct, frozen=True):
+    running: int
+    waiting: int
+
+
+class Memory(msgspec.Struct, frozen=True):
+    rss_bytes: int
+    kv_tokens: int
+    kv_tokens_used: int
+
+
+class LastRestart(msgspec.Struct, frozen=True):
+    """The engine's last death, which a ready server has survived."""
+
+    cause: str
+    """The cause as the metric of restarts names it: `SIGSEGV`, `out_of_memory`, `hang`, ..."""
+    reason: str
+    age_s: float
+
+
+class ModelHealth(msgspec.Struct, frozen=True):
+    state: str
+    reason: str | None
+
+
+class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+    """`loading`, `ready`, `asleep` (the only model; a request loads it), `degraded` (ready, but another model
+    than the default has failed, or one of its replicas), `restarting`, `draining`, `failed` or `stopped`."""
+    reason: str | None
+    model: str
+    """The default's name."""
+    models: dict[str, ModelHealth]
+    """By name."""
+    loaded: float
+    """Share of the model that is loaded, 0 to 1."""
+    queue: dict[str, QueueSizes]
+    """The key is a priority."""
+    memory: Memory
+    kernels: dict[str, str]
+    """By kernel of ours: its instruction set, or why it is off. Empty until the model is loaded."""
+    restarts: int
+    last_restart: LastRestart | None
+    error: Union[ErrorBody, UnsetType] = UNSET
+
+
+class Version(msgspec.Struct, frozen=True):
+    """vLLM answers so, too; gateways take a server that does for one that has vLLM's metrics."""
+
+    version: str
+
+
+class HealthRoutes:
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    async def health(self, request: Request) -> Response:
+        return json_response(self._report(self._models.status()))
+
+    async def ready(self, request: Request) -> Response:
+        status = self._models.status()
+        report = self._report(status)
+        if status.state in (EngineState.READY, EngineState.ASLEEP):
+            return json_response(report)
+        why = unavailable(status)
+        error = error_object(why, request_id=context_of(request.scope).ticket.id).error
+        return json_response(
+            msgspec.structs.replace(report, error=error), 503, {"retry-after": str(why.retry_after_s)}
+        )
+
+    async def version(self, request: Request) -> Response:
+        return json_response(Version(__version__))
+
+    def _report(self, status: EngineStatus) -> HealthReport:
+        degraded = self._models.degraded if status.state is EngineState.READY else None
+        return HealthReport(
+            status="degraded" if degraded else status.state.value,
+            reason=degraded or status.reason,
+            model=self._models.default.name,
+            models={model.name: _health(model) for model in self._models.current},
+            loaded=status.loaded,
+            queue=queue_sizes(status),
+            memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
+            kernels=status.kernels,
+            restarts=status.restarts,
+            last_restart=_last_restart(status),
+        )
+
+
+def _health(model: ServedModel) -> ModelHealth:
+    status = model.engine.status()
+    return ModelHealth(status.state.value, status.reason)
+
+
+def _last_restart(status: EngineStatus) -> LastRestart | None:
+    last = status.last_death
+    return None if last is None else LastRestart(last.cause, last.message, round(last.age_s, 1))
+
+
+def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
+    """The sizes by the labels of priorities."""
+    return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
+
+
+ROOM = RouteRoom[ServerParts, HealthRoutes](
+    lambda parts: HealthRoutes(parts.models),
+    (
+        RouteRow(
+            "GET",
+            "/health",
+            lambda at: at.health,
+            PROBES,
+            "Operation",
+            "The process lives",
+            answer=HealthReport,
+        ),
+        RouteRow(
+            "GET",
+            "/ready",
+            lambda at: at.ready,
+            PROBES,
+            "Operation",
+            "It can generate",
+            answer=HealthReport,
+            errors=(503,),
+        ),
+        RouteRow(
+            "GET",
+            "/version",
+            lambda at: at.version,
+            GATEWAYS,
+            "Operation",
+            "The version of this server",
+            answer=Version,
+        ),
+    ),
+)
+
+
+GATEWAY_METRICS_PATH = "/metrics/gateway"
+
+
+class MetricsRoutes:
+    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
+        self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
+        metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
+        metrics.add(self._for_gateways)
+        self._metrics = metrics
+
+    async def page(self, request: Request) -> Response:
+        """All metrics; whoever came in as a stranger gets those for gateways alone."""
+        if not context_of(request.scope).identity.may(Scope.METRICS):
+            return await self.for_gateways(request)
+        return _response(self._metrics.page())
+
+    async def for_gateways(self, request: Request) -> Response:
+        """Gateways may ask twenty times a second, and the whole page takes milliseconds."""
+        return _response(text_of(self._for_gateways))
+
+
+def _response(text: bytes) -> Response:
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+METRICS_ROOM = RouteRoom[ServerParts, MetricsRoutes](
+    lambda parts: MetricsRoutes(parts.models, parts.watch.metrics),
+    (
+        RouteRow(
+            "GET",
+            "/metrics",
+            lambda at: at.page,
+            GATEWAY_METRICS,
+            "Operation",
+            "For Prometheus",
+            media="text/plain",
+        ),
+        RouteRow(
+            "GET",
+            GATEWAY_METRICS_PATH,
+            lambda at: at.for_gateways,
+            GATEWAY_METRICS,
+            "Operation",
+            "What gateways in front of several servers choose by",
+            media="text/plain",
+        ),
+    ),
+)

@@ -1,0 +1,216 @@
+"""`GET /v1/usage`: what keys have used, by day, key and model, and what that costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import date
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.errors import Forbidden, InvalidRequest
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.responses import storable
+from openai_cpu_server.jobs.usage import GROUPS, UsageQuery, UsageSum
+
+_LISTED, _MAX_LISTED = 100, 1000
+_MOST_NAMES = 100
+"""So many keys and models may be asked for in one request."""
+_KNOWN = frozenset({"start", "end", "model", "key", "group_by", "limit", "after", "order"})
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_NAMELESS = "-"
+"""Stands in ids for whoever has no key's name, for no name is so, and no id is empty."""
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One sum. `day`, `key` and `model` are null where `group_by` does not tell them apart."""
+
+    id: str
+    object: str = "usage"
+    day: str | None
+    """`YYYY-MM-DD`, in UTC."""
+    key: str | None
+    """The key's name; "" is whoever has none: the key of `--api-key`, and everybody on a server without
+    keys."""
+    model: str | None
+    requests: int
+    """Calls and rows of batches that were computed."""
+    input_tokens: int
+    """Cached ones included."""
+    cached_tokens: int
+    output_tokens: int
+    cpu_seconds: float
+    recalled_requests: int
+    """Calls whose answer the cache of answers had. They and their tokens count in no other number."""
+    recalled_input_tokens: int
+    recalled_output_tokens: int
+    cost: float | None
+    """By the prices of now; null where no model in the sum has one."""
+
+
+class UsageList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[UsageRow]
+    total: UsageRow
+    """The sum over all pages."""
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class UsageRoutes:
+    def __init__(self, jobs: Jobs, options: ApiOptions) -> None:
+        self._jobs = jobs
+        self._prices = options.prices
+
+    async def list(self, request: Request) -> Response:
+        """The caller's own use; an administrator's key sees everybody's."""
+        query = self._query(request.query_params, context_of(request.scope).identity)
+        page = await self._jobs.usage.page(query)
+        rows = [_row(one, query.by) for one in page.rows]
+        listing = UsageList(
+            data=rows,
+            total=_row(page.total, ()),
+            first_id=rows[0].id if rows else None,
+            last_id=rows[-1].id if rows else None,
+            has_more=page.has_more,
+        )
+        return json_response(listing)
+
+    def _query(self, given: QueryParams, identity: Identity) -> UsageQuery:
+        """Raises InvalidRequest, Forbidden."""
+        page = page_of(given, known=_KNOWN, default=_LISTED, most=_MAX_LISTED)
+        by = _groups(given)
+        start, end = _day(given, "start"), _day(given, "end")
+        if start is not None and end is not None and end < start:
+            raise _invalid("end", "a day that is not before 'start'")
+        return UsageQuery(
+            start=start,
+            end=end,
+            keys=_keys(given, identity),
+            models=_names(given, "model"),
+            by=by,
+            prices=self._prices,
+            page=page,
+            after=None if page.after is None else _seen(page.after, by),
+        )
+
+
+def _keys(given: QueryParams, identity: Identity) -> tuple[str, ...] | None:
+    """Raises Forbidden for somebody else's key."""
+    asked = _names(given, "key")
+    if identity.may(Scope.ADMIN):
+        return asked
+    own = (identity.holder or "",)
+    if asked is not None and asked != own:
+        raise Forbidden(Scope.ADMIN.value)
+    return own
+
+
+def _names(given: QueryParams, param: str) -> tuple[str, ...] | None:
+    """What may be given several times. A name that nobody can have asks for nothing."""
+    names = tuple(dict.fromkeys(given.getlist(param)))
+    if len(names) > _MOST_NAMES:
+        raise _invalid(param, f"at most {_MOST_NAMES} of them")
+    return tuple(map(storable, names)) or None
+
+
+def _groups(given: QueryParams) -> tuple[str, ...]:
+    """Several are given with commas, or one by one; "" adds up all."""
+    if "group_by" not in given:
+        return GROUPS
+    asked = {name for one in given.getlist("group_by") for name in one.split(",") if name}
+    if not asked <= set(GROUPS):
+        raise _invalid("group_by", f"some of {', '.join(GROUPS)}")
+    return tuple(name for name in GROUPS if name in asked)
+
+
+def _day(given: QueryParams, param: str) -> str | None:
+    text = given.get(param)
+    if text is None:
+        return None
+    try:
+        return date.fromisoformat(text if _DAY.fullmatch(text) else "").isoformat()
+    except ValueError:
+        raise _invalid(param, "a day in UTC, YYYY-MM-DD") from None
+
+
+def _seen(row_id: str, by: tuple[str, ...]) -> tuple[str, ...]:
+    """What `_id` was made of."""
+    parts = storable(row_id).split("/", len(by) - 1) if by else []
+    if not by or len(parts) != len(by):
+        raise _invalid("after", "the id of a row of the same 'group_by'")
+    told = zip(by, parts, strict=True)
+    return tuple("" if (name, part) == ("key", _NAMELESS) else part for name, part in told)
+
+
+def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
+    used = one.amounts
+    return UsageRow(
+        id="/".join(_told(one, by)) or "all",
+        day=one.day,
+        key=one.key,
+        model=one.model,
+        requests=used.requests,
+        input_tokens=used.input_tokens,
+        cached_tokens=used.cached_tokens,
+        output_tokens=used.output_tokens,
+        cpu_seconds=round(used.cpu_ms / 1000, 6),
+        recalled_requests=used.recalled_requests,
+        recalled_input_tokens=used.recalled_input_tokens,
+        recalled_output_tokens=used.recalled_output_tokens,
+        cost=None if one.cost is None else round(one.cost, 9),
+    )
+
+
+def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
+    """A key's name has no slash, so the model, which may, comes last."""
+    values = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
+    return (values[name] or "" for name in by)
+
+
+def _invalid(param: str, expected: str) -> InvalidRequest:
+    message = f"Invalid value for '{param}': expected {expected}."
+    return InvalidRequest(message, param=param, code="invalid_value")
+
+
+ROOM = RouteRoom[ServerParts, UsageRoutes](
+    lambda parts: UsageRoutes(parts.jobs, parts.options) if parts.jobs is not None else None,
+    (
+        RouteRow(
+            "GET",
+            "/v1/usage",
+            lambda at: at.list,
+            INFERENCE,
+            "Operation",
+            "What keys have used, by day, key and model",
+            query={
+                "start": {"type": "string", "format": "date", "description": "the first day, in UTC"},
+                "end": {"type": "string", "format": "date", "description": "the last day"},
+                "model": {"type": "string", "description": "only this one; may be given several times"},
+                "key": {
+                    "type": "string",
+                    "description": "only the key of this name; may be given several times",
+                },
+                "group_by": {
+                    "type": "string",
+                    "default": ",".join(GROUPS),
+                    "description": "the rest is added up",
+                },
+                **PAGE_QUERY,
+                "order": {"enum": list(ORDERS), "default": "desc"},
+            },
+            answer=UsageList,
+            errors=(503,),
+        ),
+    ),
+)

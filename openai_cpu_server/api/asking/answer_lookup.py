@@ -1,0 +1,194 @@
+"""Answers of earlier calls: looked up before a call is submitted, kept when one has ended well."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server import __version__
+from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison, is_good
+from openai_cpu_server.answers.question import AnswerKey, AnswerScope, LastTurn
+from openai_cpu_server.answers.store import StoreSize, direction
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.running import AnswerRecorder, ReplayedGeneration, TimedEvent
+from openai_cpu_server.contract.figures import Figures, added_up
+from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.errors import ServerError
+from openai_cpu_server.http.context import Ticket
+from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.models.registry import ChosenModel, ModelRegistry
+from openai_cpu_server.models.routing.router import RouterCaller, embedded_whole
+from openai_cpu_server.models.served import FileDigests, ServedModel
+from openai_cpu_server.observe.ended import AnswerUse
+
+X_CACHE = "x-cache"
+_EMBED_S = 3.0
+"""The turn must be embedded in this time; else its answer is computed."""
+
+
+class SimilarAnswers(NamedTuple):
+    """Answers to similar turns count, too."""
+
+    model: str
+    """The model that embeds them."""
+    least: float
+
+
+class RecalledAnswer(NamedTuple):
+    """What came of looking."""
+
+    call: Call
+    """It says in a header how the answer was found."""
+    held: ReplayedGeneration | None = None
+    """The answer."""
+    keep: Keeping | None = None
+    """Where a new answer goes; None: nowhere."""
+
+    @property
+    def recorder(self) -> AnswerRecorder | None:
+        """None: nobody keeps it."""
+        return None if self.keep is None else AnswerRecorder(len(self.call.requests), self.keep)
+
+
+Keeping = Callable[[Sequence[TokenEvent]], None]
+
+
+class AnswerLookup:
+    """`async with` it while it may be asked. All methods belong to one event loop's thread."""
+
+    def __init__(
+        self, cache: AnswerCache, models: ModelRegistry, similar: SimilarAnswers | None = None
+    ) -> None:
+        self._cache = cache
+        self._models = models
+        self._similar = similar
+        self._files = FileDigests()
+
+    async def __aenter__(self) -> AnswerLookup:
+        await self._cache.measure()
+        self._files.begin(self._models.default)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._cache.close()
+
+    async def find(
+        self, call: Call, chosen: ChosenModel, identity: Identity, ticket: Ticket
+    ) -> RecalledAnswer:
+        """An answer that may be told in place of a new one. A cache that fails has none."""
+        began_s = time.monotonic()
+        question = await self._question(call, chosen, identity, ticket)
+        if question is None:
+            return _shown(call, AnswerUse.BYPASS, ticket)
+        found = await self._cache.find(question, await self._comparing(call, question))
+        if found is None:
+            return _shown(call, AnswerUse.BYPASS, ticket)
+        if isinstance(found, AnswerPlace):
+            keep = partial(self._keep, question, found, chosen)
+            return _shown(call, AnswerUse.MISS, ticket)._replace(keep=keep)
+        use = AnswerUse.EXACT if found.similarity is None else AnswerUse.SEMANTIC
+        held = _held(found, began_s)
+        return _shown(call, use, ticket, found.similarity)._replace(held=held)
+
+    async def clear(self) -> None:
+        await self._cache.clear()
+
+    async def size(self) -> StoreSize | None:
+        """None: the store fails."""
+        return await self._cache.measure()
+
+    async def _question(
+        self, call: Call, chosen: ChosenModel, identity: Identity, ticket: Ticket
+    ) -> AnswerKey | None:
+        """None: it can have no answer but a new one."""
+        turn = _turn(call, ticket)
+        if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
+            return None
+        file, info = await self._files.of(chosen.model), chosen.model.engine.info
+        if file is None or info is None:
+            return None
+        return AnswerKey(
+            asker=AnswerScope(
+                holder=identity.key.digest.hex() if identity.key else "",
+                model=file,
+                kv_type=info.kv_type,
+                adapter=chosen.adapter_key,
+                version=__version__,
+            ),
+            requests=call.requests,
+            is_repeatable=call.reuse.is_repeatable,
+            asked_tokens=call.reuse.asked_tokens,
+            turn=turn,
+        )
+
+    async def _comparing(self, call: Call, question: AnswerKey) -> TurnComparison | None:
+        if self._similar is None or question.turn is None:
+            return None
+        model = self._models.choose(self._similar.model, None).model
+        file = await self._files.of(model)
+        if file is None:
+            return None
+        who = RouterCaller(call.priority, call.requests[0].client, call.requests[0].group)
+        return TurnComparison(file, self._similar.least, partial(_vector, model, who))
+
+    def _keep(
+        self, question: AnswerKey, place: AnswerPlace, chosen: ChosenModel, events: Sequence[TokenEvent]
+    ) -> None:
+        """Not where another adapter has taken the name since the question was asked: that one may have
+        answered."""
+        finishes = [event.finish for event in events if event.finish is not None]
+        are_good = all(is_good(finish, asked_tokens=question.asked_tokens) for finish in finishes)
+        if are_good and chosen.adapter_key == question.asker.adapter:
+            self._cache.keep(question, place, events)
+
+
+def _turn(call: Call, ticket: Ticket) -> LastTurn | None:
+    """None: only the same question counts, for one, where no header would tell of another."""
+    if len(call.prompts) != 1 or not ticket.has_headers:
+        return None
+    return call.prompts[0].turn
+
+
+async def _vector(model: ServedModel, who: RouterCaller, text: str) -> bytes | None:
+    try:
+        rows = await asyncio.wait_for(embedded_whole(model, text, who), _EMBED_S)
+    except (ServerError, asyncio.TimeoutError):
+        return None
+    return None if rows is None else direction(rows[0])
+
+
+def _shown(call: Call, use: AnswerUse, ticket: Ticket, similarity: float | None = None) -> RecalledAnswer:
+    said = use.value if similarity is None else f"{use.value}; similarity={_two_digits(similarity)}"
+    ticket.recalled(use, similarity)
+    return RecalledAnswer(msgspec.structs.replace(call, headers={**call.headers, X_CACHE: said}))
+
+
+def _two_digits(similarity: float) -> str:
+    """Not rounded up: 1.00 is for turns that are the same to the model that compares them."""
+    return f"{math.floor(100 * (similarity + 1e-6)) / 100:.2f}"
+
+
+def _held(found: FoundAnswer, began_s: float) -> ReplayedGeneration:
+    """All of it comes now; the time that it took counts as that to the first token."""
+    now_s = time.monotonic()
+    finishes = [event.finish for event in found.events if event.finish is not None]
+    figures = Figures(
+        **added_up(finishes),
+        queue_ms=0.0,
+        prefill_ms=1000 * (now_s - began_s),
+        latency_ms=1000 * (now_s - began_s),
+        tokens_per_second=0.0,
+    )
+    return ReplayedGeneration([TimedEvent(event, now_s) for event in found.events], figures)

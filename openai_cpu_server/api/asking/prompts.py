@@ -1,0 +1,197 @@
+"""Conversations and texts become prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Union
+
+from openai_cpu_server.answers.question import LastTurn
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedTexts, wrong
+from openai_cpu_server.api.asking.call import Prompt, fingerprint
+from openai_cpu_server.api.asking.output import ToolPlan
+from openai_cpu_server.api.asking.sampling import check_tokens
+from openai_cpu_server.api.asking.thinking import thinking_plan
+from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
+from openai_cpu_server.errors import InvalidRequest, TemplateFailed
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Written, whole_prompt
+from openai_cpu_server.prompt.template import fim_tokens
+
+_BLANK = "..."
+"""It stands in the place of a turn; templates may do other things with an empty one."""
+Messages = Sequence[AskedMessage]
+
+
+class PromptMaker:
+    """Makes prompts of messages for one model, with all else that one call says."""
+
+    def __init__(
+        self, ask: Ask, path: str, plan: ToolPlan | None, model: ServedModel, info: ModelInfo | None
+    ) -> None:
+        """`path` is blamed for what cannot be made a prompt. `info`: None for a model that is not loaded."""
+        self.thinking = thinking_plan(ask.thinking, model.thinking)
+        self._given = ask.thinking.variables
+        self._path = path
+        self._plan = plan
+        self._model = model
+        self._info = info
+
+    def prompt(self, messages: Messages) -> ChatPrompt:
+        """Raises InvalidRequest."""
+        try:
+            return self._rendered(messages, self.thinking.variables)
+        except TemplateFailed as error:
+            is_givens = bool(self._given) and self._renders_without_given(messages)
+            path = "chat_template_kwargs" if is_givens else self._path
+            raise InvalidRequest(str(error), param=path, code="chat_template_failed") from error
+        except InvalidRequest as error:
+            if error.param is not None:
+                raise
+            raise InvalidRequest(str(error), param=self._path, code=error.code) from None
+
+    def _renders_without_given(self, messages: Messages) -> bool:
+        own = {name: value for name, value in self.thinking.variables.items() if name not in self._given}
+        try:
+            self._rendered(messages, own)
+        except TemplateFailed:
+            return False
+        return True
+
+    def _rendered(self, messages: Messages, variables: Mapping[str, object]) -> ChatPrompt:
+        info = self._info
+        return self._model.prompts.prompt(
+            Conversation(
+                messages=[message.fields for message in messages],
+                tools=self._plan.shown if self._plan else (),
+                written={} if info is None else _written(messages, info),
+                variables=variables,
+                thinks_not=self.thinking.thinks_not,
+                most_tokens=None if info is None else info.context_limit,
+            )
+        )
+
+
+def last_turn(messages: Messages, tokens: Callable[[Messages], tuple[int, ...]]) -> LastTurn | None:
+    """The last user turn, and what is around it; None: no user has said anything. Raises what `tokens`
+    raises."""
+    users = [index for index, message in enumerate(messages) if message.role == "user"]
+    if not users:
+        return None
+    last = users[-1]
+    blank = AskedMessage({**messages[last].fields, "content": _BLANK})
+    return LastTurn(messages[last].text, tokens([*messages[:last], blank, *messages[last + 1 :]]))
+
+
+def _written(messages: Messages, info: ModelInfo) -> Written:
+    """The answers of before that this very model wrote; an adapter changes none of its tokens."""
+    own = fingerprint(info) if any(message.own for message in messages) else ""
+    return {
+        index: message.own.tokens
+        for index, message in enumerate(messages)
+        if message.own is not None and message.own.tokens and message.own.vocabulary == own
+    }
+
+
+# -- what is left out where it is too long ---------------------------------------------------------------
+
+_STRIDE = 8
+"""Where much is left, exchanges are left out in such steps: the next turns then begin alike, and find their
+prompts computed."""
+
+
+def shortened(
+    conversation: AskedConversation, fits: Callable[[Messages], bool]
+) -> Sequence[AskedMessage] | None:
+    """The longest of the ways to shorten it that fits; None: not even the shortest does.
+
+    The system message stays. First whole exchanges go, the oldest first; of the last one the question stays,
+    and what the model did since goes step by step, but for the last step.
+    """
+    ways = _ways(list(conversation.messages))
+    low, high = 0, len(ways)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(ways[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return ways[low] if low < len(ways) else None
+
+
+def _ways(messages: list[AskedMessage]) -> list[list[AskedMessage]]:
+    """All that may be left, each part of the one before."""
+    head = [one for one in messages[:1] if one.role == "system"]
+    exchanges = _split(messages[len(head) :], "user")
+    last = _split(exchanges[-1], "assistant") if exchanges else []
+    ways = [head + _joined(exchanges[count:]) for count in _counts(len(exchanges))]
+    ways += [head + last[0] + _joined(last[count:]) for count in range(2, len(last))]
+    return ways
+
+
+def _counts(num_exchanges: int) -> list[int]:
+    """How many exchanges may be left out."""
+    strides = range(_STRIDE, num_exchanges - _STRIDE, _STRIDE)
+    single = range(max(strides.stop if strides else 1, 1), num_exchanges)
+    return sorted({*strides, *single})
+
+
+def _split(messages: Messages, role: str) -> list[list[AskedMessage]]:
+    """Parts that each begin with a message of this role."""
+    parts: list[list[AskedMessage]] = []
+    for one in messages:
+        if one.role == role or not parts:
+            parts.append([])
+        parts[-1].append(one)
+    return parts
+
+
+def _joined(parts: Sequence[Messages]) -> list[AskedMessage]:
+    return [one for part in parts for one in part]
+
+
+Text = Union[str, Sequence[int]]
+
+
+def text_prompts(asked: AskedTexts, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
+    """`most_tokens`: what is surely longer is not tokenised. Raises PromptFarTooLong, InvalidRequest for an
+    empty prompt, unknown ids, or a suffix that the model cannot honour."""
+    if asked.suffix is None or (not asked.suffix and tokenizer.fim is None):
+        return [_plain(prompt, tokenizer, most_tokens, echo=asked.echo) for prompt in asked.prompts]
+    if asked.echo:
+        raise wrong("'echo' and 'suffix' cannot be combined.", "suffix")
+    return [_fill_in(prompt, asked.suffix, tokenizer, most_tokens) for prompt in asked.prompts]
+
+
+def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo: bool) -> Prompt:
+    tokens = _tokens(prompt, tokenizer, most_tokens, add_special=True)
+    if not tokens:
+        message = "Invalid value for 'prompt': it is empty, and this model has no token to begin with."
+        raise InvalidRequest(message, param="prompt", code="invalid_value")
+    return Prompt(tokens, _text(prompt, tokenizer) if echo else None)
+
+
+def _fill_in(prefix: Text, suffix: str, tokenizer: Tokenizer, most_tokens: int | None) -> Prompt:
+    fim = tokenizer.fim
+    if fim is None:
+        message = "'suffix' is not supported by this model: it has no fill-in-the-middle tokens."
+        raise InvalidRequest(message, param="suffix", code="unsupported_parameter")
+    before = _tokens(prefix, tokenizer, most_tokens, add_special=False)
+    after = _tokens(suffix, tokenizer, most_tokens, add_special=False)
+    begin = (tokenizer.bos,) if tokenizer.adds_bos and tokenizer.bos is not None else ()
+    return Prompt((*begin, *fim_tokens(before, after, fim)))
+
+
+def _tokens(
+    prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, add_special: bool
+) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return whole_prompt(prompt, tokenizer, add_special=add_special, most_tokens=most_tokens)
+    return check_tokens(tuple(prompt), vocab_size=tokenizer.vocab_size, param="prompt")
+
+
+def _text(prompt: Text, tokenizer: Tokenizer) -> str:
+    """The text to echo. A leading BOS is not part of anybody's text."""
+    if isinstance(prompt, str):
+        return prompt
+    tokens = list(prompt)
+    return tokenizer.decode(tokens[1:] if tokens[0] == tokenizer.bos else tokens, special=True)

@@ -1,0 +1,357 @@
+"""How a family tells its answers, whatever these travel in, and what several families tell alike."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, Union
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from openai_cpu_server.api.asking.call import Call, PartsReader
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.contract.request import OutputPart
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.errors import GenerationFailed
+from openai_cpu_server.http.errors import ErrorObject
+from openai_cpu_server.models.served import ShownPieces, finite
+from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
+
+
+@dataclass
+class GatheredAnswer:
+    """All that one request brought. It is complete when `finish` is there."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    """What was thought before the texts."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    answer_start: int = 0
+    """How many of its tokens belong to no answer; known when it is complete."""
+    finish: Finish | None = None
+
+    def add(self, event: TokenEvent) -> None:
+        (self.texts if event.part is OutputPart.ANSWER else self.thoughts).append(event.text)
+        self.answer_start = event.answer_start or 0
+        self.logprobs.extend(event.logprobs)
+        self.prompt_logprobs.extend(event.prompt_logprobs)
+        self.finish = event.finish
+
+    @property
+    def text(self) -> str:
+        """All but the thoughts."""
+        return "".join(self.texts)
+
+    def parts(self, reader: PartsReader) -> list[Part]:
+        return reader.read_texts("".join(self.thoughts), self.text)
+
+    @property
+    def score(self) -> float:
+        """The mean log-probability of the tokens shown; an answer without tokens is the worst."""
+        if not self.logprobs:
+            return float("-inf")
+        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
+
+
+def shown(call: Call, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, GatheredAnswer]]:
+    """The answers to show, as (index of the request, answer), the best `n` of each prompt, best first."""
+    ranked: list[tuple[int, GatheredAnswer]] = []
+    for start in range(0, len(call.requests), call.best_of):
+        group = [(i, answers[call.requests[i].id]) for i in range(start, start + call.best_of)]
+        if call.best_of > call.n:
+            group.sort(key=lambda pair: -pair[1].score)
+        ranked += group[: call.n]
+    return ranked
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails = CompletionDetails()
+
+    @classmethod
+    def of(cls, figures: Figures) -> Usage:
+        return cls(
+            prompt_tokens=figures.prompt_tokens,
+            completion_tokens=figures.output_tokens,
+            total_tokens=figures.total_tokens,
+            prompt_tokens_details=PromptDetails(figures.cached_tokens),
+            completion_tokens_details=CompletionDetails(figures.thought_tokens),
+        )
+
+
+class Chunk(NamedTuple):
+    """A piece of a streamed answer. An event stream and a WebSocket frame it, each in its way."""
+
+    json: bytes
+    """One object, without line ends."""
+    event: str | None = None
+    """The event's name, in APIs whose events have names."""
+
+
+class Renderer(Protocol):
+    """Tells one answer as it comes. All methods return what is to be sent next, often nothing."""
+
+    @property
+    def last_words(self) -> bytes | None:
+        """What an event stream says when all went well (`[DONE]`); None: nothing."""
+        ...
+
+    def begin(self) -> Sequence[Chunk]:
+        """The call was submitted."""
+        ...
+
+    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+        """The call has a place in the queue, or waits for its model. Nothing: a comment says so instead."""
+        ...
+
+    def silence(self) -> Sequence[Chunk]:
+        """Nothing was said for a while. Nothing: a comment shows that the server lives."""
+        ...
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        """Raises GenerationFailed for an end that is nobody's result."""
+        ...
+
+    def end(self, figures: Figures) -> Sequence[Chunk]:
+        """All sequences have ended well."""
+        ...
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        """The call has failed; nothing follows."""
+        ...
+
+
+class AnswerRenderer(Protocol):
+    """Makes the answers of one family, from `Call`s that it has resolved."""
+
+    def whole(
+        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+    ) -> bytes:
+        """The body of a response that is not streamed. It runs in any thread."""
+        ...
+
+    def stream(self, call: Call, pieces: ShownPieces) -> Renderer: ...
+
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+_ALPHABET = string.ascii_letters + string.digits
+NewId = Callable[[], str]
+Tier = Union[str, UnsetType]
+Metadata = Union[dict[str, str], UnsetType]
+
+
+class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that every chunk of a stream has alike."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    service_tier: Tier = UNSET
+    system_fingerprint: str
+
+
+def new_tool_call_id() -> str:
+    return "call_" + random_letters()
+
+
+def random_letters() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(24))
+
+
+def content_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Content))
+
+
+def reasoning_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, ThinkingText))
+
+
+def service_tier(call: Call) -> Tier:
+    return UNSET if call.service_tier is None else call.service_tier
+
+
+def metadata(call: Call) -> Metadata:
+    return UNSET if call.metadata is None else call.metadata
+
+
+def timings(figures: Figures) -> dict[str, float]:
+    """Where the time of a call went. Milliseconds and rates have three decimals."""
+    return {
+        "queue_ms": round(figures.queue_ms, 3),
+        "prefill_ms": round(figures.prefill_ms, 3),
+        "generation_ms": round(figures.generation_ms, 3),
+        "latency_ms": round(figures.latency_ms, 3),
+        "tokens_generated": figures.output_tokens,
+        "tokens_per_second": round(figures.tokens_per_second, 3),
+        "preemptions": figures.preemptions,
+        "interruptions": figures.interruptions,
+        "forced_tokens": figures.forced_tokens,
+        "padded_tokens": figures.padded_tokens,
+        "draft_n": figures.drafted_tokens,
+        "draft_n_accepted": figures.accepted_tokens,
+    }
+
+
+def finish_reason(finish: Finish) -> str:
+    """OpenAI's word for it. Raises GenerationFailed for an end that is nobody's result."""
+    reason = _REASONS.get(finish.reason)
+    if reason is None:
+        raise GenerationFailed(finish.error or "The server ended the request before its end.")
+    return reason
+
+
+def cached_tokens(call: Call, finishes: Mapping[str, Finish]) -> int:
+    """Prompt tokens that the call did not compute: of each prompt, what its first choice to run found.
+
+    That one found the least, for the others shared what it computed.
+    """
+    found: dict[int, int] = {}
+    for index, request in enumerate(call.requests):
+        finish = finishes.get(request.id)
+        if finish is not None:
+            prompt = index // call.best_of
+            found[prompt] = min(finish.cached_tokens, found.get(prompt, finish.cached_tokens))
+    return sum(found.values())
+
+
+def json_text(text: str) -> bytes:
+    """A JSON string on one line."""
+    return one_line(msgspec.json.encode(text))
+
+
+def one_line(encoded: bytes) -> bytes:
+    """Escapes line ends of Unicode in the strings of this JSON, for many clients split streams at them."""
+    if encoded.isascii():
+        return encoded
+    return (
+        encoded.replace(b"\xc2\x85", b"\\u0085")
+        .replace(b"\xe2\x80\xa8", b"\\u2028")
+        .replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
+
+
+class ChoiceStream(Protocol):
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        """What the event adds to one choice, as the elements of `choices`, one for each chunk."""
+        ...
+
+
+class QuietStream:
+    """What a `Renderer` does whose stream says nothing but the answer and what it failed with."""
+
+    last_words: bytes | None = None
+
+    def begin(self) -> Sequence[Chunk]:
+        return ()
+
+    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+        return ()
+
+    def silence(self) -> Sequence[Chunk]:
+        return ()
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        return (Chunk(msgspec.json.encode(error), "error"),)
+
+
+class ChunkStream(QuietStream):
+    """A `Renderer` for the families whose chunks have `choices`; all that is alike is encoded once."""
+
+    last_words = b"[DONE]"
+
+    def __init__(self, call: Call, kind: str, choices: Mapping[str, ChoiceStream]) -> None:
+        """`choices`: by the ids of their requests."""
+        head = ChunkHead(
+            id=call.id,
+            object=kind,
+            created=call.created,
+            model=call.model,
+            service_tier=service_tier(call),
+            system_fingerprint=call.fingerprint,
+        )
+        self._open = msgspec.json.encode(head)[:-1] + b',"choices":['
+        self._close = b'],"usage":null}' if call.include_usage else b"]}"
+        self._has_usage = call.include_usage
+        self._choices = choices
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        choices = self._choices[event.id].choices(event)
+        return [Chunk(self._open + choice + self._close) for choice in choices]
+
+    def end(self, figures: Figures) -> Sequence[Chunk]:
+        """The one chunk without choices, where somebody wants it."""
+        if not self._has_usage:
+            return ()
+        numbers = b'],"usage":' + msgspec.json.encode(Usage.of(figures))
+        timed = b',"timings":' + msgspec.json.encode(timings(figures))
+        return (Chunk(self._open + numbers + timed + b"}"),)
+
+
+class TopToken(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class TokenEntry(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+    top_logprobs: list[TopToken]
+
+
+class ContentScores:
+    """Log-probabilities of one output's answer alone, as `logprobs.content` has them, and not of thoughts or
+    their marks. What may still be one is held back."""
+
+    def __init__(self) -> None:
+        self._num_heard = 0
+        self._held: list[TokenLogprob] = []
+
+    def known(self, event: TokenEvent) -> list[TokenLogprob]:
+        """Those of the answer that are known with this event."""
+        self._num_heard += len(event.logprobs)
+        self._held += event.logprobs
+        if event.answer_start is None:
+            return []
+        first = max(0, event.answer_start - self._num_heard + len(self._held))
+        known, self._held = self._held[first:], []
+        return known
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenEntry]
+    refusal: None = None
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> ChatLogprobs:
+    return ChatLogprobs([_entry(entry, pieces) for entry in entries])
+
+
+def _entry(entry: TokenLogprob, pieces: ShownPieces) -> TokenEntry:
+    piece = pieces[entry.token]
+    top = [_top(token, logprob, pieces) for token, logprob in entry.top]
+    return TokenEntry(piece.text, finite(entry.logprob), piece.bytes, top)
+
+
+def _top(token: int, logprob: float, pieces: ShownPieces) -> TopToken:
+    piece = pieces[token]
+    return TopToken(piece.text, finite(logprob), piece.bytes)

@@ -1,0 +1,269 @@
+"""An `Ask` becomes a `Call` for one model, with its requests. Pure; it runs in any thread."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage
+from openai_cpu_server.api.asking.call import AnswerReuse, Call, ModelContext, Prompt, fingerprint
+from openai_cpu_server.api.asking.output import (
+    AnswerForm,
+    PlannedOutput,
+    ToolOutputs,
+    ToolPlan,
+    check_ends,
+    of_answer,
+    tool_plan,
+)
+from openai_cpu_server.api.asking.prompts import PromptMaker, last_turn, shortened, text_prompts
+from openai_cpu_server.api.asking.sampling import (
+    NumChoices,
+    OutputRoom,
+    check_bias,
+    choices_of,
+    for_choice,
+    output_room,
+)
+from openai_cpu_server.api.asking.thinking import ThinkingOutputs
+from openai_cpu_server.contract.replica import cache_namespace
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.errors import InvalidRequest, PromptTooLong
+from openai_cpu_server.http.clients import Client, account_of
+from openai_cpu_server.http.parse import Ignored, header_safe
+from openai_cpu_server.http.unheeded import TIERS
+from openai_cpu_server.models.served import ServedModel
+
+UNENFORCED = "x-unenforced-schema-keywords"
+_MOST_NAMED = 32
+"""So many schema keywords are named in that header at most."""
+_ROOM = 1024
+"""Where something may be left out, so many tokens stay free for an answer of no given length, or a quarter of
+the context."""
+_TOO_LONG = "context_length_exceeded"
+
+
+class PreparedPrompts(NamedTuple):
+    """What of a call is the model's matter."""
+
+    prompts: Sequence[Prompt]
+    output: PlannedOutput
+    left_out: tuple[str, ...] = ()
+    """Fields that mean nothing for this model."""
+
+
+def resolve(ask: Ask, asking: ModelContext) -> Call:
+    """Raises InvalidRequest, PromptTooLong, DeadlyInput."""
+    try:
+        return _resolved(ask, asking)
+    except (InvalidRequest, PromptTooLong) as error:
+        shorter = _shorter(ask, asking) if _is_too_long(error) else None
+        if shorter is None:
+            raise
+    return _resolved(shorter, asking)
+
+
+def prompt_tokens(ask: Ask, model: ServedModel) -> int:
+    """How long the prompt of its conversation is. Raises InvalidRequest, DeadlyInput."""
+    assert isinstance(ask.prompt, AskedConversation), "nobody asks how long other prompts are"
+    maker = PromptMaker(ask, ask.prompt.path, tool_plan(ask.tools), model, model.engine.info)
+    return len(maker.prompt(ask.prompt.messages).tokens)
+
+
+def served_tier(asked: str, priority: Priority) -> str:
+    """A key's best priority, or the header, may have lowered it."""
+    is_lowered = priority is Priority.BATCH and asked in ("priority", "fast")
+    return "flex" if is_lowered else asked
+
+
+def _resolved(ask: Ask, asking: ModelContext) -> Call:
+    choices = choices_of(ask, asking.options)
+    prepared = _prepared(ask, asking)
+    check_ends(ask, prepared.output)
+    return _call(ask, asking, prepared, choices, ask.id_prefix + secrets.token_hex(12))
+
+
+# -- prompts ---------------------------------------------------------------------------------------------
+
+
+def _prepared(ask: Ask, asking: ModelContext) -> PreparedPrompts:
+    prompt, model = ask.prompt, asking.chosen.model
+    if isinstance(prompt, AskedConversation):
+        return _of_conversation(ask, prompt, asking)
+    if prompt.is_said and model.prompts.has_template:
+        said = [AskedMessage({"role": "user", "content": text}) for text in prompt.prompts]
+        return _of_conversation(ask, AskedConversation(said, prompt.path), asking)
+    prompts = text_prompts(prompt, model.tokenizer, asking.info.context_limit)
+    return PreparedPrompts(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
+
+
+def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelContext) -> PreparedPrompts:
+    model, plan = asking.chosen.model, tool_plan(ask.tools)
+    output = _output(ask, plan, model)
+    maker = PromptMaker(ask, conversation.path, plan, model, asking.info)
+    prompt = maker.prompt(conversation.messages)
+    left_out: tuple[str, ...] = ()
+    if model.thinking is None:
+        left_out = ask.thinking.said
+    else:
+        outputs = ThinkingOutputs(model.thinking.form, model.tokenizer)
+        output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
+    compares = asking.options.compares_turns and ask.cache is not False
+    turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
+    return PreparedPrompts([Prompt(prompt.tokens, turn=turn)], output, left_out)
+
+
+def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel) -> PlannedOutput:
+    answer = AnswerForm.of(ask.form, model.grammars)
+    if plan is None:
+        return of_answer(answer)
+    return ToolOutputs(model.tool_format, model.grammars, model.tokenizer).of_plan(plan, answer)
+
+
+def _is_too_long(error: InvalidRequest | PromptTooLong) -> bool:
+    """Whether fewer messages could help."""
+    return isinstance(error, PromptTooLong) or error.code == _TOO_LONG
+
+
+def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
+    """None: nothing may be left out, or even what must stay is too long."""
+    conversation = ask.prompt
+    if not (isinstance(conversation, AskedConversation) and conversation.may_forget):
+        return None
+    context = asking.info.context_limit
+    room = ask.max_tokens.tokens if ask.max_tokens else min(_ROOM, context // 4)
+    limit = min(context - room, asking.options.max_prompt_tokens or context)
+
+    def fits(messages: Sequence[AskedMessage]) -> bool:
+        try:
+            return prompt_tokens(_with(ask, messages), asking.chosen.model) <= limit
+        except InvalidRequest as error:
+            if error.code == _TOO_LONG:
+                return False
+            raise
+
+    kept = shortened(conversation, fits)
+    return None if kept is None else _with(ask, kept)
+
+
+def _with(ask: Ask, messages: Sequence[AskedMessage]) -> Ask:
+    return msgspec.structs.replace(ask, prompt=msgspec.structs.replace(ask.prompt, messages=messages))
+
+
+# -- the call --------------------------------------------------------------------------------------------
+
+
+def _call(
+    ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: NumChoices, call_id: str
+) -> Call:
+    prompts, output = prepared.prompts, prepared.output
+    alike = _request(ask, asking, output, choices)
+    rooms = [_room(ask, prompt, asking) for prompt in prompts]
+    asked_tokens = _asked_tokens(ask, rooms, choices.made)
+    context_ends_it = any(room.context_ends_it for room in rooms)
+    is_repeatable = alike.sampling.temperature == 0 or ask.is_seeded
+    reuse = AnswerReuse(is_repeatable, asked_tokens=0 if context_ends_it else asked_tokens)
+    return Call(
+        id=call_id,
+        model=asking.chosen.name,
+        created=int(time.time()),
+        fingerprint=fingerprint(asking.info, asking.chosen.adapter_key),
+        prompts=tuple(prompts),
+        requests=_requests(alike, call_id, list(zip(prompts, rooms, strict=True)), choices.made),
+        n=choices.shown,
+        best_of=choices.made,
+        priority=alike.priority,
+        stream=ask.stream,
+        include_usage=ask.include_usage,
+        timeout_s=ask.timeout_s,
+        max_output_tokens=asked_tokens,
+        context_ends_it=context_ends_it,
+        service_tier=_tier(ask.service_tier, alike.priority),
+        metadata=ask.metadata,
+        shown_logprobs=ask.logprobs,
+        tool_calls=output.tool_calls,
+        thinking=output.thinking,
+        reuse=None if ask.cache is False else reuse,
+        is_json=ask.is_json,
+        headers=_headers(ask, prepared),
+    )
+
+
+def _asked_tokens(ask: Ask, rooms: Sequence[OutputRoom], choices: int) -> int:
+    """For all sequences, as far as the client has named a number."""
+    if ask.max_tokens is None:
+        return 0
+    if ask.max_tokens.is_ceiling:
+        return choices * sum(room.tokens for room in rooms)
+    return choices * len(rooms) * ask.max_tokens.tokens
+
+
+def _tier(asked: str | None, priority: Priority) -> str | None:
+    """The tier that the call is served in, as the answer tells it."""
+    if asked is None:
+        return None
+    return served_tier(asked if asked in TIERS else "default", priority)
+
+
+def _request(ask: Ask, asking: ModelContext, output: PlannedOutput, choices: NumChoices) -> GenerationRequest:
+    """What all requests of the call have alike: all but their prompts and seeds."""
+    identity = asking.sender.identity
+    key = identity.digest if asking.options.isolate_by_key else None
+    # To choose the best, log-probabilities are needed, whether they are shown or not.
+    is_ranked = choices.made > choices.shown and ask.logprobs is None
+    return GenerationRequest(
+        id="",
+        tokens=(),
+        max_tokens=0,
+        sampling=check_bias(ask.sampling, vocab_size=asking.info.vocab_size),
+        priority=asking.sender.priority(field=ask.priority, tier=ask.service_tier),
+        stop=ask.stop,
+        top_logprobs=0 if is_ranked else ask.logprobs,
+        prompt_logprobs=ask.score_prompt,
+        client=Client.of(identity, ask.user).label,
+        account=account_of(identity),
+        group=Client.group_of(identity),
+        route=ask.id_prefix.removesuffix("-"),
+        cache_namespace=cache_namespace(salt=ask.cache_salt, key=key),
+        adapter=asking.chosen.adapter,
+        constraint=output.constraint,
+        marks=output.thinking.marks if output.thinking is not None else None,
+        # What the model writes between thoughts, text and tool calls is for the reader of its output to see.
+        show_control_tokens=output.tool_calls is not None or output.shows_marks,
+    )
+
+
+def _room(ask: Ask, prompt: Prompt, asking: ModelContext) -> OutputRoom:
+    """Output tokens that a choice of this prompt may have."""
+    num_tokens = len(prompt.tokens)
+    return output_room(ask.max_tokens, num_tokens, asking.info, asking.options, param=ask.prompt.path)
+
+
+def _requests(
+    alike: GenerationRequest, call_id: str, prompts: Sequence[tuple[Prompt, OutputRoom]], choices: int
+) -> tuple[GenerationRequest, ...]:
+    return tuple(
+        msgspec.structs.replace(
+            alike,
+            id=f"{call_id}/{index * choices + choice}",
+            tokens=prompt.tokens,
+            max_tokens=room.tokens,
+            sampling=for_choice(alike.sampling, choice),
+        )
+        for index, (prompt, room) in enumerate(prompts)
+        for choice in range(choices)
+    )
+
+
+def _headers(ask: Ask, prepared: PreparedPrompts) -> dict[str, str]:
+    ignored = Ignored((*ask.ignored.names, *prepared.left_out)).headers
+    unenforced = prepared.output.unenforced
+    if not unenforced:
+        return ignored
+    more = ["..."] if len(unenforced) > _MOST_NAMED else []
+    names = [header_safe(path) for path in unenforced[:_MOST_NAMED]]
+    return {**ignored, UNENFORCED: ",".join(names + more)}

@@ -1,0 +1,172 @@
+"""The routes of every generating family: bytes become an `Ask`, and that a stream or an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from openai_cpu_server.api.asking.ask import Ask
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.cascade import UNWATCHED, CascadeAttempt
+from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.asking.renderer import AnswerRenderer, GatheredAnswer, Renderer
+from openai_cpu_server.api.asking.resolve import prompt_tokens
+from openai_cpu_server.api.asking.running import RunningCall
+from openai_cpu_server.api.asking.stream import EventStream, while_connected
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest
+from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.context import RequestContext, context_of
+from openai_cpu_server.http.offload import in_thread, off_loop
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import Body, Ignored, parse
+from openai_cpu_server.http.replies import json_response
+from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
+from openai_cpu_server.models.served import ServedModel
+
+B = TypeVar("B", bound=Body)
+Gathering = Callable[[], Awaitable[dict[str, GatheredAnswer]]]
+Doing = Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]]
+
+
+class BodyReader(msgspec.Struct, Generic[B], frozen=True):
+    """What a family's bodies are, and what they ask for."""
+
+    schema: type[B]
+    as_ask: Callable[[B], Ask]
+    """Raises InvalidRequest."""
+
+    def read(self, data: bytes, *, lenient: bool) -> Ask:
+        """It runs in any thread. Raises InvalidRequest, TooManyValues."""
+        return self.ask(*parse(self.schema, data, lenient=lenient), num_bytes=len(data))
+
+    def ask(self, body: B, ignored: Ignored, *, num_bytes: int) -> Ask:
+        """Of a body that was parsed elsewhere. Raises InvalidRequest."""
+        ask = self.as_ask(body)
+        left_out = Ignored((*ignored.names, *ask.ignored.names))
+        return msgspec.structs.replace(ask, num_bytes=num_bytes, ignored=left_out)
+
+
+class Family(msgspec.Struct, Generic[B], frozen=True):
+    """What is a family's own: body to `Ask`, events to bytes."""
+
+    reader: BodyReader[B]
+    renderer: AnswerRenderer
+
+
+async def _do(work: Gathering) -> dict[str, GatheredAnswer]:
+    return await work()
+
+
+class GenerationRoute:
+    def __init__(self, family: Family[Any], service: GenerationService, options: ApiOptions) -> None:
+        self._family = family
+        self._service = service
+        self._options = options
+
+    async def create(self, request: Request) -> ASGIApp:
+        running = await self._begun(request)
+        context_of(request.scope).body.release()
+        return self._streamed(running) if running.call.stream else await self._gathered(request, running)
+
+    async def _begun(self, request: Request) -> RunningCall:
+        """It keeps nothing of the body: the call may wait for long."""
+        data, trial = await unkept_body(request), CascadeAttempt(partial(while_connected, request.receive))
+        return await self.begin(data, context_of(request.scope), trial)
+
+    async def begin(
+        self, data: bytes, context: RequestContext, trial: CascadeAttempt = UNWATCHED
+    ) -> RunningCall:
+        """Whoever gets the call must enter it. Raises as `GenerationService.begin`."""
+        return await self._service.begin(await self._read(data), context, trial)
+
+    def renderer(self, running: RunningCall) -> Renderer:
+        """The renderer of a call that is streamed."""
+        return self._family.renderer.stream(running.call, running.model.pieces)
+
+    async def whole(self, running: RunningCall, do: Doing = _do) -> bytes:
+        """The answer of a call that is not streamed. `do` does the work as long as somebody wants it."""
+        async with running:
+            answers = await do(running.gather)
+        figures = running.figures
+        render = partial(self._family.renderer.whole, running.call, running.model.pieces, answers, figures)
+        return await off_loop(_shown_bytes(running.call, figures), render)
+
+    async def answer(self, data: bytes, context: RequestContext) -> bytes:
+        """The whole answer to a body that came by no request of its own, such as a row of a batch job.
+
+        Raises as `GenerationService.begin`, and what the call failed with.
+        """
+        ask = await self._read(data)
+        if ask.stream:
+            message = "'stream' is not possible in a batch."
+            raise InvalidRequest(message, param="stream", code="unsupported_value")
+        running = await self._service.begin(ask, context)
+        try:
+            return await self.whole(running)
+        except GenerationFailed:
+            running.model.loaded()  # an engine that is gone takes its requests with it: not their fault
+            raise
+
+    async def _read(self, data: bytes) -> Ask:
+        reading = partial(self._family.reader.read, data, lenient=self._options.lenient)
+        return await off_loop(len(data), reading)
+
+    def _streamed(self, running: RunningCall) -> ASGIApp:
+        return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)
+
+    async def _gathered(self, request: Request, running: RunningCall) -> Response:
+        body = await self.whole(running, partial(while_connected, request.receive))
+        return Response(body, media_type="application/json", headers=dict(running.call.headers))
+
+
+def _shown_bytes(call: Call, figures: Figures) -> int:
+    """About the size of the response: with log-probabilities it can be megabytes."""
+    per_token = 4 if call.shown_logprobs is None else 64 * (1 + call.shown_logprobs)
+    return per_token * figures.total_tokens
+
+
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's answer of `/v1/responses/input_tokens`, and llama-server's of the one for chat."""
+
+    object: str = "response.input_tokens"
+    input_tokens: int
+
+
+def input_tokens(num_tokens: int) -> InputTokens:
+    return InputTokens(input_tokens=num_tokens)
+
+
+class CountRoute:
+    """It needs no engine."""
+
+    def __init__(
+        self,
+        reader: BodyReader[Any],
+        models: ModelRegistry,
+        *,
+        lenient: bool,
+        told: Callable[[int], msgspec.Struct] = input_tokens,
+    ) -> None:
+        self._reader = reader
+        self._models = models
+        self._lenient = lenient
+        self._told = told
+
+    async def count(self, request: Request) -> Response:
+        data = await unkept_body(request)
+        ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
+        model = self._model(ask.model, request)
+        num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
+        return json_response(self._told(num_tokens), headers=ask.ignored.headers)
+
+    def _model(self, name: str | None, request: Request) -> ServedModel:
+        """Raises ModelNotFound, WrongModelKind, RouterNotModel."""
+        allowed = context_of(request.scope).identity.allowed_models
+        return choose_able(self._models, name, allowed, Ability.GENERATE).model

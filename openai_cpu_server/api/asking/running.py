@@ -1,0 +1,321 @@
+"""A call while it runs: told event by event or gathered, kept, limited in time, counted at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from itertools import chain
+from types import TracebackType
+from typing import NamedTuple, Protocol, Union
+
+import msgspec
+
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.renderer import Chunk, GatheredAnswer, Renderer, cached_tokens
+from openai_cpu_server.contract.engine import Generation
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import Finish, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.errors import DeadlineExceeded, ServerError
+from openai_cpu_server.http.context import Ticket
+from openai_cpu_server.http.limits import Lease
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.ended import Distribution, EndedCall
+
+
+class Limited(Protocol):
+    """What is being computed for a call."""
+
+    def fail_in(self, seconds: float, error: ServerError) -> None: ...
+
+
+def limit_time(work: Limited, ticket: Ticket, *limits_s: float | None) -> None:
+    """Keeps the shortest of the limits, the client's or the server's. The call's time began when it came
+    in."""
+    given_s = [limit_s for limit_s in limits_s if limit_s is not None]
+    if given_s:
+        timeout_s = min(given_s)
+        gone_s = time.monotonic() - ticket.started_s
+        work.fail_in(timeout_s - gone_s, DeadlineExceeded(timeout_s))
+
+
+_AT_ONCE = 32
+"""After so many events others get their turn on the event loop."""
+
+
+class TimedEvent(NamedTuple):
+    event: TokenEvent
+    arrived_s: float
+
+
+class ReplayedGeneration:
+    """A `Generation` that has ended, told once more."""
+
+    def __init__(self, heard: Sequence[TimedEvent], figures: Figures) -> None:
+        self._heard = heard
+        self._figures = figures
+        self.arrived_s = 0.0
+
+    @property
+    def figures(self) -> Figures:
+        return self._figures
+
+    async def __aenter__(self) -> ReplayedGeneration:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing runs any more."""
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        for number, (event, arrived_s) in enumerate(self._heard, 1):
+            self.arrived_s = arrived_s
+            yield event
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def progress(self) -> AsyncIterator[TokenEvent]:
+        return self.__aiter__()
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """It has ended by then."""
+
+
+_MOST_FACTS = 131_072
+"""A longer answer is not kept: some 20 MB would be held for as long as the call goes on. Each event is a
+fact, and so is each log-probability that it tells."""
+
+
+class AnswerRecorder:
+    """`keep` is called with all events if all requests of the call end."""
+
+    def __init__(self, num_requests: int, keep: Callable[[Sequence[TokenEvent]], None]) -> None:
+        self._to_end = num_requests
+        self._keep = keep
+        self._events: list[TokenEvent] | None = []
+        """None: it is too long."""
+        self._num_facts = 0
+
+    def note(self, event: TokenEvent) -> None:
+        if self._events is None:
+            return
+        self._events.append(event)
+        if event.finish is not None:
+            self._to_end -= 1
+        self._num_facts += _facts_of(event)
+        if self._num_facts > _MOST_FACTS:
+            self._events = None
+        elif self._to_end == 0:
+            self._keep(self._events)
+            self._events = None
+
+
+def _facts_of(event: TokenEvent) -> int:
+    told = chain(event.logprobs, event.prompt_logprobs)
+    return 1 + sum(1 + len(one.top) for one in told)
+
+
+NEWS_INTERVAL_S = 1.0
+"""A stream hears of its place in the queue once in so long at most."""
+_UNFINISHED = "unfinished"
+"""The reason of a sequence that somebody else ended."""
+
+Said = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
+"""What a client that streams is told: its place in the queue, or a part of the answer."""
+
+
+class RunningCall:
+    """A call that was submitted. `async with` it: leaving ends what still runs, and counts what there was."""
+
+    def __init__(
+        self,
+        call: Call,
+        generation: Generation,
+        model: ServedModel,
+        *,
+        ticket: Ticket,
+        lease: Lease | None = None,
+        recorder: AnswerRecorder | None = None,
+    ) -> None:
+        """`lease`: None for a call that counts against no limits. `recorder`: who keeps the answer, if
+        anybody does."""
+        self.call = call
+        self.model = model
+        self._generation = generation
+        self._ticket = ticket
+        self._lease = lease
+        self._recorder = recorder
+        self._tally = Tally(call)
+
+    async def __aenter__(self) -> RunningCall:
+        await self._generation.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._generation.__aexit__(kind, error, trace)
+        figures = self.figures
+        began_s, model = self._ticket.started_s, self.model.name
+        self._ticket.generated(self._tally.ended(figures, began_s=began_s, model=model))
+        if self._lease is not None:
+            self._lease.output_tokens = figures.output_tokens
+
+    def cancel(self) -> None:
+        """Ends it, so that whoever reads it gets RequestCancelled."""
+        self.model.engine.cancel(self.call.id)
+
+    @property
+    def figures(self) -> Figures:
+        """What it came to. They are complete once every request of the call has finished."""
+        return self._tally.figures(self._generation.figures)
+
+    async def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]:
+        """All that a client hears, as it comes. Raises what the call failed with."""
+        news = QueueNews(time.monotonic)
+        if chunks := renderer.begin():
+            yield chunks
+        async for item in self._generation.progress():
+            if isinstance(item, QueuePlace):
+                if news.is_due(item):
+                    yield item
+                continue
+            if isinstance(item, ModelLoading):
+                if not news.is_over:
+                    yield item
+                continue
+            self._note(item)
+            if chunks := renderer.event(item):
+                news.end()
+                yield chunks
+        if chunks := renderer.end(self.figures):
+            yield chunks
+
+    async def hold(self) -> list[TimedEvent]:
+        """All events, to be told later. Raises what the call failed with."""
+        heard = []
+        async for event in self._generation:
+            self._note(event)
+            heard.append(TimedEvent(event, self._generation.arrived_s))
+        return heard
+
+    async def gather(self) -> dict[str, GatheredAnswer]:
+        """The whole answers, by their requests' ids. Raises what the call failed with."""
+        answers = {request.id: GatheredAnswer() for request in self.call.requests}
+        async for event in self._generation:
+            self._note(event)
+            answers[event.id].add(event)
+        return answers
+
+    def _note(self, event: TokenEvent) -> None:
+        self._tally.note(event, self._generation.arrived_s)
+        if self._recorder is not None:
+            self._recorder.note(event)
+
+
+class LastNews(msgspec.Struct, frozen=True):
+    """What a stream heard last of its place."""
+
+    at_s: float
+    position: int
+
+
+class QueueNews:
+    """Which places in the queue one stream is told of, from its beginning to its first chunk."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: LastNews | None = None
+        self.is_over = False
+        """The first chunk is out."""
+
+    def is_due(self, place: QueuePlace) -> bool:
+        """Whether this is to be said now; then it counts as said."""
+        now_s = self._clock()
+        if self.is_over or not is_news(now_s, self._last, place.position):
+            return False
+        self._last = LastNews(now_s, place.position)
+        return True
+
+    def end(self) -> None:
+        self.is_over = True
+
+
+def is_news(now_s: float, last: LastNews | None, position: int) -> bool:
+    if last is None:
+        return True
+    return position != last.position and now_s - last.at_s >= NEWS_INTERVAL_S
+
+
+class Tally:
+    """Notes every event of a call as it passes: the numbers for usage, log and watch.
+
+    It is made when the call is submitted.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._finishes: dict[str, Finish] = {}
+        self._released: Counter[str] = Counter()
+        """Tokens of each request so far; how many there were is known at its end."""
+        self._submitted_s = time.monotonic()
+        self._first_event_s: float | None = None
+        self._last_s: dict[str, float] = {}
+        """When each request's last tokens came."""
+        self._gaps = Distribution()
+
+    def note(self, event: TokenEvent, arrived_s: float) -> None:
+        """Takes a microsecond, for every event of every stream.
+
+        `arrived_s` is when the event came from the engine, on the monotonic clock. A client that reads slowly
+        has its events noted late, but that says nothing about how fast they were made.
+        """
+        if self._first_event_s is None:
+            self._first_event_s = arrived_s
+        num_tokens = len(event.tokens)
+        if num_tokens:
+            last_s = self._last_s.get(event.id)
+            if last_s is not None and arrived_s > last_s:  # else all are told at once, by heart
+                self._gaps.add((arrived_s - last_s) / num_tokens, num_tokens)
+            self._last_s[event.id] = arrived_s
+            self._released[event.id] += num_tokens
+        if event.finish is not None:
+            self._finishes[event.id] = event.finish
+
+    def figures(self, told: Figures) -> Figures:
+        """What it came to; also for a call that was left before its end. `told`: by whoever generates."""
+        return msgspec.structs.replace(
+            told,
+            prompt_tokens=self._call.prompt_tokens,
+            cached_tokens=cached_tokens(self._call, self._finishes),
+            output_tokens=sum(self._output_tokens(request.id) for request in self._call.requests),
+        )
+
+    def ended(self, figures: Figures, *, began_s: float, model: str) -> EndedCall:
+        """Its end, for observers. `began_s`: when it came in. `model`: the name of the one that answers."""
+        first_s, adapter = self._first_event_s, self._call.requests[0].adapter
+        return EndedCall(
+            figures=figures,
+            model=model,
+            finish_reasons=tuple(self._finish_reason(request.id) for request in self._call.requests),
+            submitted_s=min(self._submitted_s, time.monotonic() - figures.latency_ms / 1000),
+            ttft_s=None if first_s is None else first_s - began_s,
+            gaps=self._gaps,
+            adapter=f"{model}:{adapter}" if adapter is not None else None,
+        )
+
+    def _finish_reason(self, request_id: str) -> str:
+        finish = self._finishes.get(request_id)
+        return _UNFINISHED if finish is None else finish.reason.value
+
+    def _output_tokens(self, request_id: str) -> int:
+        finish = self._finishes.get(request_id)
+        return self._released[request_id] if finish is None else finish.output_tokens

@@ -1,0 +1,149 @@
+"""How to sample, and how much: a field more is a line here, one in `body` and one in the contract."""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedLimit, wrong
+from openai_cpu_server.api.asking.body import SharedBody
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.errors import InvalidRequest, PromptTooLong
+from openai_cpu_server.http.options import ApiOptions
+
+_SEEDS = 2**63
+T = TypeVar("T")
+
+
+def sampling_of(body: SharedBody) -> Sampling:
+    """Raises InvalidRequest for a bias of what is no token id; `check_bias` knows which ids there are."""
+    return Sampling(
+        seed=seed_of(body.seed),
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=top_k_of(body.top_k),
+        min_p=_or(body.min_p, 0.0),
+        typical_p=_or(body.typical_p, 1.0),
+        repeat_penalty=_or(body.repeat_penalty, 1.0),
+        repeat_last_n=_or(body.repeat_last_n, 64),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        logit_bias={_token_id(key): bias for key, bias in (body.logit_bias or {}).items()},
+        ignore_eos=_or(body.ignore_eos, False),
+    )
+
+
+def seed_of(asked: int | None) -> int:
+    return secrets.randbelow(_SEEDS) if asked is None else asked % _SEEDS
+
+
+def top_k_of(asked: int | None) -> int | None:
+    return asked if asked is not None and asked > 0 else None
+
+
+def check_bias(sampling: Sampling, *, vocab_size: int) -> Sampling:
+    """Raises InvalidRequest for ids that the vocabulary does not have."""
+    check_tokens(tuple(sampling.logit_bias), vocab_size=vocab_size, param="logit_bias")
+    return sampling
+
+
+def for_choice(sampling: Sampling, choice: int) -> Sampling:
+    """Choices of one prompt differ by their seed alone."""
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % _SEEDS) if choice else sampling
+
+
+def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tuple[int, ...]:
+    """Raises InvalidRequest for an id that the vocabulary does not have."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        message = f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}."
+        raise InvalidRequest(message, param=param, code="invalid_value")
+    return tokens
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        message = "Invalid value for 'logit_bias': its keys must be token ids."
+        raise InvalidRequest(message, param="logit_bias", code="invalid_value")
+    return int(key)
+
+
+class OutputRoom(NamedTuple):
+    """How many tokens one choice may have."""
+
+    tokens: int
+    context_ends_it: bool
+    """The context leaves fewer than the client and the server allow."""
+
+
+def output_room(
+    asked: AskedLimit | None, prompt_tokens: int, info: ModelInfo, options: ApiOptions, *, param: str
+) -> OutputRoom:
+    """Without `asked` it is all that the context leaves, one at least. `param` is the prompt's field.
+
+    Raises InvalidRequest beyond the server's own limits, PromptTooLong beyond the context's.
+    """
+    context, max_output = info.context_limit, options.max_output_tokens
+    if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
+        raise InvalidRequest(
+            f"The prompt has {prompt_tokens} tokens; this server takes at most {options.max_prompt_tokens}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if asked is not None and not asked.is_ceiling:
+        if max_output is not None and asked.tokens > max_output:
+            at = asked.path
+            raise wrong(f"Invalid value for '{at}': this server allows at most {max_output}.", at)
+        wanted = asked.tokens
+    else:
+        wanted = max(1, context - prompt_tokens)
+        wanted = wanted if max_output is None else min(wanted, max_output)
+    if prompt_tokens + wanted > context:
+        raise PromptTooLong(prompt_tokens=prompt_tokens, max_tokens=wanted, limit=context, param=param)
+    if asked is None or not asked.is_ceiling:
+        return OutputRoom(wanted, context_ends_it=False)
+    tokens = min(wanted, asked.tokens)
+    return OutputRoom(tokens, tokens < asked.tokens and prompt_tokens + tokens >= context)
+
+
+class NumChoices(NamedTuple):
+    """How many sequences each prompt has."""
+
+    shown: int
+    made: int
+
+
+def choices_of(ask: Ask, options: ApiOptions) -> NumChoices:
+    """Raises InvalidRequest, also for a call that is many calls."""
+    best_of = None if ask.best_of is None else _allowed(ask.best_of, options, "best_of")
+    if best_of is not None:
+        _check_best(best_of, ask)
+    n = 1 if ask.n is None else _allowed(ask.n, options, "n")
+    made = n if best_of is None else best_of
+    num_prompts = 1 if isinstance(ask.prompt, AskedConversation) else len(ask.prompt.prompts)
+    if num_prompts * made > options.max_sequences:
+        message = f"{num_prompts} prompts with {made} choices each: one call may have "
+        choice = "n" if best_of is None else "best_of"
+        raise wrong(f"{message}{options.max_sequences} in all.", choice if num_prompts == 1 else "prompt")
+    return NumChoices(n, made)
+
+
+def _allowed(value: int, options: ApiOptions, param: str) -> int:
+    if value > options.max_choices:
+        raise wrong(f"Invalid value for '{param}': this server allows at most {options.max_choices}.", param)
+    return value
+
+
+def _check_best(best_of: int, ask: Ask) -> None:
+    n = ask.n or 1
+    if best_of < n:
+        raise wrong("'best_of' must not be smaller than 'n'.", "best_of")
+    if best_of > n and ask.stream:
+        message = "'best_of' above 'n' cannot be streamed: the best is known at the end only."
+        raise wrong(message, "best_of")

@@ -1,0 +1,248 @@
+"""Whether and how long the model is to think, and what the engine needs to know about it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from openai_cpu_server.api.asking.ask import AskedThinking, wrong
+from openai_cpu_server.api.asking.body import OpenRouterReasoning, ReasoningBody
+from openai_cpu_server.api.asking.call import CallThinking
+from openai_cpu_server.api.asking.output import PlannedOutput
+from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.contract.request import Constraint, Thinking
+from openai_cpu_server.models.served import ModelThinking
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt
+from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage, switch
+
+EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
+"""Tokens of thoughts where the model's template does not read the effort: `low` is LiteLLM's number, its
+neighbours a quarter and four times that. `high` and `xhigh` are any number."""
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_LAST_WORDS = "\n\nI have thought long enough and give my answer now.\n"
+"""What the model seems to say when its budget is used up; without it many go on thinking in the answer."""
+_SWITCHES = ("enable_thinking", "thinking")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_OURS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+    | {"raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner"}
+)
+"""Variables of templates that no request replaces."""
+T = TypeVar("T")
+
+
+class ThinkingPlan(msgspec.Struct, frozen=True):
+    """What that means for one model."""
+
+    variables: Mapping[str, object]
+    """For the chat template."""
+    is_on: bool | None
+    """None: the template decides."""
+    thinks_not: bool
+    """The thoughts must be closed in the prompt."""
+    budget: int | None
+    is_hidden: bool
+
+
+Said = tuple[str, T]
+"""A field's path, and what it says."""
+
+
+def asked_thinking(
+    *,
+    efforts: Sequence[Said[str]] = (),
+    switches: Sequence[Said[bool]] = (),
+    budgets: Sequence[Said[int]] = (),
+    variables: Mapping[str, object] | None = None,
+    is_hidden: bool = False,
+) -> AskedThinking:
+    """Fields that mean the same must agree; an effort switches too. `variables` are those of
+    `chat_template_kwargs`. Raises InvalidRequest."""
+    known = _variables(variables or {})
+    by_effort = [(path, effort != "none") for path, effort in efforts]
+    return AskedThinking(
+        effort=_one(efforts),
+        is_on=_one([*by_effort, *switches, *_switched(known)]),
+        budget=_one(budgets),
+        is_hidden=is_hidden,
+        variables=known,
+        said=tuple(path for path, _ in (*efforts, *budgets)),
+    )
+
+
+def thinking_of(body: ReasoningBody) -> AskedThinking:
+    """Raises InvalidRequest for what contradicts itself."""
+    reasoning, thinking = body.reasoning or OpenRouterReasoning(), body.thinking
+    told = reasoning.max_tokens
+    switch = thinking.type == "enabled" if thinking and thinking.type in ("enabled", "disabled") else None
+    return asked_thinking(
+        efforts=_given({"reasoning_effort": body.reasoning_effort, "reasoning.effort": reasoning.effort}),
+        switches=_given(
+            {
+                "enable_thinking": body.enable_thinking,
+                "reasoning.enabled": reasoning.enabled,
+                "reasoning.max_tokens": None if told is None else told > 0,
+                "thinking.type": switch,
+            }
+        ),
+        budgets=_given(
+            {
+                "thinking_budget": body.thinking_budget,
+                "thinking_token_budget": body.thinking_token_budget,
+                "thinking_budget_tokens": body.thinking_budget_tokens,
+                "reasoning.max_tokens": told,
+                "thinking.budget_tokens": None if thinking is None else thinking.budget_tokens,
+            }
+        ),
+        variables=body.chat_template_kwargs,
+        is_hidden=reasoning.exclude is True or body.include_reasoning is False,
+    )
+
+
+def _given(fields: Mapping[str, T | None]) -> list[Said[T]]:
+    return [(path, value) for path, value in fields.items() if value is not None]
+
+
+def thinking_plan(wish: AskedThinking, model: ModelThinking | None) -> ThinkingPlan:
+    """`model`: None for one that does not think; the variables reach its template all the same."""
+    if model is None:
+        return _for_template(wish)
+    is_on = model.is_on if wish.is_on is None else wish.is_on
+    budget = _budget(wish, model)
+    if budget == 0:
+        is_on = False
+    variables: dict[str, object] = {} if is_on is None else {**switch(is_on)}
+    effort = wish.effort if is_on is not False else "none"
+    if effort is not None:
+        variables["reasoning_effort"] = _nearest(effort, model.form.efforts)
+    if budget is not None or is_on is False:
+        variables["thinking_budget"] = budget if is_on is not False else 0  # Seed-OSS reads it
+    return ThinkingPlan(
+        variables={**variables, **wish.variables},
+        is_on=is_on,
+        thinks_not=is_on is False and not model.form.efforts,
+        budget=budget if is_on is not False else None,
+        is_hidden=wish.is_hidden,
+    )
+
+
+def _for_template(wish: AskedThinking) -> ThinkingPlan:
+    said: dict[str, object] = {} if wish.is_on is None else {**switch(wish.is_on)}
+    if wish.effort is not None:
+        said["reasoning_effort"] = wish.effort
+    variables = {**said, **wish.variables}
+    return ThinkingPlan(variables, is_on=None, thinks_not=False, budget=None, is_hidden=False)
+
+
+class ThinkingOutputs:
+    """Puts thoughts in front of the outputs of one call."""
+
+    def __init__(self, form: ReasoningFormat, tokenizer: Tokenizer) -> None:
+        self._form = form
+        self._tokenizer = tokenizer
+
+    def of(
+        self, output: PlannedOutput, plan: ThinkingPlan, prompt: ChatPrompt, *, has_stop: bool
+    ) -> PlannedOutput:
+        """The output behind this prompt. What it must look like is for the answer alone, and stop strings
+        (`has_stop`) are, too."""
+        form = self._form
+        if prompt.stage is ThinkingStage.BEHIND and not form.answer_end:
+            return output
+        shown = CallThinking(form, prompt.stage, plan.is_hidden)
+        output = msgspec.structs.replace(output, thinking=shown, shows_marks=self._has_silent_marks())
+        if prompt.stage is ThinkingStage.BEHIND:
+            return output
+        constraint = output.constraint or Constraint()
+        # The grammars of calls in channels tell of thoughts themselves.
+        knows_thoughts = form.has_channels and output.tool_calls is not None
+        goes_on = knows_thoughts and prompt.stage is ThinkingStage.WITHIN
+        is_all_told = constraint.grammar is None or (knows_thoughts and not goes_on)
+        if is_all_told and plan.budget is None and not has_stop:
+            return output
+        is_ruled = constraint.grammar is not None and not constraint.triggers
+        always = bool(form.efforts)
+        is_sure = (
+            prompt.stage is ThinkingStage.WITHIN or plan.is_on is True or prompt.wants_thoughts or always
+        )
+        if is_ruled and not is_sure:
+            return output
+        answer_begin = form.answer_begin if output.tool_calls is None else form.turn_begin
+        shaped = self._constraint(constraint, plan, prompt.stage, answer_begin)
+        return msgspec.structs.replace(output, constraint=shaped)
+
+    def _constraint(
+        self, constraint: Constraint, plan: ThinkingPlan, stage: ThinkingStage, answer_begin: str
+    ) -> Constraint:
+        """`answer_begin`: the mark behind those of the thoughts."""
+        form = self._form
+        is_ruled = constraint.grammar is not None and not constraint.triggers
+        is_open = stage is ThinkingStage.WITHIN
+        behind = answer_begin if constraint.grammar is None else ""
+        last_words = _LAST_WORDS if plan.budget else ""
+        thinking = Thinking(
+            begin="" if is_open else form.begin,
+            end=form.end,
+            opening=self._tokens(form.begin) if is_ruled and not is_open else (),
+            shown_behind=form.answer_alone if form.has_channels else "",
+            budget=plan.budget,
+            closing=() if plan.budget is None else self._tokens(last_words + form.end + behind),
+        )
+        before = self._tokens(form.gap + answer_begin) if is_ruled else ()
+        return msgspec.structs.replace(constraint, thinking=thinking, opening=(*before, *constraint.opening))
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special=False, parse_special=True))
+
+    def _has_silent_marks(self) -> bool:
+        """Whether a mark is written in control tokens, which are no text unless they are asked for."""
+        tokens = self._tokens(self._form.begin + self._form.end + self._form.answer_begin)
+        return any(not self._tokenizer.piece(token) for token in tokens)
+
+
+def _budget(wish: AskedThinking, model: ModelThinking) -> int | None:
+    """Tokens; None: any number."""
+    if wish.budget is not None:
+        return wish.budget if wish.budget >= 0 else None
+    if wish.effort is not None and wish.effort != "none" and not model.template.reads_effort:
+        return EFFORT_BUDGETS.get(wish.effort)
+    return model.budget
+
+
+def _nearest(effort: str, known: Sequence[str]) -> str:
+    """The effort that the model knows, if it does not know all."""
+    if not known:
+        return effort
+    place = _EFFORTS.index(effort)
+    return min(known, key=lambda each: abs(_EFFORTS.index(each) - place))
+
+
+def _switched(variables: Mapping[str, object]) -> Iterator[Said[bool]]:
+    for name in _SWITCHES:
+        value = variables.get(name)
+        if isinstance(value, bool):
+            yield f"chat_template_kwargs.{name}", value
+
+
+def _one(said: Sequence[Said[T]]) -> T | None:
+    """What all of them say. Raises InvalidRequest if they differ."""
+    if not said:
+        return None
+    path, value = said[0]
+    for other, contrary in said[1:]:
+        if contrary != value:
+            raise wrong(f"'{path}' and '{other}' say different things about the model's thinking.", other)
+    return value
+
+
+def _variables(given: Mapping[str, object]) -> dict[str, object]:
+    """Raises InvalidRequest for a name that is none, or that is the server's own."""
+    for name in given:
+        if name in _OURS or not _VARIABLE.fullmatch(name):
+            shown = name[:64]
+            message = f"'{shown}' is no variable of a chat template that a request can set."
+            raise wrong(message, f"chat_template_kwargs.{shown}")
+    return dict(given)

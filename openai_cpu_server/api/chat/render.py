@@ -1,0 +1,290 @@
+"""`chat.completion`, and its chunks: a role, deltas, calls, a reason to end, for every choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
+from openai_cpu_server.api.asking.renderer import (
+    ChatLogprobs,
+    ChoiceStream,
+    ChunkStream,
+    ContentScores,
+    GatheredAnswer,
+    Metadata,
+    NewId,
+    Tier,
+    Usage,
+    chat_logprobs,
+    content_of,
+    finish_reason,
+    json_text,
+    metadata,
+    new_tool_call_id,
+    reasoning_of,
+    service_tier,
+    shown,
+    timings,
+)
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part, ThinkingText
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
+def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
+    """The functions in their order; the last one's arguments may be cut."""
+    found: list[CalledFunction] = []
+    for part in parts:
+        if isinstance(part, CallBegin):
+            found.append(CalledFunction(part.name, ""))
+        elif isinstance(part, CallArguments):
+            last = found.pop()
+            found.append(CalledFunction(last.name, last.arguments + part.text))
+    return found
+
+
+def reason_with_tool_calls(finish: Finish, reader: PartsReader, style: ToolCallStyle) -> str:
+    """Raises GenerationFailed; InvalidRequest if a stop string of the client's has cut a call."""
+    reason = finish_reason(finish)
+    if finish.reason is not FinishReason.STOP or not reader.has_calls:
+        return reason
+    if reader.is_cut:
+        message = "A stop string has cut a function call; choose one that no call contains."
+        raise InvalidRequest(message, param="stop", code="invalid_value")
+    return style.reason
+
+
+class ToolCallDeltas:
+    """The tool calls of one choice as deltas: a first one with the name, then the arguments as they come."""
+
+    def __init__(self, new_id: NewId, *, is_legacy: bool) -> None:
+        self._is_legacy = is_legacy
+        self._new_id = new_id
+        self._index = -1
+
+    def begin(self, part: CallBegin) -> bytes:
+        function = b'{"name":' + json_text(part.name) + b',"arguments":""}'
+        if self._is_legacy:
+            return b'{"function_call":' + function + b"}"
+        self._index += 1
+        head = b'{"tool_calls":[{"index":%d,"id":"%s","type":"function","function":'
+        return head % (self._index, self._new_id().encode()) + function + b"}]}"
+
+    def more(self, part: CallArguments) -> bytes:
+        function = b'{"arguments":' + json_text(part.text) + b"}"
+        if self._is_legacy:
+            return b'{"function_call":' + function + b"}"
+        return b'{"tool_calls":[{"index":%d,"function":' % self._index + function + b"}]}"
+
+
+_NO_LOGPROBS = b"null"
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    """None: the message consists of tool calls, or of thoughts."""
+    reasoning_content: Union[str, UnsetType] = UNSET
+    reasoning: Union[str, UnsetType] = UNSET
+    """The newer name of the same."""
+    refusal: None = None
+    tool_calls: Union[list[ToolCall], UnsetType] = UNSET
+    function_call: Union[CalledFunction, UnsetType] = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: dict[str, float]
+    service_tier: Tier = UNSET
+    system_fingerprint: str
+    metadata: Metadata = UNSET
+
+
+class ChatRenderer:
+    """Makes the answers of chat calls."""
+
+    def __init__(self, new_id: NewId = new_tool_call_id) -> None:
+        self._new_id = new_id
+
+    def whole(
+        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+    ) -> bytes:
+        ranked = enumerate(shown(call, answers))
+        completion = ChatCompletion(
+            id=call.id,
+            created=call.created,
+            model=call.model,
+            choices=[self._choice(call, pieces, index, answer) for index, (_, answer) in ranked],
+            usage=Usage.of(figures),
+            timings=timings(figures),
+            service_tier=service_tier(call),
+            system_fingerprint=call.fingerprint,
+            metadata=metadata(call),
+        )
+        return msgspec.json.encode(completion)
+
+    def stream(self, call: Call, pieces: ShownPieces) -> ChunkStream:
+        scores = _Scores(pieces if call.shown_logprobs is not None else None)
+        choices = {
+            request.id: _choice(index, scores, call, self._new_id)
+            for index, request in enumerate(call.requests)
+        }
+        return ChunkStream(call, "chat.completion.chunk", choices)
+
+    def _choice(self, call: Call, pieces: ShownPieces, index: int, answer: GatheredAnswer) -> ChatChoice:
+        assert answer.finish is not None, "an answer is rendered after its end"
+        logprobs = None
+        if call.shown_logprobs is not None:
+            logprobs = chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
+        reader = call.reader()
+        parts = answer.parts(reader)
+        reason = _reason(answer.finish, reader, call.tool_calls)
+        return ChatChoice(index, self._message(parts, call.tool_calls), logprobs, reason)
+
+    def _message(self, parts: Sequence[Part], style: ToolCallStyle | None) -> AssistantMessage:
+        content, functions, thoughts = content_of(parts), called_functions(parts), reasoning_of(parts)
+        message = AssistantMessage(
+            content=content or None if thoughts or functions else content,
+            reasoning_content=thoughts or UNSET,
+            reasoning=thoughts or UNSET,
+        )
+        if not functions:
+            return message
+        if style is not None and style.is_legacy:
+            return msgspec.structs.replace(message, function_call=functions[0])
+        calls = [ToolCall(id=self._new_id(), function=function) for function in functions]
+        return msgspec.structs.replace(message, tool_calls=calls)
+
+
+class _Scores:
+    """Log-probabilities as JSON, or `null` where nobody asked for them."""
+
+    def __init__(self, pieces: ShownPieces | None) -> None:
+        self._pieces = pieces
+
+    def json(self, entries: Sequence[TokenLogprob]) -> bytes:
+        if self._pieces is None:
+            return _NO_LOGPROBS
+        return msgspec.json.encode(chat_logprobs(entries, self._pieces))
+
+
+def _choice(index: int, scores: _Scores, call: Call, new_id: NewId) -> ChoiceStream:
+    if call.tool_calls is None and call.thinking is None:
+        return _TextChoice(index, scores)
+    return _PartsChoice(index, scores, call, new_id)
+
+
+def _reason(finish: Finish, reader: PartsReader, style: ToolCallStyle | None) -> str:
+    return finish_reason(finish) if style is None else reason_with_tool_calls(finish, reader, style)
+
+
+def _delta(index: int, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
+    begin = b'{"index":%d,"delta":' % index
+    return begin + delta + b',"logprobs":' + logprobs + b',"finish_reason":' + reason + b"}"
+
+
+class _TextChoice:
+    def __init__(self, index: int, scores: _Scores) -> None:
+        self._index = index
+        self._scores = scores
+        self._is_open = False
+
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        parts = []
+        if not self._is_open:
+            self._is_open = True
+            parts.append(_delta(self._index, b'{"role":"assistant","content":""}'))
+        if event.text or event.logprobs:
+            content = b'{"content":' + json_text(event.text) + b"}"
+            parts.append(_delta(self._index, content, self._scores.json(event.logprobs)))
+        if event.finish is not None:
+            reason = f'"{finish_reason(event.finish)}"'.encode()
+            parts.append(_delta(self._index, b"{}", reason=reason))
+        return parts
+
+
+class _PartsChoice:
+    """Thoughts, content and tool calls. What may still begin another part is held back, and its scores with
+    it."""
+
+    def __init__(self, index: int, scores: _Scores, call: Call, new_id: NewId) -> None:
+        self._index = index
+        self._scores = scores
+        self._style = call.tool_calls
+        self._reader = call.reader()
+        self._deltas = ToolCallDeltas(new_id, is_legacy=self._style is not None and self._style.is_legacy)
+        self._is_open = False
+        self._content_scores = ContentScores()
+        self._held_scores: list[TokenLogprob] = []
+
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        self._held_scores += self._content_scores.known(event)
+        parts = self._reader.read(event)
+        shown = [self._opening(parts)] if parts or event.finish is not None else []
+        shown += [self._shown(part) for part in parts]
+        if event.finish is not None:
+            shown.append(self._end(event.finish))
+        return [choice for choice in shown if choice]
+
+    def _shown(self, part: Part) -> bytes:
+        scores = _NO_LOGPROBS if isinstance(part, ThinkingText) else self._released_scores()
+        return _delta(self._index, self._part(part), scores)
+
+    def _opening(self, parts: Sequence[Part]) -> bytes:
+        """A choice that begins with a tool call or thoughts has no content, rather than an empty one."""
+        if self._is_open:
+            return b""
+        self._is_open = True
+        content = b"null" if parts and isinstance(parts[0], (CallBegin, ThinkingText)) else b'""'
+        return _delta(self._index, b'{"role":"assistant","content":' + content + b"}")
+
+    def _part(self, part: Part) -> bytes:
+        if isinstance(part, CallBegin):
+            return self._deltas.begin(part)
+        if isinstance(part, CallArguments):
+            return self._deltas.more(part)
+        if isinstance(part, ThinkingText):
+            thoughts = json_text(part.text)
+            return b'{"reasoning_content":' + thoughts + b',"reasoning":' + thoughts + b"}"
+        return b'{"content":' + json_text(part.text) + b"}"
+
+    def _end(self, finish: Finish) -> bytes:
+        reason = _reason(finish, self._reader, self._style)
+        return _delta(self._index, b"{}", self._released_scores(), f'"{reason}"'.encode())
+
+    def _released_scores(self) -> bytes:
+        if not self._held_scores:
+            return _NO_LOGPROBS
+        held, self._held_scores = self._held_scores, []
+        return self._scores.json(held)

@@ -1,0 +1,212 @@
+"""`text_completion`, whole and in chunks, with log-probabilities as parallel lists."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from openai_cpu_server.api.asking.call import Call, Prompt
+from openai_cpu_server.api.asking.renderer import (
+    ChunkStream,
+    GatheredAnswer,
+    Metadata,
+    Tier,
+    Usage,
+    finish_reason,
+    json_text,
+    metadata,
+    service_tier,
+    shown,
+    timings,
+)
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.models.served import ShownPieces, finite
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class LegacyLogprobs(msgspec.Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+    def __add__(self, other: LegacyLogprobs) -> LegacyLogprobs:
+        return LegacyLogprobs(
+            self.tokens + other.tokens,
+            self.token_logprobs + other.token_logprobs,
+            self.top_logprobs + other.top_logprobs,
+            self.text_offset + other.text_offset,
+        )
+
+
+class TextPosition:
+    """Where the next token begins, in characters. A token within a character begins where that does."""
+
+    def __init__(self, start: int) -> None:
+        self._characters = start
+        self._decoder = _utf8(errors="replace")
+
+    def advance(self, piece: bytes) -> int:
+        """Returns where the token with these bytes begins, and goes behind it."""
+        begin = self._characters
+        self._characters += len(self._decoder.decode(piece))
+        return begin
+
+
+class LegacyWriter:
+    """Writes one choice's output, whose text begins at `start`, part by part."""
+
+    def __init__(self, pieces: ShownPieces, start: int) -> None:
+        self._pieces = pieces
+        self._position = TextPosition(start)
+
+    def write(self, entries: Sequence[TokenLogprob]) -> LegacyLogprobs:
+        shown = [self._pieces[entry.token] for entry in entries]
+        return LegacyLogprobs(
+            [piece.text for piece in shown],
+            [finite(entry.logprob) for entry in entries],
+            [_top(entry, self._pieces) for entry in entries],
+            [self._position.advance(bytes(piece.bytes or ())) for piece in shown],
+        )
+
+
+def prompt_logprobs(prompt: Prompt, scores: Sequence[TokenLogprob], pieces: ShownPieces) -> LegacyLogprobs:
+    """The scores of an echoed prompt. Nothing is known of the first token; `scores[i]` belongs to token `i +
+    1`."""
+    return LegacyLogprobs(
+        [pieces[token].text for token in prompt.tokens],
+        [None, *(finite(score.logprob) for score in scores)],
+        [None, *(_top(score, pieces) for score in scores)],
+        _offsets(prompt, pieces),
+    )
+
+
+def _offsets(prompt: Prompt, pieces: ShownPieces) -> list[int]:
+    """Where each token begins. The tokenizer may have put something first (BOS, a space) that the text does
+    not have."""
+    assert prompt.echo is not None, "only an echoed prompt is shown"
+    tokenizer = pieces.tokenizer
+    raw = [tokenizer.piece(token, special=True) for token in prompt.tokens]
+    if prompt.tokens[0] == tokenizer.bos:
+        raw[0] = b""
+    position = TextPosition(0)
+    begins = [position.advance(piece) for piece in raw]
+    surplus = len(b"".join(raw).decode(errors="replace")) - len(prompt.echo)
+    return [min(max(0, begin - surplus), len(prompt.echo)) for begin in begins]
+
+
+def _top(entry: TokenLogprob, pieces: ShownPieces) -> dict[str, float]:
+    """The alternatives, and the token itself where it is none of them."""
+    top = {pieces[token].text: finite(logprob) for token, logprob in entry.top}
+    top.setdefault(pieces[entry.token].text, finite(entry.logprob))
+    return top
+
+
+class TextChoice(msgspec.Struct, frozen=True):
+    text: str
+    index: int
+    logprobs: LegacyLogprobs | None
+    finish_reason: str
+
+
+class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    timings: dict[str, float]
+    service_tier: Tier = UNSET
+    system_fingerprint: str
+    metadata: Metadata = UNSET
+
+
+class CompletionRenderer:
+    """Makes the answers of text completion calls."""
+
+    def whole(
+        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+    ) -> bytes:
+        ranked = enumerate(shown(call, answers))
+        completion = TextCompletion(
+            id=call.id,
+            created=call.created,
+            model=call.model,
+            choices=[_choice(call, pieces, position, *found) for position, found in ranked],
+            usage=Usage.of(figures),
+            timings=timings(figures),
+            service_tier=service_tier(call),
+            system_fingerprint=call.fingerprint,
+            metadata=metadata(call),
+        )
+        return msgspec.json.encode(completion)
+
+    def stream(self, call: Call, pieces: ShownPieces) -> ChunkStream:
+        shown_pieces = pieces if call.shown_logprobs is not None else None
+        choices = {
+            request.id: _ChoiceStream(index, call.prompt_of(index), shown_pieces)
+            for index, request in enumerate(call.requests)
+        }
+        return ChunkStream(call, "text_completion", choices)
+
+
+def _choice(
+    call: Call, pieces: ShownPieces, position: int, request_index: int, answer: GatheredAnswer
+) -> TextChoice:
+    assert answer.finish is not None, "an answer is rendered after its end"
+    prompt = call.prompt_of(request_index)
+    logprobs = None
+    if call.shown_logprobs is not None:
+        logprobs = _logprobs(prompt, answer, pieces)
+    text = (prompt.echo or "") + answer.text
+    return TextChoice(text, position, logprobs, finish_reason(answer.finish))
+
+
+def _logprobs(prompt: Prompt, answer: GatheredAnswer, pieces: ShownPieces) -> LegacyLogprobs:
+    output = LegacyWriter(pieces, len(prompt.echo or "")).write(answer.logprobs)
+    if prompt.echo is None:
+        return output
+    return prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + output
+
+
+class _ChoiceStream:
+    """One choice of a stream; an echoed prompt comes first, with all its scores at once."""
+
+    def __init__(self, index: int, prompt: Prompt, pieces: ShownPieces | None) -> None:
+        self._begin = b'{"index":%d,"text":' % index
+        self._prompt = prompt
+        self._pieces = pieces
+        self._writer = LegacyWriter(pieces, len(prompt.echo or "")) if pieces is not None else None
+        self._echoed = prompt.echo is None
+        self._scores: list[TokenLogprob] = []
+
+    def choices(self, event: TokenEvent) -> list[bytes]:
+        parts = []
+        self._scores.extend(event.prompt_logprobs)
+        if not self._echoed and (event.tokens or event.finish or self._all_scored):
+            self._echoed = True
+            parts.append(self._part(self._prompt.echo or "", self._prompt_logprobs()))
+        logprobs = self._writer.write(event.logprobs) if self._writer is not None else None
+        if event.text or event.logprobs:
+            parts.append(self._part(event.text, logprobs))
+        if event.finish is not None:
+            parts.append(self._part("", None, finish_reason(event.finish)))
+        return parts
+
+    @property
+    def _all_scored(self) -> bool:
+        return len(self._scores) >= len(self._prompt.tokens) - 1
+
+    def _prompt_logprobs(self) -> LegacyLogprobs | None:
+        return prompt_logprobs(self._prompt, self._scores, self._pieces) if self._pieces is not None else None
+
+    def _part(self, text: str, logprobs: LegacyLogprobs | None, reason: str | None = None) -> bytes:
+        numbers = msgspec.json.encode(logprobs) + b',"finish_reason":' + msgspec.json.encode(reason)
+        return self._begin + json_text(text) + b',"logprobs":' + numbers + b"}"

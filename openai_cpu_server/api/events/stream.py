@@ -1,0 +1,274 @@
+"""`GET /v1/events`: what the scheduler does, live, as server-sent events. One kind at a time, and what is
+overdue for longest goes first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+
+import msgspec
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from openai_cpu_server import __version__
+from openai_cpu_server.api.events.hub import StepFeed, Watcher
+from openai_cpu_server.api.events.objects import EVENTS, VERSION, Event, Hello, Restart, Steps, name_of
+from openai_cpu_server.api.events.view import EventFilter, Snapshots, told_steps
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.errors import InvalidRequest, ServerError
+from openai_cpu_server.http.clients import Client
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import error_object
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.keys import INFERENCE, Identity
+from openai_cpu_server.http.keys import Scope as AccessScope
+from openai_cpu_server.http.options import ApiOptions, SchedulingOptions
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.observe.recent import RecentActivity
+
+
+class EventSchedule:
+    def __init__(self, periods_s: Mapping[str, float], now_s: float) -> None:
+        """`periods_s`: how often each kind is looked at. At first all are due, in the order given."""
+        self._periods_s = periods_s
+        self._due_s = dict.fromkeys(periods_s, now_s)
+
+    def due(self, now_s: float) -> Iterator[str]:
+        """The kinds that are due now. Each counts as looked at when it is taken."""
+        kinds = [kind for kind, due_s in self._due_s.items() if due_s <= now_s]
+        for kind in sorted(kinds, key=lambda kind: self._due_s[kind]):
+            self._due_s[kind] = now_s + self._periods_s[kind]
+            yield kind
+
+
+INTERVAL_S = 0.1
+"""Ten events a second at most."""
+PERIODS_S = {
+    "restart": 0.5,
+    "model": 1.0,
+    "step": INTERVAL_S,
+    "queue": 1.0,
+    "request": 1.0,
+    "cache": 1.0,
+    "rate": 2.0,
+}
+"""How often each kind is looked at. Steps get every turn that nothing else wants: half of them at least."""
+
+
+class EventListener:
+    def __init__(
+        self,
+        hub: StepFeed,
+        models: ModelRegistry,
+        recent: RecentActivity,
+        identity: Identity,
+        *,
+        kinds: frozenset[str] = frozenset(PERIODS_S),
+        scheduling: SchedulingOptions | None = None,
+        has_usage: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`kinds`: those that it wants. `has_usage`: the server counts what keys use."""
+        self._hub = hub
+        self._clock = clock
+        self._sight = EventFilter(identity)
+        self._snapshots = Snapshots(models, recent, hub, self._sight)
+        self._scheduling = scheduling
+        self._has_usage = has_usage
+        has_rates = self._sight.has_rates
+        self._kinds = [kind for kind in PERIODS_S if kind in kinds and (has_rates or kind != "rate")]
+        self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, clock())
+        self._position = hub.position
+        self._wall_s = time.time() - clock()
+        self._told: dict[str, Event] = {}
+        """The last event of each kind."""
+        self._restarts: dict[str, int] = {}
+        """How many of each model it knows."""
+        self._due_restarts: deque[Restart] = deque()
+        self._past = self._new_restarts()
+        self._makers: dict[str, Callable[[], Event | None]] = {
+            "restart": self._restart,
+            "model": self._snapshots.models,
+            "step": self._steps,
+            "queue": self._snapshots.queue,
+            "request": self._snapshots.requests,
+            "cache": self._snapshots.caches,
+            "rate": lambda: hub.pace.rates(clock()),
+        }
+
+    def hello(self) -> Hello:
+        return Hello(
+            version=VERSION,
+            server=__version__,
+            at=round(self._wall_s + self._clock(), 3),
+            sees="all" if self._sight.is_whole else "own",
+            types=self._kinds,
+            interval_ms=round(1000 * INTERVAL_S),
+            models=self._snapshots.models().models,
+            restarts=self._past,
+            usage=self._has_usage,
+            scheduling=self._scheduling,
+        )
+
+    def next(self) -> Event | None:
+        """What is to be told now; None: there is nothing new."""
+        self._hub.look_for_models()
+        for kind in self._agenda.due(self._clock()):
+            event = self._makers[kind]()
+            if event is not None and event != self._told.get(kind):
+                self._told[kind] = event
+                return event
+        return None
+
+    def _steps(self) -> Event | None:
+        news = self._hub.since(self._position)
+        self._position = news.next
+        steps = told_steps(news.steps, self._sight, wall_s=self._wall_s)
+        return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
+
+    def _restart(self) -> Event | None:
+        self._due_restarts.extend(self._new_restarts())
+        return self._due_restarts.popleft() if self._due_restarts else None
+
+    def _new_restarts(self) -> list[Restart]:
+        found: list[Restart] = []
+        for model in self._snapshots.seen_models:
+            status = model.engine.status()
+            found += self._snapshots.restarts(model, status, self._restarts.get(model.name, 0))
+            self._restarts[model.name] = status.restarts
+        return sorted(found, key=lambda restart: restart.at)
+
+
+logger = logging.getLogger(__name__)
+
+_KEY_S = 1.0
+"""A key that was taken back, or got other rights, ends its streams within so long."""
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+
+
+class EventRoutes:
+    def __init__(
+        self,
+        models: ModelRegistry,
+        recent: RecentActivity,
+        keys: KeyRing,
+        options: ApiOptions,
+        *,
+        has_usage: bool,
+    ) -> None:
+        self._has_usage = has_usage
+        self._models = models
+        self._recent = recent
+        self._keys = keys
+        self._options = options
+        self._hub = StepFeed(models)
+
+    async def stream(self, request: Request) -> Response:
+        """`?types=step,restart`: only these. Raises InvalidRequest, TooManyWatchers."""
+        kinds, identity = _kinds(request), context_of(request.scope).identity
+        self._hub.check_room(_watcher(identity))
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=_HEADERS)
+        return _Stream(self, kinds)
+
+    async def tell(self, scope: Scope, receive: Receive, send: Send, kinds: frozenset[str]) -> None:
+        identity = context_of(scope).identity
+        with self._hub.listening(_watcher(identity)):
+            listener = EventListener(
+                self._hub,
+                self._models,
+                self._recent,
+                identity,
+                kinds=kinds,
+                scheduling=self._options.scheduling,
+                has_usage=self._has_usage,
+            )
+            response = EventSourceResponse(
+                self._messages(listener, scope),
+                headers=_HEADERS,
+                sep="\n",
+                ping=self._options.keep_alive_s,
+                ping_message_factory=lambda: _KEEP_ALIVE,
+            )
+            await response(scope, receive, send)
+
+    async def _messages(self, listener: EventListener, scope: Scope) -> AsyncIterator[bytes]:
+        """One event at a time, each made when the one before it is on its way."""
+        yield _encoded(listener.hello())
+        context, checked_s = context_of(scope), time.monotonic()
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            if time.monotonic() - checked_s >= _KEY_S:
+                checked_s = time.monotonic()
+                try:
+                    if context.identity_now(self._keys) != context.identity:
+                        return  # its rights are others now: who connects again sees what they allow
+                except ServerError as error:
+                    said = error_object(error, request_id=context.ticket.id)
+                    yield b"event: error\ndata: %b\n\n" % msgspec.json.encode(said)
+                    return
+            if (event := listener.next()) is not None:
+                yield _encoded(event)
+
+
+class _Stream(Response):
+    """The stream as a response, which begins when it is sent."""
+
+    def __init__(self, routes: EventRoutes, kinds: frozenset[str]) -> None:
+        super().__init__()
+        self._routes = routes
+        self._kinds = kinds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._routes.tell(scope, receive, send, self._kinds)
+
+
+def _kinds(request: Request) -> frozenset[str]:
+    asked = request.query_params.get("types")
+    if asked is None:
+        return frozenset(PERIODS_S)
+    kinds = frozenset(name.strip() for name in asked.split(",") if name.strip())
+    if not kinds or not kinds <= PERIODS_S.keys():
+        message = f"Invalid value for 'types': expected some of {', '.join(PERIODS_S)}, with commas."
+        raise InvalidRequest(message, param="types", code="invalid_value")
+    return kinds
+
+
+def _watcher(identity: Identity) -> Watcher:
+    return Watcher(Client.of(identity, None).label, identity.may(AccessScope.ADMIN))
+
+
+def _encoded(event: Event) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name_of(event).encode(), msgspec.json.encode(event))
+
+
+ROOM = RouteRoom[ServerParts, EventRoutes](
+    lambda parts: EventRoutes(
+        parts.models, parts.watch.recent, parts.keys, parts.options, has_usage=parts.jobs is not None
+    ),
+    (
+        RouteRow(
+            "GET",
+            "/v1/events",
+            lambda at: at.stream,
+            INFERENCE,
+            "Operation",
+            "What the scheduler does, live, as server-sent events",
+            query={
+                "types": {
+                    "type": "string",
+                    "description": "only these, with commas between them: " + ", ".join(PERIODS_S),
+                }
+            },
+            media="text/event-stream",
+            events=EVENTS,
+        ),
+    ),
+)

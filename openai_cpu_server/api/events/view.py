@@ -1,0 +1,391 @@
+"""What one listener is told: steps and snapshots, as far as its key may see them. Its own requests are told
+by name, all others as counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+
+from openai_cpu_server.api.events.hub import SeenStep, StepFeed
+from openai_cpu_server.api.events.objects import (
+    Answers,
+    Caches,
+    Holding,
+    ModelCache,
+    Models,
+    ModelState,
+    Pool,
+    Prompts,
+    Queue,
+    Requests,
+    Restart,
+    Running,
+    Sizes,
+    StepPart,
+    StepReport,
+    Waiting,
+)
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, LastDeath, LiveRequest, RequestState
+from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState
+from openai_cpu_server.http.clients import Client
+from openai_cpu_server.http.keys import Identity, Scope
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.ended import AnswerUse
+from openai_cpu_server.observe.recent import RecentActivity
+
+
+class EventFilter:
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+
+    @property
+    def is_whole(self) -> bool:
+        """It is an administrator's."""
+        return self._identity.may(Scope.ADMIN)
+
+    @property
+    def has_rates(self) -> bool:
+        return self.is_whole or self._identity.may(Scope.METRICS)
+
+    def has_model(self, names: Iterable[str]) -> bool:
+        """Whether the model of these names exists for it, with or without an adapter."""
+        allowed = self._identity.allowed_models
+        if allowed is None:
+            return True
+        without_adapters = {name.rpartition(":")[0] for name in allowed}
+        return any(name in allowed or name in without_adapters for name in names)
+
+    def adapter(self, key: str | None, names: Iterable[str]) -> str | None:
+        """The name of a step's adapter; None for one that does not exist for this key."""
+        if key is None:
+            return None
+        name, allowed = key.partition("@")[0], self._identity.allowed_models
+        is_known = self.is_whole or allowed is None or any(f"{model}:{name}" in allowed for model in names)
+        return name if is_known else None
+
+    def owns(self, client: str) -> bool:
+        return Client.of_label(client).is_owned_by(self._identity)
+
+    def name_of(self, client: str) -> str:
+        return Client.of_label(client).shown_to(self._identity)
+
+    def parts(self, shown: Sequence[ShownPart]) -> list[StepPart]:
+        """Its own parts, and behind them all others as one for each priority."""
+        own = [self._part(part) for part in shown if self.owns(part.client)]
+        others = [_anonymous(part) for part in shown if not self.owns(part.client)]
+        return [*own, *(summed(group) for group in _by_priority(others))]
+
+    def holdings(self, shown: Sequence[ShownHolding]) -> list[Holding]:
+        own = [
+            Holding(id=one.id, priority=one.priority.label, runs=list(one.runs))
+            for one in shown
+            if self.owns(one.client)
+        ]
+        others = [one for one in shown if not self.owns(one.client)]
+        for priority in Priority:
+            of_it = [one for one in others if one.priority is priority]
+            if of_it:
+                own.append(Holding(priority=priority.label, runs=_united(of_it)))
+        return own
+
+    def _part(self, part: ShownPart) -> StepPart:
+        return StepPart(
+            id=part.id,
+            client=self.name_of(part.client) or None,
+            priority=part.priority.label,
+            prompt=part.prompt,
+            decode=part.decode,
+            forced=part.forced,
+            draft=part.draft,
+            accepted=part.accepted,
+            output=part.output,
+            why=part.why or None,
+        )
+
+
+def _anonymous(part: ShownPart) -> StepPart:
+    return StepPart(
+        priority=part.priority.label,
+        prompt=part.prompt,
+        decode=part.decode,
+        forced=part.forced,
+        draft=part.draft,
+        accepted=part.accepted,
+        output=part.output,
+    )
+
+
+def summed(parts: Sequence[StepPart]) -> StepPart:
+    """Several parts of one sequence in steps that follow one another, or of several without names."""
+    first = parts[0]
+    return StepPart(
+        id=first.id,
+        client=first.client,
+        priority=first.priority,
+        sequences=1 if first.id is not None else sum(part.sequences for part in parts),
+        prompt=sum(part.prompt for part in parts),
+        decode=sum(part.decode for part in parts),
+        forced=sum(part.forced for part in parts),
+        draft=sum(part.draft for part in parts),
+        accepted=sum(part.accepted for part in parts),
+        output=sum(part.output for part in parts),
+        why=first.why,
+    )
+
+
+def _by_priority(parts: Sequence[StepPart]) -> Iterable[Sequence[StepPart]]:
+    for priority in Priority:
+        of_it = [part for part in parts if part.priority == priority.label]
+        if of_it:
+            yield of_it
+
+
+def _united(holdings: Iterable[ShownHolding]) -> list[tuple[int, int]]:
+    """All tiles that some of them hold."""
+    tiles = {first + n for one in holdings for first, count in one.runs for n in range(count)}
+    runs: list[tuple[int, int]] = []
+    for tile in sorted(tiles):
+        if runs and tile == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((tile, 1))
+    return runs
+
+
+MOST_STEPS = 50
+"""Steps in one event. That is a column each two pixels of a picture of a minute."""
+
+
+def told_steps(seen: Sequence[SeenStep], sight: EventFilter, *, wall_s: float) -> list[StepReport]:
+    """Those of models that the key may see. `wall_s`: the Unix time at zero of the monotonic clock."""
+    steps = [_step(one, sight, wall_s) for one in seen if sight.has_model(one.model.names)]
+    size = -(-len(steps) // MOST_STEPS)
+    return steps if size <= 1 else [_merged(group) for group in _groups(steps, size)]
+
+
+def _step(seen: SeenStep, sight: EventFilter, wall_s: float) -> StepReport:
+    figures = seen.figures
+    return StepReport(
+        model=seen.model.name,
+        at=round(wall_s + seen.ended_s - figures.elapsed_ms / 1000, 4),
+        ms=round(figures.elapsed_ms, 3),
+        predicted_ms=round(figures.predicted_ms, 3),
+        tokens=figures.tokens,
+        padding=figures.padding,
+        interrupted=figures.is_interrupted,
+        preemptions=figures.preemptions,
+        adapter=sight.adapter(seen.shown.adapter, seen.model.names),
+        parts=sight.parts(seen.shown.parts),
+    )
+
+
+def _groups(steps: Sequence[StepReport], size: int) -> Iterator[list[StepReport]]:
+    """Up to so many in a row, all of one model."""
+    for _, of_model in groupby(steps, key=lambda step: step.model):
+        row = list(of_model)
+        yield from (row[start : start + size] for start in range(0, len(row), size))
+
+
+def _merged(steps: Sequence[StepReport]) -> StepReport:
+    first = steps[0]
+    if len(steps) == 1:
+        return first
+    parts: dict[tuple[str | None, str], list[StepPart]] = {}
+    for step in steps:
+        for part in step.parts:
+            parts.setdefault((part.id, part.priority), []).append(part)
+    return StepReport(
+        model=first.model,
+        at=first.at,
+        ms=round(sum(step.ms for step in steps), 3),
+        predicted_ms=round(sum(step.predicted_ms for step in steps), 3),
+        tokens=sum(step.tokens for step in steps),
+        padding=sum(step.padding for step in steps),
+        merged=len(steps),
+        interrupted=any(step.interrupted for step in steps),
+        preemptions=sum(step.preemptions for step in steps),
+        adapter=first.adapter,
+        parts=[summed(of_one) for of_one in parts.values()],
+    )
+
+
+_MOST_LISTED = 100
+"""Requests in one list."""
+_NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache_pinned_blocks=0)
+
+
+class Snapshots:
+    def __init__(
+        self, models: ModelRegistry, recent: RecentActivity, hub: StepFeed, sight: EventFilter
+    ) -> None:
+        self._models = models
+        self._recent = recent
+        self._hub = hub
+        self._sight = sight
+
+    def models(self) -> Models:
+        return Models(
+            models=[_model_state(model) for model in self._seen],
+            memory_bytes=self._models.status().rss_bytes,
+        )
+
+    def queue(self) -> Queue:
+        sizes = {priority.label: Sizes(0, 0) for priority in Priority}
+        waiting: list[Waiting] = []
+        for model in self._seen:
+            status = model.engine.status()
+            sizes = {
+                label: Sizes(size.running + status.running[label], size.waiting + status.waiting[label])
+                for label, size in sizes.items()
+            }
+            waiting += self._waiting(model, status)
+        return Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
+
+    def requests(self) -> Requests:
+        running = (
+            self._running(model, live)
+            for model in self._seen
+            for live in self._hub.requests_of(model)
+            if live.state is RequestState.RUNNING and self._sight.owns(live.client)
+        )
+        return Requests(running=list(islice(running, _MOST_LISTED)))
+
+    def caches(self) -> Caches:
+        return Caches(
+            models=list(self._caches()),
+            answers=self._answers() if self._sight.is_whole else None,
+        )
+
+    def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
+        """Those behind the first `after` ones, as far as they are remembered."""
+        for number, death in enumerate(status.deaths, status.restarts - len(status.deaths) + 1):
+            if number > after:
+                yield _restart(model, death, number)
+
+    @property
+    def seen_models(self) -> Sequence[ServedModel]:
+        return self._seen
+
+    @property
+    def _seen(self) -> list[ServedModel]:
+        return [model for model in self._models.current if self._sight.has_model(model.names)]
+
+    def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
+        """In their order: those with a place, and behind them those who came first."""
+        state = self._hub.state_of(model) or _NO_STATE
+        whys = {wait.id: wait.why for wait in state.waits}
+        is_ready = status.state is EngineState.READY
+        found = [
+            live
+            for live in self._hub.requests_of(model)
+            if live.state is RequestState.WAITING and self._sight.owns(live.client)
+        ]
+        found.sort(key=lambda live: (live.position is None, live.position or 0))
+        return [
+            self._waiting_one(model, live, whys.get(live.id) if is_ready else "engine")
+            for live in found[:_MOST_LISTED]
+        ]
+
+    def _waiting_one(self, model: ServedModel, live: LiveRequest, why: str | None) -> Waiting:
+        return Waiting(
+            id=live.id,
+            model=model.name,
+            priority=live.priority.label,
+            client=self._sight.name_of(live.client),
+            prompt_tokens=live.prompt_tokens,
+            output_tokens=live.output_tokens,
+            age_s=round(live.age_s, 2),
+            position=live.position,
+            first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
+            why=why,
+        )
+
+    def _running(self, model: ServedModel, live: LiveRequest) -> Running:
+        return Running(
+            id=live.id,
+            model=model.name,
+            priority=live.priority.label,
+            client=self._sight.name_of(live.client),
+            prompt_tokens=live.prompt_tokens,
+            output_tokens=live.output_tokens,
+            age_s=round(live.age_s, 2),
+            inputs=live.num_inputs,
+            inputs_done=None if live.num_inputs is None else live.num_embedded,
+        )
+
+    def _caches(self) -> Iterator[ModelCache]:
+        for model in self._seen:
+            kv, state = model.engine.kv_stats(), self._hub.state_of(model)
+            if kv is not None:
+                prompts = _prompts(kv, state or _NO_STATE) if self._sight.is_whole else None
+                yield ModelCache(model=model.name, pool=self._pool(kv, state or _NO_STATE), prompts=prompts)
+
+    def _pool(self, kv: KVStats, state: ShownState) -> Pool:
+        return Pool(
+            block_tokens=kv.block_tokens,
+            blocks=kv.pool_blocks,
+            used_blocks=kv.pool_blocks_used,
+            shared_blocks=kv.pool_blocks_shared,
+            tiles=state.pool_tiles,
+            tile_blocks=state.tile_blocks,
+            holdings=self._sight.holdings(state.holdings),
+        )
+
+    def _answers(self) -> Answers | None:
+        counts = self._recent.answers
+        if not counts:
+            return None
+        hits, misses = counts[AnswerUse.EXACT] + counts[AnswerUse.SEMANTIC], counts[AnswerUse.MISS]
+        return Answers(
+            exact=counts[AnswerUse.EXACT],
+            semantic=counts[AnswerUse.SEMANTIC],
+            misses=misses,
+            bypasses=counts[AnswerUse.BYPASS],
+            hit_rate=round(hits / (hits + misses), 4) if hits + misses else None,
+        )
+
+
+def _model_state(model: ServedModel) -> ModelState:
+    status, info = model.engine.status(), model.engine.info
+    return ModelState(
+        name=model.name,
+        kind=model.kind.value,
+        state=status.state.value,
+        reason=status.reason,
+        loaded=status.loaded,
+        quantisation=model.quantisation,
+        context_length=info.context_limit if info else None,
+        max_seqs=info.max_seqs if info else None,
+        threads=info.threads if info else None,
+        kv_tokens=status.kv_tokens,
+        kv_tokens_used=status.kv_tokens_used,
+        memory_bytes=status.engine_rss_bytes,
+        restarts=status.restarts,
+    )
+
+
+def _restart(model: ServedModel, death: LastDeath, number: int) -> Restart:
+    return Restart(
+        model=model.name,
+        at=round(time.time() - death.age_s, 3),
+        cause=death.cause,
+        reason=death.message,
+        restarts=number,
+    )
+
+
+def _prompts(kv: KVStats, state: ShownState) -> Prompts:
+    return Prompts(
+        block_tokens=kv.cache_block_tokens,
+        capacity_blocks=kv.cache_capacity_blocks,
+        blocks=kv.cache_blocks,
+        pinned_blocks=state.cache_pinned_blocks,
+        evictions=kv.cache_evictions,
+        prompt_tokens=kv.prompt_tokens,
+        cached_tokens=kv.cached_tokens,
+        hit_rate=round(kv.cached_tokens / kv.prompt_tokens, 4) if kv.prompt_tokens else None,
+    )

@@ -1,0 +1,239 @@
+"""`/v1/batches`: jobs of many requests, run when nobody else needs the machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.asking.body import Notes
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.keys import INFERENCE
+from openai_cpu_server.http.offload import off_loop
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import Body, parse
+from openai_cpu_server.http.replies import PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import BatchRecord, LineError
+from openai_cpu_server.models.registry import ModelRegistry
+
+Lifetime = Annotated[int, Field(ge=3600, le=2592000)]
+"""Seconds: an hour to 30 days."""
+
+
+class ExpiresAfter(Body):
+    anchor: Literal["created_at"]
+    seconds: Lifetime
+
+
+class BatchBody(Body):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: Notes | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+_LISTED, _MAX_LISTED = 20, 100
+
+
+class RequestCounts(msgspec.Struct, frozen=True):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchErrors(msgspec.Struct, frozen=True):
+    data: list[LineError]
+    object: str = "list"
+
+
+class BatchInputDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class BatchOutputDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums over rows that are committed and did not fail."""
+
+    input_tokens: int
+    input_tokens_details: BatchInputDetails
+    output_tokens: int
+    output_tokens_details: BatchOutputDetails = BatchOutputDetails()
+    total_tokens: int
+
+
+class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "batch"
+    endpoint: str
+    model: str
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class BatchList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class BatchJobRoutes:
+    def __init__(self, jobs: Jobs, models: ModelRegistry, options: ApiOptions) -> None:
+        self._jobs = jobs
+        self._models = models
+        self._lenient = options.lenient
+
+    async def create(self, request: Request) -> Response:
+        self._models.check_not_ending()
+        data = await small_body(request)
+        body, ignored = await off_loop(len(data), partial(parse, BatchBody, data, lenient=self._lenient))
+        lifetime = body.output_expires_after
+        batch = await self._jobs.create_batch(
+            context_of(request.scope).owner,
+            input_file_id=body.input_file_id,
+            endpoint=body.endpoint,
+            completion_window=body.completion_window,
+            metadata=body.metadata,
+            output_lifetime_s=lifetime.seconds if lifetime else None,
+            limits=context_of(request.scope).identity.storage,
+        )
+        return json_response(_batch_object(batch), headers=ignored.headers)
+
+    async def list(self, request: Request) -> Response:
+        known = frozenset({"limit", "after"})
+        page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
+        batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
+        listing = BatchList(
+            data=[_batch_object(batch) for batch in batches],
+            first_id=batches[0].id if batches else None,
+            last_id=batches[-1].id if batches else None,
+            has_more=has_more,
+        )
+        return json_response(listing)
+
+    async def one(self, request: Request) -> Response:
+        return json_response(
+            _batch_object(await self._jobs.batch(context_of(request.scope).owner, _id(request)))
+        )
+
+    async def cancel(self, request: Request) -> Response:
+        return json_response(
+            _batch_object(await self._jobs.cancel_batch(context_of(request.scope).owner, _id(request)))
+        )
+
+
+def _id(request: Request) -> str:
+    batch_id: str = request.path_params["id"]
+    return batch_id
+
+
+def _batch_object(batch: BatchRecord) -> BatchObject:
+    return BatchObject(
+        id=batch.id,
+        endpoint=batch.endpoint,
+        model=batch.model,
+        errors=BatchErrors(batch.errors) if batch.errors else None,
+        input_file_id=batch.input_file_id,
+        completion_window=batch.completion_window,
+        status=batch.status.value,
+        output_file_id=batch.output_file_id,
+        error_file_id=batch.error_file_id,
+        created_at=batch.created_at,
+        in_progress_at=batch.in_progress_at,
+        expires_at=batch.expires_at,
+        finalizing_at=batch.finalizing_at,
+        completed_at=batch.completed_at,
+        failed_at=batch.failed_at,
+        expired_at=batch.expired_at,
+        cancelling_at=batch.cancelling_at,
+        cancelled_at=batch.cancelled_at,
+        request_counts=RequestCounts(batch.total, batch.completed, batch.failed),
+        usage=_usage(batch),
+        metadata=batch.metadata,
+    )
+
+
+def _usage(batch: BatchRecord) -> BatchUsage:
+    return BatchUsage(
+        input_tokens=batch.input_tokens,
+        input_tokens_details=BatchInputDetails(batch.cached_tokens),
+        output_tokens=batch.output_tokens,
+        total_tokens=batch.input_tokens + batch.output_tokens,
+    )
+
+
+ROOM = RouteRoom[ServerParts, BatchJobRoutes](
+    lambda parts: BatchJobRoutes(parts.jobs, parts.models, parts.options) if parts.jobs is not None else None,
+    (
+        RouteRow(
+            "POST",
+            "/v1/batches",
+            lambda at: at.create,
+            INFERENCE,
+            "Batches",
+            "Run a file's requests when nobody else needs the machine",
+            body=BatchBody,
+            answer=BatchObject,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/batches",
+            lambda at: at.list,
+            INFERENCE,
+            "Batches",
+            "Batches",
+            query=PAGE_QUERY,
+            answer=BatchList,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/batches/{id}",
+            lambda at: at.one,
+            INFERENCE,
+            "Batches",
+            "One batch",
+            answer=BatchObject,
+        ),
+        RouteRow(
+            "POST",
+            "/v1/batches/{id}/cancel",
+            lambda at: at.cancel,
+            INFERENCE,
+            "Batches",
+            "End it",
+            answer=BatchObject,
+            errors=(409,),
+        ),
+    ),
+)

@@ -1,0 +1,257 @@
+"""`/v1/files`: uploaded inputs and written outputs of batch jobs, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import msgspec
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from openai_cpu_server.api.files.batches import ExpiresAfter
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.keys import INFERENCE, UPLOADS
+from openai_cpu_server.http.parse import parse
+from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import FilePurpose, FileRecord, StoredAmount
+from openai_cpu_server.models.registry import ModelRegistry
+
+_FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
+_MAX_FIELDS = 16
+_MAX_LISTED = 10_000
+_MAX_NAME_CHARS = 255
+
+
+class FileObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: str = "processed"
+    status_details: None = None
+
+
+class FileList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(msgspec.Struct, frozen=True):
+    id: str
+    object: str = "file"
+    deleted: bool = True
+
+
+class FileRoutes:
+    def __init__(self, jobs: Jobs, models: ModelRegistry) -> None:
+        self._jobs = jobs
+        self._models = models
+
+    async def create(self, request: Request) -> Response:
+        self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
+        owner, limits = context_of(request.scope).owner, context_of(request.scope).identity.storage
+        await self._jobs.storage.check(owner, limits, StoredAmount(num_bytes=1, num_files=1))
+        async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
+            _check_form(form)
+            upload, lifetime_s = form.get("file"), _lifetime_s(form)
+            if not isinstance(upload, UploadFile):
+                raise _missing("file")
+            if not upload.size:
+                raise InvalidRequest("The file is empty.", param="file", code="empty_file")
+            name = (upload.filename or "upload")[:_MAX_NAME_CHARS]
+            # Shielded: a client that leaves must not close the file that the database is reading.
+            adding = self._jobs.add_file(
+                owner,
+                name,
+                upload.file,
+                num_bytes=upload.size,
+                limits=limits,
+                lifetime_s=lifetime_s,
+            )
+            record = await _to_the_end(asyncio.ensure_future(adding))
+        return json_response(_file_object(record))
+
+    async def list(self, request: Request) -> Response:
+        known = frozenset({"limit", "after", "order", "purpose"})
+        page = page_of(request.query_params, known=known, default=_MAX_LISTED, most=_MAX_LISTED)
+        asked = request.query_params.get("purpose")
+        purpose = next((purpose for purpose in FilePurpose if purpose.value == asked), None)
+        if asked is not None and purpose is None:
+            return json_response(_listing([], has_more=False))  # there is no file of another purpose
+        records, has_more = await self._jobs.list_files(context_of(request.scope).owner, page, purpose)
+        return json_response(_listing(records, has_more=has_more))
+
+    async def one(self, request: Request) -> Response:
+        return json_response(_file_object(await self._record(request)))
+
+    async def content(self, request: Request) -> Response:
+        record = await self._record(request)
+        headers = {
+            "content-length": str(record.bytes),
+            "content-disposition": f"attachment; filename*=utf-8''{quote(record.filename, safe='')}",
+        }
+        content = _whole(self._jobs.content(record), record)
+        return StreamingResponse(content, media_type="application/octet-stream", headers=headers)
+
+    async def delete(self, request: Request) -> Response:
+        file_id: str = request.path_params["id"]
+        await self._jobs.delete_file(context_of(request.scope).owner, file_id)
+        return json_response(FileDeleted(file_id))
+
+    async def _record(self, request: Request) -> FileRecord:
+        return await self._jobs.file(context_of(request.scope).owner, request.path_params["id"])
+
+
+def owner_of(request: Request) -> str:
+    """Objects belong to a key by its name, so that they outlive the key's change; "" where it has none."""
+    return context_of(request.scope).identity.holder or ""
+
+
+def _file_object(record: FileRecord) -> FileObject:
+    return FileObject(
+        id=record.id,
+        bytes=record.bytes,
+        created_at=record.created_at,
+        expires_at=record.expires_at,
+        filename=record.filename,
+        purpose=record.purpose.value,
+    )
+
+
+def _listing(records: list[FileRecord], *, has_more: bool) -> FileList:
+    return FileList(
+        data=[_file_object(record) for record in records],
+        first_id=records[0].id if records else None,
+        last_id=records[-1].id if records else None,
+        has_more=has_more,
+    )
+
+
+async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIterator[bytes]:
+    """Raises JobObjectNotFound if the file ends before its end: it was deleted meanwhile."""
+    left = record.bytes
+    async for part in content:
+        left -= len(part)
+        yield part
+    if left:
+        raise JobObjectNotFound(f"The file '{record.id}' was deleted while it was read.")
+
+
+async def _to_the_end(adding: asyncio.Future[FileRecord]) -> FileRecord:
+    try:
+        return await asyncio.shield(adding)
+    finally:
+        await asyncio.wait([adding])
+
+
+def _check_form(form: FormData) -> None:
+    unknown = next((name for name in form if name not in _FIELDS), None)
+    if unknown is not None:
+        message = f"Unknown parameter: '{unknown[:64]}'."
+        raise InvalidRequest(message, param=unknown[:64], code="unknown_parameter")
+    purpose = form.get("purpose")
+    if purpose is None:
+        raise _missing("purpose")
+    if purpose != FilePurpose.BATCH.value:
+        shown = purpose[:64] if isinstance(purpose, str) else "a file"
+        message = f"Invalid value for 'purpose': {shown!r} is not supported by this server, 'batch' is."
+        raise InvalidRequest(message, param="purpose", code="invalid_value")
+
+
+def _lifetime_s(form: FormData) -> int | None:
+    """Reads `expires_after` as the SDK sends it: one form field for each of its parts."""
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if not (isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10):
+        message = "Invalid value for 'expires_after.seconds': expected a number."
+        raise InvalidRequest(message, param="expires_after.seconds", code="invalid_value")
+    given = msgspec.json.encode({"anchor": anchor, "seconds": int(seconds)})
+    try:
+        return parse(ExpiresAfter, given, lenient=False)[0].seconds
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            str(error).replace("'" + str(error.param), f"'expires_after.{error.param}", 1),
+            param=f"expires_after.{error.param}",
+            code=error.code,
+        ) from None
+
+
+def _missing(name: str) -> InvalidRequest:
+    message = f"Missing required parameter: '{name}'."
+    return InvalidRequest(message, param=name, code="missing_required_parameter")
+
+
+_UPLOAD: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"const": "batch"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    },
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+ROOM = RouteRoom[ServerParts, FileRoutes](
+    lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None,
+    (
+        RouteRow(
+            "POST",
+            "/v1/files",
+            lambda at: at.create,
+            UPLOADS,
+            "Batches",
+            "Upload the input of a batch",
+            form=_UPLOAD,
+            answer=FileObject,
+            errors=(400,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/files",
+            lambda at: at.list,
+            INFERENCE,
+            "Batches",
+            "Files",
+            query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
+            answer=FileList,
+            errors=(404,),
+        ),
+        RouteRow(
+            "GET", "/v1/files/{id}", lambda at: at.one, INFERENCE, "Batches", "One file", answer=FileObject
+        ),
+        RouteRow(
+            "DELETE",
+            "/v1/files/{id}",
+            lambda at: at.delete,
+            INFERENCE,
+            "Batches",
+            "Delete it",
+            answer=FileDeleted,
+            errors=(409,),
+        ),
+        RouteRow(
+            "GET",
+            "/v1/files/{id}/content",
+            lambda at: at.content,
+            INFERENCE,
+            "Batches",
+            "Its bytes",
+            media="application/octet-stream",
+        ),
+    ),
+)

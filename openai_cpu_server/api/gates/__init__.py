@@ -1,1 +1,0 @@
-"""What every request passes before its body is read: who may come in, and what it may use."""

@@ -1,0 +1,171 @@
+"""The answers of `/generate`: a text, its JSON where JSON was asked for, and numbers beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.renderer import (
+    Chunk,
+    GatheredAnswer,
+    QuietStream,
+    content_of,
+    finish_reason,
+    json_text,
+    reasoning_of,
+)
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import Finish, TokenEvent
+from openai_cpu_server.http.errors import ErrorBody, ErrorObject
+from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
+
+NO_JSON = msgspec.Raw(b"null")
+
+
+class GenerateMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int
+    ttft_ms: float
+    """From the call's arrival in the queue to its first token."""
+    tokens_per_second: float
+    queue_ms: float
+    latency_ms: float
+
+    @classmethod
+    def of(cls, figures: Figures) -> GenerateMetrics:
+        return cls(
+            prompt_tokens=figures.prompt_tokens,
+            completion_tokens=figures.output_tokens,
+            total_tokens=figures.total_tokens,
+            cached_tokens=figures.cached_tokens,
+            ttft_ms=round(figures.queue_ms + figures.prefill_ms, 3),
+            tokens_per_second=round(figures.tokens_per_second, 3),
+            queue_ms=round(figures.queue_ms, 3),
+            latency_ms=round(figures.latency_ms, 3),
+        )
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    model: str
+    text: str
+    structured_data: msgspec.Raw
+    """The text as JSON; null where none was asked for, or where it was cut."""
+    reasoning: Union[str, UnsetType] = UNSET
+    finish_reason: str
+    metrics: GenerateMetrics
+
+
+class BatchedGeneration(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes one result of a batch: an answer, or an error."""
+
+    status: int
+    error: Union[ErrorBody, None]
+    id: Union[str, UnsetType] = UNSET
+    model: Union[str, UnsetType] = UNSET
+    text: Union[str, UnsetType] = UNSET
+    structured_data: Union[msgspec.Raw, UnsetType] = UNSET
+    reasoning: Union[str, UnsetType] = UNSET
+    finish_reason: Union[str, UnsetType] = UNSET
+    metrics: Union[GenerateMetrics, UnsetType] = UNSET
+
+
+class GeneratedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes the answer to a batch, whose bytes `batch_bytes` puts together."""
+
+    results: list[BatchedGeneration]
+    """In the order of the requests."""
+    succeeded: int
+    failed: int
+
+
+class GenerateRenderer:
+    def whole(
+        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+    ) -> bytes:
+        answer = answers[call.requests[0].id]
+        assert answer.finish is not None, "an answer is rendered after its end"
+        parts = answer.parts(call.reader())
+        text = content_of(parts)
+        generated = Generated(
+            id=call.id,
+            model=call.model,
+            text=text,
+            structured_data=_as_json(text) if call.is_json else NO_JSON,
+            reasoning=reasoning_of(parts) or UNSET,
+            finish_reason=finish_reason(answer.finish),
+            metrics=GenerateMetrics.of(figures),
+        )
+        return msgspec.json.encode(generated)
+
+    def stream(self, call: Call, pieces: ShownPieces) -> GenerateStream:
+        return GenerateStream(call)
+
+
+class GenerateStream(QuietStream):
+    """Objects with a `text` each; the last one has the numbers, and says what the text is as JSON."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._reader = call.reader()
+        self._texts: list[str] = []
+        """Kept where they are to be read as JSON."""
+        self._finish: Finish | None = None
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        parts = self._reader.read(event)
+        if event.finish is not None:
+            self._finish = event.finish
+            finish_reason(event.finish)
+        return [chunk for part in parts for chunk in self._shown(part)]
+
+    def end(self, figures: Figures) -> Sequence[Chunk]:
+        assert self._finish is not None, "all sequences have ended"
+        last = Generated(
+            id=self._call.id,
+            model=self._call.model,
+            text="",
+            structured_data=_as_json("".join(self._texts)) if self._call.is_json else NO_JSON,
+            finish_reason=finish_reason(self._finish),
+            metrics=GenerateMetrics.of(figures),
+        )
+        return (Chunk(msgspec.json.encode(last)),)
+
+    def _shown(self, part: Part) -> Sequence[Chunk]:
+        if isinstance(part, ThinkingText):
+            return (Chunk(b'{"text":"","reasoning":%b}' % json_text(part.text)),)
+        if not isinstance(part, Content):
+            return ()  # nobody has offered tools
+        if self._call.is_json:
+            self._texts.append(part.text)
+        return (Chunk(b'{"text":%b}' % json_text(part.text)),)
+
+
+def batch_bytes(results: Sequence[bytes], num_failed: int) -> bytes:
+    """`results`: each of `answered` or `refused`."""
+    numbers = (len(results) - num_failed, num_failed)
+    return b'{"results":[' + b",".join(results) + b'],"succeeded":%d,"failed":%d}' % numbers
+
+
+def answered(body: bytes) -> bytes:
+    """`body`: a `Generated` as JSON."""
+    return b'{"status":200,"error":null,' + body[1:]
+
+
+def refused(error: ErrorObject, status: int) -> bytes:
+    return msgspec.json.encode(BatchedGeneration(status=status, error=error.error))
+
+
+def _as_json(text: str) -> msgspec.Raw:
+    """It is passed on as the model wrote it: no number is rounded on the way."""
+    try:
+        return msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return NO_JSON

@@ -1,0 +1,256 @@
+"""The bodies of `POST /v1/messages` and its `/count_tokens`, as Anthropic writes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Union
+
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
+
+from openai_cpu_server.api.asking.fields import (
+    TEXT_OR_LIST,
+    JsonObject,
+    NonEmpty,
+    Several,
+    Share,
+    Temperature,
+    TopK,
+)
+from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.unheeded import Hint, Hints
+
+MAX_TOOLS = 512
+"""Agents with many servers of tools have more than OpenAI's limit of 128."""
+_SERVICE = Hint("it is for a service of Anthropic's that is not here")
+SERVICE_HINTS: Hints = dict.fromkeys(
+    (
+        "billing_policy",
+        "compaction",
+        "container",
+        "context_management",
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "mcp_servers",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    ),
+    _SERVICE,
+)
+_UNCOUNTED = Hint("it is for answers; here nothing is generated")
+
+
+class OpenBody(Body):
+    """Fields that are not known here are ignored, and named."""
+
+    is_open: ClassVar[bool] = True
+
+
+class Cacheable(OpenBody):
+    cache_control: JsonValue = None
+    """A hint for Anthropic's cache; here every prompt is cached."""
+
+
+class TextBlock(Cacheable):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Cacheable):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+    """Whoever has made it proves so; it is not looked at."""
+
+
+class RedactedThinkingBlock(Cacheable):
+    """Nobody but its maker can read it, so the model does not see it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(Cacheable):
+    type: Literal["tool_use"]
+    id: NonEmpty
+    name: NonEmpty
+    input: JsonObject
+
+
+def _nothing(schema: JsonDict) -> None:
+    """Describes what no value fits."""
+    schema.clear()
+    schema["not"] = {}
+
+
+class RefusedBlock(OpenBody):
+    """Something else than text."""
+
+    model_config = ConfigDict(json_schema_extra=_nothing)
+    type: str
+
+    @model_validator(mode="after")
+    def _refuse(self) -> RefusedBlock:
+        message = "content of type '{kind}' is not supported: this server's models read text only"
+        raise PydanticCustomError("part_type", message, {"kind": self.type[:64]})
+
+
+class ToolResultBlock(Cacheable):
+    type: Literal["tool_result"]
+    tool_use_id: NonEmpty
+    content: ResultContent | None = None
+    is_error: bool | None = None
+
+
+_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _block_kind(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if kind in _BLOCKS else "<other>"
+
+
+def _text_kind(value: object) -> str | None:
+    return kind if (kind := _block_kind(value)) == "<text>" else "<other>"
+
+
+Block = Annotated[
+    Union[
+        Annotated[TextBlock, Tag("<text>")],
+        Annotated[ThinkingBlock, Tag("<thinking>")],
+        Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
+        Annotated[ToolUseBlock, Tag("<tool_use>")],
+        Annotated[ToolResultBlock, Tag("<tool_result>")],
+        Annotated[RefusedBlock, Tag("<other>")],
+    ],
+    Discriminator(_block_kind),
+]
+OnlyText = Annotated[
+    Union[Annotated[TextBlock, Tag("<text>")], Annotated[RefusedBlock, Tag("<other>")]],
+    Discriminator(_text_kind),
+]
+ResultContent = Annotated[
+    Union[
+        Annotated[str, Tag("<text>")],
+        Annotated[list[OnlyText], Field(fail_fast=True), Tag("<list>")],
+    ],
+    TEXT_OR_LIST,
+]
+Content = Annotated[
+    Union[
+        Annotated[str, Tag("<text>")],
+        Annotated[list[Block], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    ],
+    TEXT_OR_LIST,
+]
+
+
+class InputMessage(OpenBody):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class CustomTool(Cacheable):
+    """A function of the client's."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    """A hint; here arguments are always streamed as they come."""
+
+
+class ServerTool(OpenBody):
+    """A tool of Anthropic's own, such as `web_search_20250305`. It is left out, with all its fields."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str
+
+
+def _tool_kind(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "<custom>" if kind is None or kind == "custom" else "<other>"
+
+
+AnyTool = Annotated[
+    Union[Annotated[CustomTool, Tag("<custom>")], Annotated[ServerTool, Tag("<other>")]],
+    Discriminator(_tool_kind),
+]
+
+
+class ToolChoice(OpenBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Metadata(OpenBody):
+    user_id: str | None = None
+
+
+class ThinkingOptions(OpenBody):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Several | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """`omitted`: the model thinks, and the answer does not tell what."""
+
+
+class OutputFormat(OpenBody):
+    type: Literal["json_schema"]
+    json_schema: Annotated[JsonObject, Field(alias="schema")]
+
+
+class OutputConfig(OpenBody):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+_ANSWERING = (
+    "max_tokens",
+    "stream",
+    "stop_sequences",
+    "temperature",
+    "top_p",
+    "top_k",
+    "metadata",
+    "service_tier",
+    "cache",
+)
+
+
+class CountBody(Cacheable):
+    """What decides how long the prompt is. All of another body may be sent, too."""
+
+    is_open: ClassVar[bool] = False
+    hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
+
+    model: str | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
+    system: ResultContent | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """What `output_config.format` was called when it was new."""
+
+
+class MessagesBody(CountBody):
+    hints: ClassVar[Hints] = SERVICE_HINTS
+
+    max_tokens: Several
+    stream: bool | None = None
+    stop_sequences: Annotated[list[NonEmpty], Field(max_length=16, fail_fast=True)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """There is one tier; the header `X-Priority` says what is urgent."""
+    cache: bool | None = None
+    """Ours. `false`: neither answer from the cache of answers nor keep this answer there."""

@@ -1,0 +1,283 @@
+"""Anthropic's `message`, whole, and as the events of a stream: blocks that begin, grow and stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Union
+
+import msgspec
+import pydantic_core
+from msgspec import UNSET, UnsetType
+
+from openai_cpu_server.api.asking.call import Call, PartsReader
+from openai_cpu_server.api.asking.renderer import (
+    Chunk,
+    GatheredAnswer,
+    NewId,
+    finish_reason,
+    json_text,
+    random_letters,
+)
+from openai_cpu_server.api.messages.errors import streamed_error
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.http.errors import ErrorObject
+from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
+
+_UNSIGNED = "unsigned"
+"""Anthropic signs what its models think, and clients send that back. Ours is believed as it is."""
+_PING = (Chunk(b'{"type":"ping"}', "ping"),)
+
+
+def new_tool_use_id() -> str:
+    return "toolu_" + random_letters()
+
+
+class MessageText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class MessageThinking(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class MessageToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: msgspec.Raw
+    """An object; of a call that was cut, what there was of it."""
+
+
+MessageBlock = Union[MessageText, MessageThinking, MessageToolUse]
+
+
+class MessagesOutputDetails(msgspec.Struct, frozen=True):
+    thinking_tokens: int
+
+
+class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    """Without those that were found in the prefix cache."""
+    cache_creation_input_tokens: int = 0
+    """Every prompt is kept, and nobody pays for that."""
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: Union[MessagesOutputDetails, UnsetType] = UNSET
+    """Unset at a stream's beginning, where there is no output."""
+
+    @classmethod
+    def of(cls, figures: Figures) -> MessagesUsage:
+        return cls(
+            input_tokens=figures.prompt_tokens - figures.cached_tokens,
+            cache_read_input_tokens=figures.cached_tokens,
+            output_tokens=figures.output_tokens,
+            output_tokens_details=MessagesOutputDetails(figures.thought_tokens),
+        )
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    role: str = "assistant"
+    model: str
+    content: list[MessageBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class _Ending(msgspec.Struct, frozen=True):
+    stop_reason: str
+    stop_sequence: str | None
+
+
+class MessagesRenderer:
+    """Makes the answers of calls that have one choice."""
+
+    def __init__(self, new_id: NewId = new_tool_use_id) -> None:
+        self._new_id = new_id
+
+    def whole(
+        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+    ) -> bytes:
+        (answer,) = answers.values()
+        assert answer.finish is not None, "an answer is rendered after its end"
+        reader = call.reader()
+        parts = answer.parts(reader)
+        ending = _ending(call, reader, answer.finish)
+        message = AnswerMessage(
+            id=call.id,
+            model=call.model,
+            content=list(_blocks(parts, self._new_id)),
+            stop_reason=ending.stop_reason,
+            stop_sequence=ending.stop_sequence,
+            usage=MessagesUsage.of(figures),
+        )
+        return msgspec.json.encode(message)
+
+    def stream(self, call: Call, pieces: ShownPieces) -> MessageStream:
+        return MessageStream(call, self._new_id)
+
+
+def _ending(call: Call, reader: PartsReader, finish: Finish) -> _Ending:
+    """Raises GenerationFailed for an end that is nobody's result."""
+    finish_reason(finish)
+    if finish.reason is FinishReason.LENGTH:
+        return _Ending("model_context_window_exceeded" if call.context_ends_it else "max_tokens", None)
+    if reader.has_calls and not reader.is_cut:
+        return _Ending("tool_use", None)
+    if finish.stop_string is not None:
+        return _Ending("stop_sequence", finish.stop_string)
+    return _Ending("end_turn", None)
+
+
+# -- whole ---------------------------------------------------------------------------------------------
+
+
+def _blocks(parts: Sequence[Part], new_id: NewId) -> Iterator[MessageBlock]:
+    for first, texts in _grouped(parts):
+        text = "".join(texts)
+        if isinstance(first, CallBegin):
+            yield MessageToolUse(new_id(), first.name, msgspec.Raw(_object(text)))
+        elif isinstance(first, ThinkingText):
+            yield MessageThinking(text, _UNSIGNED)
+        elif text:
+            yield MessageText(text)
+
+
+def _grouped(parts: Sequence[Part]) -> Iterator[tuple[Part, list[str]]]:
+    """Each part that begins a block, and all the text of its block."""
+    first, texts = None, list[str]()
+    for part in parts:
+        if first is None or _begins_block(part, first):
+            if first is not None:
+                yield first, texts
+            first, texts = part, []
+        if not isinstance(part, CallBegin):
+            texts.append(part.text)
+    if first is not None:
+        yield first, texts
+
+
+def _begins_block(part: Part, block: Part) -> bool:
+    """`block`: the part that has begun the block before."""
+    return not isinstance(part, CallArguments) and (
+        isinstance(part, CallBegin) or type(part) is not type(block)
+    )
+
+
+def _object(arguments: str) -> bytes:
+    """As it was written, if it is whole."""
+    try:
+        whole = pydantic_core.from_json(arguments, allow_inf_nan=False)
+        return arguments.encode() if isinstance(whole, dict) else b"{}"
+    except ValueError:
+        return _beginning(arguments)
+
+
+def _beginning(arguments: str) -> bytes:
+    try:
+        found = pydantic_core.from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
+        return pydantic_core.to_json(found) if isinstance(found, dict) else b"{}"
+    except ValueError:
+        return b"{}"
+
+
+# -- streamed ------------------------------------------------------------------------------------------
+
+
+class MessageStream:
+    """A `Renderer`. One block is open at a time."""
+
+    last_words = None
+
+    def __init__(self, call: Call, new_id: NewId) -> None:
+        self._call = call
+        self._reader = call.reader()
+        self._new_id = new_id
+        self._block: Part | None = None
+        """The part that has begun the open block."""
+        self._index = 0
+        self._ending: _Ending | None = None
+
+    def begin(self) -> Sequence[Chunk]:
+        """What was found in the cache is known at the end, and told then."""
+        message = AnswerMessage(
+            id=self._call.id,
+            model=self._call.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=MessagesUsage(
+                input_tokens=self._call.prompt_tokens, cache_read_input_tokens=0, output_tokens=0
+            ),
+        )
+        return (_chunk("message_start", b'"message":' + msgspec.json.encode(message)),)
+
+    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
+        return _PING
+
+    def silence(self) -> Sequence[Chunk]:
+        return _PING
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        chunks = [chunk for part in self._reader.read(event) for chunk in self._part(part)]
+        if event.finish is not None:
+            self._ending = _ending(self._call, self._reader, event.finish)
+            chunks += self._close()
+        return chunks
+
+    def end(self, figures: Figures) -> Sequence[Chunk]:
+        assert self._ending is not None, "the last event has said how it ended"
+        ending, numbers = msgspec.json.encode(self._ending), msgspec.json.encode(MessagesUsage.of(figures))
+        delta = _chunk("message_delta", b'"delta":%b,"usage":%b' % (ending, numbers))
+        return (delta, Chunk(b'{"type":"message_stop"}', "message_stop"))
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        return (Chunk(msgspec.json.encode(streamed_error(error)), "error"),)
+
+    def _part(self, part: Part) -> Iterator[Chunk]:
+        if self._block is None or _begins_block(part, self._block):
+            yield from self._close()
+            self._block = part
+            yield _chunk(
+                "content_block_start", b'"index":%d,"content_block":%b' % (self._index, self._opening(part))
+            )
+        if not isinstance(part, CallBegin):
+            yield self._delta(_DELTAS[type(part)] % json_text(part.text))
+
+    def _opening(self, part: Part) -> bytes:
+        if isinstance(part, Content):
+            return b'{"type":"text","text":""}'
+        if isinstance(part, ThinkingText):
+            return b'{"type":"thinking","thinking":"","signature":""}'
+        assert isinstance(part, CallBegin), "arguments follow the beginning of their call"
+        return msgspec.json.encode(MessageToolUse(self._new_id(), part.name, msgspec.Raw(b"{}")))
+
+    def _close(self) -> list[Chunk]:
+        if self._block is None:
+            return []
+        signs = isinstance(self._block, ThinkingText)
+        signed = (
+            [self._delta(b'{"type":"signature_delta","signature":"%b"}' % _UNSIGNED.encode())]
+            if signs
+            else []
+        )
+        stop = _chunk("content_block_stop", b'"index":%d' % self._index)
+        self._block, self._index = None, self._index + 1
+        return [*signed, stop]
+
+    def _delta(self, delta: bytes) -> Chunk:
+        return _chunk("content_block_delta", b'"index":%d,"delta":%b' % (self._index, delta))
+
+
+_DELTAS: Mapping[type[Part], bytes] = {
+    Content: b'{"type":"text_delta","text":%b}',
+    ThinkingText: b'{"type":"thinking_delta","thinking":%b}',
+    CallArguments: b'{"type":"input_json_delta","partial_json":%b}',
+}
+
+
+def _chunk(kind: str, fields: bytes) -> Chunk:
+    return Chunk(b'{"type":"%b",%b}' % (kind.encode(), fields), kind)

@@ -1,0 +1,203 @@
+"""The bodies of `POST /v1/embeddings` and `POST /v1/rerank`, and the call that one becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Annotated, ClassVar, Literal, Union
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from pydantic import BeforeValidator, Field, Tag
+
+from openai_cpu_server.api.asking.body import Tier
+from openai_cpu_server.api.asking.fields import DOCUMENT_KIND, PROMPT_KIND, NonEmpty, Seconds, Several, Tokens
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.engine import Embedding, Engine, Generation
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.unheeded import (
+    EMBEDDING_HINTS,
+    EMBEDDING_REFUSALS,
+    RERANK_HINTS,
+    RERANK_REFUSALS,
+    Hints,
+    Refusals,
+)
+from openai_cpu_server.json_size import MOST_TOKENS
+
+MAX_INPUTS = 2048
+"""OpenAI's limit for one call."""
+
+Input = Annotated[
+    Union[
+        Annotated[NonEmpty, Tag("<text>")],
+        Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")],
+        Annotated[Tokens, Tag("<tokens>")],
+        Annotated[
+            list[Tokens], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<token lists>")
+        ],
+    ],
+    PROMPT_KIND,
+]
+
+
+_TRUNCATE = {"END": True, "NONE": False}
+
+
+def _as_switch(value: object) -> object:
+    """Cohere's and NVIDIA's words for it, in letters of any size."""
+    return _TRUNCATE.get(value.upper(), value) if isinstance(value, str) else value
+
+
+Truncate = Annotated[
+    bool, BeforeValidator(_as_switch, json_schema_input_type=Union[bool, Literal["END", "NONE"]])
+]
+
+
+class PoolingBody(Body):
+    """Fields that the two share."""
+
+    model: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    """What OpenAI calls `user` now."""
+    service_tier: Tier | None = None
+
+    # Ours.
+    truncate: Truncate | None = None
+    """Cut an input that is longer than the model takes, instead of refusing it."""
+    priority: str | None = None
+    timeout: Seconds | None = None
+    """Seconds that the call may take, waiting included."""
+
+
+class EmbeddingBody(PoolingBody):
+    most_numbers: ClassVar[int] = MOST_TOKENS
+    hints: ClassVar[Hints] = EMBEDDING_HINTS
+    refusals: ClassVar[Refusals] = EMBEDDING_REFUSALS
+
+    input: Input
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Several | None = None
+
+
+class TextDocument(Body):
+    is_open: ClassVar[bool] = True
+
+    text: str
+
+
+Document = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[TextDocument, Tag("<object>")]], DOCUMENT_KIND
+]
+
+
+class RerankBody(PoolingBody):
+    """The names are those of Cohere, Jina and vLLM."""
+
+    hints: ClassVar[Hints] = RERANK_HINTS
+    refusals: ClassVar[Refusals] = RERANK_REFUSALS
+
+    query: NonEmpty
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    top_n: Several | None = None
+    return_documents: bool | None = None
+    """Absent: they are returned, as vLLM and Jina do."""
+    use_activation: bool | None = None
+    """vLLM's name. False: the model's own numbers, not squeezed between 0 and 1."""
+
+
+Rows = npt.NDArray[np.float32]
+"""(inputs, numbers)."""
+Writer = Callable[[Rows, Figures], bytes]
+"""Makes the body of a response. It runs in any thread."""
+
+
+class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):
+    """Questions whose first output token is `yes` or `no`."""
+
+    requests: tuple[GenerationRequest, ...]
+    yes: int
+    no: int
+
+
+class PoolingCall(msgspec.Struct, frozen=True, kw_only=True):
+    """An API call as it was resolved."""
+
+    id: str
+    work: Union[EmbedRequest, YesOrNo]
+    num_inputs: int
+    prompt_tokens: int
+    priority: Priority
+    timeout_s: float | None
+    """The client's limit, from the call's arrival to its end."""
+    render: Writer
+    headers: Mapping[str, str] = {}
+    """The response says there what was ignored."""
+
+
+def submit(call: PoolingCall, engine: Engine) -> Embedding:
+    """Raises as `Engine.embed` and `Engine.generate`."""
+    if isinstance(call.work, EmbedRequest):
+        return engine.embed(call.work)
+    try:
+        return YesOrNoScores(engine.generate(call.work.requests), call.work)
+    except InvalidRequest as error:  # more sequences than may wait
+        raise InvalidRequest(str(error), param="documents", code=error.code) from error
+
+
+class YesOrNoScores:
+    """An `Embedding` of one number for each question: how much likelier yes is than no, as a logarithm."""
+
+    def __init__(self, generation: Generation, asked: YesOrNo) -> None:
+        self._generation = generation
+        self._asked = asked
+
+    async def __aenter__(self) -> YesOrNoScores:
+        await self._generation.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._generation.__aexit__(kind, error, trace)
+
+    async def vectors(self) -> bytes:
+        scores: dict[str, float] = {}
+        async for event in self._generation:
+            if event.logprobs:
+                scores[event.id] = self._score(event.logprobs[0])
+            if event.finish is not None and event.finish.reason is FinishReason.CANCELLED:
+                raise GenerationFailed("The server ended the request before its end.")
+        missing = [request.id for request in self._asked.requests if request.id not in scores]
+        if missing:
+            raise GenerationFailed("The model has answered neither yes nor no.")
+        return np.array([scores[request.id] for request in self._asked.requests], np.float32).tobytes()
+
+    @property
+    def figures(self) -> Figures:
+        told = self._generation.figures
+        compute_ms = told.latency_ms - told.queue_ms
+        num_tokens = sum(len(request.tokens) for request in self._asked.requests)
+        return Figures(
+            queue_ms=told.queue_ms,
+            prefill_ms=compute_ms,
+            latency_ms=told.latency_ms,
+            tokens_per_second=1000 * num_tokens / compute_ms if compute_ms > 0 else 0.0,
+        )
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        self._generation.fail_in(seconds, error)
+
+    def _score(self, told: TokenLogprob) -> float:
+        known = dict(told.top)
+        return known[self._asked.yes] - known[self._asked.no]

@@ -1,0 +1,165 @@
+"""Texts and token ids become what a model embeds."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from openai_cpu_server.api.asking.call import ModelContext
+from openai_cpu_server.api.pooling.body import EmbeddingBody, PoolingBody, PoolingCall, Writer
+from openai_cpu_server.api.pooling.render import EmbeddingWriter
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong
+from openai_cpu_server.http.clients import Client, account_of
+
+Tokens = tuple[int, ...]
+FOREIGN_TOKENS = "foreign_token_ids"
+
+
+class InputReader(msgspec.Struct, frozen=True):
+    """Makes inputs of at most `limit` tokens, special ones included. `truncate`: what is longer is cut."""
+
+    tokenizer: Tokenizer
+    limit: int
+    truncate: bool
+
+    @classmethod
+    def of(cls, asking: ModelContext, *, truncate: bool | None, room: int = 0) -> InputReader:
+        """`room`: so many tokens stay free for an answer."""
+        limits = (asking.info.context_limit - room, asking.options.max_prompt_tokens)
+        limit = min(limit for limit in limits if limit is not None)
+        return cls(asking.chosen.model.tokenizer, limit, bool(truncate))
+
+    def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
+        """Names of control tokens in them are text. Raises InputTooLong; InvalidRequest for a text that is no
+        token."""
+        read = self._read(texts, params, add_special=True)
+        for tokens, param in zip(read, params, strict=True):
+            if not tokens:
+                message = f"Invalid value for '{param}': this model has no tokens for it."
+                raise InvalidRequest(message, param=param, code="invalid_value")
+        return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
+
+    def ids(self, ids: Sequence[int], param: str) -> Tokens:
+        """Raises InputTooLong; InvalidRequest for ids that this model's tokenizer cannot have made."""
+        begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
+        is_framed = tuple(ids[: len(begin)]) == begin and tuple(ids[len(ids) - len(end) :]) == end
+        if not is_framed or min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
+            raise InvalidRequest(_foreign(param, self.tokenizer), param=param, code=FOREIGN_TOKENS)
+        return self._fitted(ids, param)
+
+    def pair(self, query: Sequence[int], text: Sequence[int], param: str) -> Tokens:
+        """A query and a text for a cross-encoder, both without special tokens. Only the text is cut."""
+        marks = self.tokenizer.marks
+        head = (*marks.begin, *query, *marks.between)
+        length = len(head) + len(text) + len(marks.end)
+        room = self.limit - len(head) - len(marks.end)
+        if length > self.limit and not (self.truncate and room >= 0):
+            raise InputTooLong(tokens=length, limit=self.limit, param=param)
+        return (*head, *text[: max(0, room)], *marks.end)
+
+    def plain(self, texts: Sequence[str], params: Sequence[str]) -> list[list[int]]:
+        """Tokens without special ones."""
+        return self._read(texts, params, add_special=False)
+
+    def _read(self, texts: Sequence[str], params: Sequence[str], *, add_special: bool) -> list[list[int]]:
+        given = [self.readable(*each) for each in zip(texts, params, strict=True)]
+        return self.tokenizer.encode_all(given, add_special=add_special, parse_special=False)
+
+    def readable(self, text: str, param: str) -> str:
+        """What is surely too long is cut before it is tokenised. Raises PromptFarTooLong."""
+        least = self.tokenizer.least_tokens(text)
+        if least <= self.limit:
+            return text
+        if not self.truncate:
+            raise PromptFarTooLong(least_tokens=least, limit=self.limit, param=param)
+        longest_token = len(text) // least + 1
+        return text[: (self.limit + 1) * longest_token]
+
+    def _fitted(self, tokens: Sequence[int], param: str) -> Tokens:
+        if len(tokens) <= self.limit:
+            return tuple(tokens)
+        if not self.truncate:
+            raise InputTooLong(tokens=len(tokens), limit=self.limit, param=param)
+        end = self.tokenizer.marks.end
+        return (*tokens[: self.limit - len(end)], *end)
+
+
+def _foreign(param: str, tokenizer: Tokenizer) -> str:
+    marks = tokenizer.marks
+    begins = f", begin with {_listed(marks.begin)}" if marks.begin else ""
+    ends = f", end with {_listed(marks.end)}" if marks.end else ""
+    return (
+        f"Invalid value for '{param}': these are not token ids of this model, which go from 0 to "
+        f"{tokenizer.vocab_size - 1}{begins}{ends}. Send text instead; LangChain's OpenAIEmbeddings does so "
+        "with check_embedding_ctx_length=False."
+    )
+
+
+def _listed(tokens: Tokens) -> str:
+    return ", ".join(map(str, tokens))
+
+
+def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall:
+    """Raises InvalidRequest, InputTooLong."""
+    dimensions = _dimensions(body, asking.info.embedding_size)
+    inputs = _inputs(body, InputReader.of(asking, truncate=body.truncate))
+    request = embed_request(inputs, body, asking, id_prefix="embd-")
+    writer = EmbeddingWriter(
+        model=asking.chosen.name,
+        prompt_tokens=request.num_tokens,
+        is_base64=body.encoding_format == "base64",
+        dimensions=dimensions,
+    )
+    return embed_call(request, body, asking, writer)
+
+
+def embed_call(request: EmbedRequest, body: PoolingBody, asking: ModelContext, render: Writer) -> PoolingCall:
+    return PoolingCall(
+        id=request.id,
+        work=request,
+        num_inputs=len(request.inputs),
+        prompt_tokens=request.num_tokens,
+        priority=request.priority,
+        timeout_s=body.timeout,
+        render=render,
+    )
+
+
+def embed_request(
+    inputs: tuple[Tokens, ...], body: PoolingBody, asking: ModelContext, *, id_prefix: str
+) -> EmbedRequest:
+    sender = asking.sender
+    return EmbedRequest(
+        id=id_prefix + secrets.token_hex(12),
+        inputs=inputs,
+        priority=sender.priority(field=body.priority, tier=body.service_tier),
+        client=Client.of(sender.identity, body.user or body.safety_identifier).label,
+        account=account_of(sender.identity),
+        group=Client.group_of(sender.identity),
+        route=id_prefix.removesuffix("-"),
+    )
+
+
+def _inputs(body: EmbeddingBody, reader: InputReader) -> tuple[Tokens, ...]:
+    """Texts are tokenised, token ids are checked."""
+    given = body.input
+    if isinstance(given, str):
+        return reader.texts([given], ["input"])
+    if isinstance(given[0], int):
+        return (reader.ids([token for token in given if isinstance(token, int)], "input"),)
+    params = [f"input[{index}]" for index in range(len(given))]
+    if isinstance(given[0], str):
+        return reader.texts([item for item in given if isinstance(item, str)], params)
+    ids = [item for item in given if isinstance(item, list)]
+    return tuple(reader.ids(*each) for each in zip(ids, params, strict=True))
+
+
+def _dimensions(body: EmbeddingBody, size: int) -> int | None:
+    if body.dimensions is not None and body.dimensions > size:
+        message = f"Invalid value for 'dimensions': this model's vectors have {size}."
+        raise InvalidRequest(message, param="dimensions", code="invalid_value")
+    return body.dimensions

@@ -1,1 +1,0 @@
-"""A checked body becomes what the engine understands. Pure functions; all refusals are InvalidRequest."""

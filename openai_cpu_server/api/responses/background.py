@@ -1,0 +1,183 @@
+"""Responses that are made in the background live until their end, with their events, whoever listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import anyio
+
+from openai_cpu_server.api.asking.renderer import Chunk
+from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.responses.making import RunningResponse
+from openai_cpu_server.api.responses.objects import ResponseObject
+from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
+from openai_cpu_server.errors import JobsUnavailable, RequestCancelled
+from openai_cpu_server.http.context import EndedRequests, Ticket
+from openai_cpu_server.http.errors import error_object, failure_of
+from openai_cpu_server.http.limits import Lease
+from openai_cpu_server.jobs.responses import RENEW_S, KeptResponses
+
+
+class EventLog:
+    """Event number n stands at index n."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._news = anyio.Event()
+        self._has_ended = False
+
+    @property
+    def events(self) -> Sequence[bytes]:
+        return self._events
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        self._events += [events([chunk]) for chunk in chunks]
+        self._wake()
+
+    def end(self) -> None:
+        self._has_ended = True
+        self._wake()
+
+    async def ended(self) -> None:
+        while not self._has_ended:
+            await self._news.wait()
+
+    async def read(self, first: int) -> AsyncIterator[bytes]:
+        """All events from this number on, until the last one."""
+        while True:
+            while first < len(self._events):
+                yield self._events[first]
+                first += 1
+            if self._has_ended:
+                return
+            await self._news.wait()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+
+logger = logging.getLogger(__name__)
+
+
+class LiveResponse:
+    """One response of this process that has not ended."""
+
+    def __init__(self, making: RunningResponse, ticket: Ticket, lease: Lease) -> None:
+        self.making = making
+        self.ticket = ticket
+        self.lease = lease
+        self.log = EventLog()
+
+    @property
+    def response(self) -> ResponseObject:
+        return self.making.response
+
+    @property
+    def owner(self) -> str:
+        return self.making.read.owner
+
+    def cancel(self) -> None:
+        self.making.running.cancel()
+
+
+class Background:
+    """Makes responses in the background. Whoever has it must `close` it before the shelf."""
+
+    def __init__(self, shelf: KeptResponses, endings: EndedRequests) -> None:
+        self._shelf = shelf
+        self._endings = endings
+        self._live: dict[str, LiveResponse] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, live: LiveResponse) -> None:
+        """Stores it, and goes on with it. Raises JobsUnavailable, and makes nothing then.
+
+        A client that leaves meanwhile changes nothing: what is stored as queued is made.
+        """
+        live.lease.keep()
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._see_through(live, stored))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(stored)
+
+    def find(self, owner: str, response_id: str) -> LiveResponse | None:
+        """None: it is not this process that makes it, or it is made no more."""
+        live = self._live.get(response_id)
+        return live if live is not None and live.owner == owner else None
+
+    async def close(self) -> None:
+        """Waits until those that still run have stored their end, which the engine's end is."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+        for task in self._tasks:
+            task.cancel()
+
+    async def _see_through(self, live: LiveResponse, stored: asyncio.Future[None]) -> None:
+        making = live.making
+        record = self._shelf.leased(making.record(self._shelf))
+        try:
+            await self._shelf.add(record, making.inputs())
+        except BaseException as error:
+            await making.running.__aexit__(None, None, None)
+            await live.lease.end()
+            stored.set_exception(error)
+            return
+        self._live[record.id] = live
+        stored.set_result(None)
+        await self._make(live)
+
+    async def _make(self, live: LiveResponse) -> None:
+        making, ticket = live.making, live.ticket
+        renewing = asyncio.create_task(self._renew(live))
+        try:
+            last = await self._told(live)
+        finally:
+            renewing.cancel()
+            await live.lease.end()
+            self._endings.end(ticket)
+        try:
+            told = [*live.log.events, *(events([chunk]) for chunk in last)]
+            await self._shelf.finish(making.record(self._shelf), making.outputs(), told)
+        except JobsUnavailable as error:
+            logger.error("response %s was not stored: %s", making.response.id, error.reason)
+        finally:
+            live.log.add(last)
+            live.log.end()
+            del self._live[making.response.id]
+
+    async def _told(self, live: LiveResponse) -> Sequence[Chunk]:
+        """Returns the last events, which wait until the response is stored."""
+        stream, ticket = live.making.stream, live.ticket
+        try:
+            async with live.making.running as running:
+                async for said in running.tell(stream):
+                    chunks = stream.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
+                    if stream.has_ended:
+                        ticket.status = 200
+                        return chunks
+                    live.log.add(chunks)
+        except RequestCancelled as error:
+            ticket.failed(error)
+            ticket.status = failure_of(error).status
+            return stream.cancel()
+        except Exception as error:
+            ticket.failed(error)
+            ticket.status = failure_of(error).status
+            return stream.error(error_object(error, request_id=ticket.id))
+        raise AssertionError("a call tells its end")
+
+    async def _renew(self, live: LiveResponse) -> None:
+        """Other servers see that it lives. If one of them has cancelled it, it ends."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(JobsUnavailable):
+                if not await self._shelf.renew(live.making.record(self._shelf)):
+                    live.cancel()
+
+
+_CLOSE_S = 5.0

@@ -1,0 +1,314 @@
+"""The body of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Union
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic_core import PydanticCustomError
+
+from openai_cpu_server.api.asking.body import AdapterName, SharedBody
+from openai_cpu_server.api.asking.fields import (
+    LACKS,
+    MAX_TOOLS,
+    TEXT_OR_LIST,
+    Budget,
+    JsonObject,
+    Name,
+    Several,
+    TopLogprobs,
+)
+from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.unheeded import (
+    REASONING_REFUSALS,
+    RESPONSES_HINTS,
+    RESPONSES_REFUSALS,
+    Hints,
+    Refusals,
+)
+
+MAX_ITEMS = 10_000
+
+
+class EchoedBody(Body):
+    """What clients send back as they got it, here or elsewhere: further fields of it change nothing."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+    is_open: ClassVar[bool] = True
+
+
+def _refuse_part(kind: object) -> object:
+    if isinstance(kind, str):
+        lack = LACKS.get(kind, f"content of type '{kind[:64]}' is not supported")
+        raise PydanticCustomError("part_type", "{lack}; only parts of text are taken", {"lack": lack})
+    return kind
+
+
+def _refuse_item(kind: object) -> object:
+    if isinstance(kind, str):
+        raise PydanticCustomError(
+            "item_type", "items of type '{kind}' are not supported", {"kind": kind[:64]}
+        )
+    return kind
+
+
+class ItemTextPart(EchoedBody):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPart(EchoedBody):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class OtherPart(EchoedBody):
+    type: Annotated[str, BeforeValidator(_refuse_part)]
+
+
+def _part_kind(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("input_text", "output_text", "text"):
+        return "<text>"
+    return "<refusal>" if kind == "refusal" else "<other>"
+
+
+Part = Annotated[
+    Union[
+        Annotated[ItemTextPart, Tag("<text>")],
+        Annotated[RefusalPart, Tag("<refusal>")],
+        Annotated[OtherPart, Tag("<other>")],
+    ],
+    Discriminator(_part_kind),
+]
+Content = Annotated[
+    Union[
+        Annotated[str, Tag("<text>")],
+        Annotated[list[Part], Field(fail_fast=True), Tag("<list>")],
+    ],
+    TEXT_OR_LIST,
+]
+ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+"""Without NUL, which not every database can store."""
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class SentMessageItem(EchoedBody):
+    type: Literal["message"] | None = None
+    id: ItemId | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class SentFunctionCall(EchoedBody):
+    type: Literal["function_call"]
+    id: ItemId | None = None
+    call_id: CallId
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+
+
+class SentFunctionOutput(EchoedBody):
+    type: Literal["function_call_output"]
+    id: ItemId | None = None
+    call_id: CallId
+    output: Content
+
+
+class ReasoningPart(EchoedBody):
+    type: str
+    text: str
+
+
+class SentReasoning(EchoedBody):
+    type: Literal["reasoning"]
+    id: ItemId | None = None
+    summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
+    encrypted_content: str | None = None
+    """Other servers' thoughts, which nobody can read here."""
+
+
+class ItemReference(EchoedBody):
+    type: Literal["item_reference"] | None = None
+    id: ItemId
+
+
+class OtherItem(EchoedBody):
+    type: Annotated[str, BeforeValidator(_refuse_item)]
+
+
+_ITEM_KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
+
+
+def _item_kind(value: object) -> str:
+    fields = value if isinstance(value, dict) else {}
+    kind = fields.get("type")
+    if kind is None:
+        return "<item_reference>" if set(fields) - {"type"} == {"id"} else "<message>"
+    return f"<{kind}>" if isinstance(kind, str) and kind in _ITEM_KINDS else "<other>"
+
+
+InputItem = Annotated[
+    Union[
+        Annotated[SentMessageItem, Tag("<message>")],
+        Annotated[SentFunctionCall, Tag("<function_call>")],
+        Annotated[SentFunctionOutput, Tag("<function_call_output>")],
+        Annotated[SentReasoning, Tag("<reasoning>")],
+        Annotated[ItemReference, Tag("<item_reference>")],
+        Annotated[OtherItem, Tag("<other>")],
+    ],
+    Discriminator(_item_kind),
+]
+Input = Annotated[
+    Union[
+        Annotated[str, Tag("<text>")],
+        Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("<list>")],
+    ],
+    TEXT_OR_LIST,
+]
+
+
+class FunctionTool(EchoedBody):
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class OtherTool(EchoedBody):
+    """A tool that OpenAI runs itself, or of a form that there is not here. It is left out."""
+
+    type: str
+
+
+def _tool_kind(value: object) -> str:
+    return "<function>" if isinstance(value, dict) and value.get("type") == "function" else "<other>"
+
+
+Tool = Annotated[
+    Union[Annotated[FunctionTool, Tag("<function>")], Annotated[OtherTool, Tag("<other>")]],
+    Discriminator(_tool_kind),
+]
+
+
+class NamedFunction(EchoedBody):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedToolsChoice(EchoedBody):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+def _refuse_choice(kind: object) -> object:
+    if isinstance(kind, str):
+        message = "the choice of a tool of type '{kind}' is not supported, only 'function'"
+        raise PydanticCustomError("tool_type", message, {"kind": kind[:64]})
+    return kind
+
+
+class OtherChoice(EchoedBody):
+    type: Annotated[str, BeforeValidator(_refuse_choice)]
+
+
+def _choice_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<mode>"
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type")
+    return f"<{kind}>" if kind in ("function", "allowed_tools") else "<other>"
+
+
+ToolChoice = Annotated[
+    Union[
+        Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
+        Annotated[NamedFunction, Tag("<function>")],
+        Annotated[AllowedToolsChoice, Tag("<allowed_tools>")],
+        Annotated[OtherChoice, Tag("<other>")],
+    ],
+    Discriminator(
+        _choice_kind,
+        custom_error_type="tool_choice",
+        custom_error_message="Input should be 'none', 'auto', 'required' or an object",
+    ),
+]
+
+
+class TextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    """For people; the model does not see it."""
+    strict: bool | None = None
+    json_schema: Annotated[JsonObject | None, Field(alias="schema")] = None
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint for OpenAI's models."""
+
+
+class ReasoningOptions(Body):
+    refusals: ClassVar[Refusals] = REASONING_REFUSALS
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """What is thought is shown whole, so nothing is summarised."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """The older name of `summary`."""
+
+
+class ResponsesStreamOptions(Body):
+    include_obfuscation: bool | None = None
+    """Events carry no random padding."""
+
+
+class TurnFields(Body):
+    """The fields that say what a response's prompt is."""
+
+    hints: ClassVar[Hints] = RESPONSES_HINTS
+    refusals: ClassVar[Refusals] = RESPONSES_REFUSALS
+
+    model: str | None = None
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    reasoning: ReasoningOptions | None = None
+    lora: AdapterName | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
+
+
+class InputTokensBody(TurnFields):
+    """The body of `POST /v1/responses/input_tokens`: what of a response's body becomes its prompt."""
+
+    def as_response(self) -> ResponsesBody:
+        """As the body of a response. What only that one knows was not checked here, and stays out."""
+        return ResponsesBody.model_construct(
+            **{name: getattr(self, name) for name in type(self).model_fields}
+        )
+
+
+class ResponsesBody(SharedBody, TurnFields):
+    store: bool | None = None
+    background: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    max_tool_calls: Several | None = None
+    """Counts calls of tools that the server runs itself; there are none."""
+    max_output_tokens: Several | None = None
+    include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
+    top_logprobs: TopLogprobs | None = None
+    prompt_cache_key: str | None = None

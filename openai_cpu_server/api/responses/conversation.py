@@ -1,0 +1,217 @@
+"""Items of the Responses API become the messages of a conversation. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from openai_cpu_server.api.asking.ask import AskedMessage, EarlierAnswer
+from openai_cpu_server.api.responses import body as schema
+from openai_cpu_server.api.responses.objects import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputText,
+    Item,
+    MessageItem,
+    OutputText,
+    Part,
+    ReasoningItem,
+    ReasoningText,
+    RefusalText,
+    SummaryText,
+    new_item_id,
+)
+from openai_cpu_server.errors import InvalidRequest
+
+_SYSTEM = ("system", "developer")
+
+
+class SourcedItem(msgspec.Struct, frozen=True):
+    item: Item
+    param: str
+    answer: EarlierAnswer | None = None
+    """The item is a part of this answer of before."""
+
+
+def new_items(given: str | Sequence[schema.InputItem] | None, found: Mapping[str, Item]) -> list[SourcedItem]:
+    """The body's items with ids of their own. `found`: what its references mean. Raises InvalidRequest."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        text = (InputText(given),)
+        return [SourcedItem(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
+    return [
+        SourcedItem(_item(one, f"input[{index}]", found), f"input[{index}]")
+        for index, one in enumerate(given)
+    ]
+
+
+def references(given: str | Sequence[schema.InputItem] | None) -> list[str]:
+    if given is None or isinstance(given, str):
+        return []
+    return [one.id for one in given if isinstance(one, schema.ItemReference)]
+
+
+def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
+    """The messages that these items are. What the assistant reasons, says and calls in a row is one message.
+
+    Raises InvalidRequest for the result of a call that there is not.
+    """
+    messages: list[AskedMessage] = []
+    calls: set[str] = set()
+    open_turn: _Turn | None = None
+    for sourced in items:
+        item = sourced.item
+        if isinstance(item, FunctionCallItem):
+            calls.add(item.call_id)
+        if _is_assistants(item):
+            if open_turn is None or not open_turn.takes(sourced):
+                messages += _closed(open_turn)
+                open_turn = _Turn(sourced.answer)
+            open_turn.add(item)
+            continue
+        messages += _closed(open_turn)
+        open_turn = None
+        messages.append(AskedMessage(_message(item, calls, sourced.param)))
+    return _once(messages + _closed(open_turn))
+
+
+def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
+    """An answer that has become several messages is none of them alone."""
+    seen = Counter(id(one.own) for one in messages if one.own is not None)
+    return [AskedMessage(one.fields) if seen.get(id(one.own), 0) > 1 else one for one in messages]
+
+
+def with_instructions(messages: Sequence[AskedMessage], instructions: str | None) -> list[AskedMessage]:
+    """Instructions, system and developer messages at the beginning are one system message, for many templates
+    know no second one."""
+    head: list[str] = [instructions] if instructions else []
+    rest = list(messages)
+    while rest and rest[0].role in _SYSTEM:
+        head.append(rest.pop(0).text)
+    if not head:
+        return rest
+    return [AskedMessage({"role": "system", "content": "\n\n".join(head)}), *rest]
+
+
+@dataclass
+class _Turn:
+    """What the assistant did in a row."""
+
+    answer: EarlierAnswer | None
+    texts: list[str] = field(default_factory=list)
+    calls: list[Mapping[str, object]] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+
+    def takes(self, sourced: SourcedItem) -> bool:
+        """Whether it is still the same message: thoughts come first, then text, then calls."""
+        item = sourced.item
+        if sourced.answer is not self.answer:
+            return False
+        if isinstance(item, ReasoningItem):
+            return not self.texts and not self.calls
+        return isinstance(item, FunctionCallItem) or (not self.texts and not self.calls)
+
+    def add(self, item: Item) -> None:
+        match item:
+            case ReasoningItem():
+                self.thoughts += [part.text for part in item.content]
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                self.calls.append({"id": item.call_id, "type": "function", "function": function})
+            case MessageItem():
+                self.texts.append(parts_text(item.content))
+            case FunctionCallOutputItem():
+                raise AssertionError("the result of a call is not the assistant's")
+
+    def message(self) -> AskedMessage:
+        """Whether thoughts of before are shown to the model is for its template to say."""
+        fields: dict[str, object] = {"role": "assistant", "content": "\n".join(self.texts)}
+        if self.calls:
+            fields["tool_calls"] = self.calls
+        if thoughts := "\n".join(self.thoughts):
+            fields["reasoning_content"] = thoughts
+        return AskedMessage(fields, self.answer)
+
+
+def parts_text(content: str | Sequence[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.refusal if isinstance(part, RefusalText) else part.text for part in content)
+
+
+def _closed(turn: _Turn | None) -> list[AskedMessage]:
+    return [] if turn is None else [turn.message()]
+
+
+def _is_assistants(item: Item) -> bool:
+    return isinstance(item, (FunctionCallItem, ReasoningItem)) or (
+        isinstance(item, MessageItem) and item.role == "assistant"
+    )
+
+
+def _message(item: Item, calls: set[str], param: str) -> Mapping[str, object]:
+    if isinstance(item, FunctionCallOutputItem):
+        if item.call_id not in calls:
+            message = f"No tool call found for function call output with call_id {item.call_id[:64]}."
+            raise InvalidRequest(message, param=param, code="invalid_value")
+        return {"role": "tool", "content": parts_text(item.output), "tool_call_id": item.call_id}
+    assert isinstance(item, MessageItem)
+    assert item.role in ("user", *_SYSTEM), "the schema refuses other roles"
+    return {"role": item.role, "content": parts_text(item.content)}
+
+
+def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Item:
+    match given:
+        case schema.SentMessageItem():
+            return _message_item(given)
+        case schema.SentFunctionCall():
+            return FunctionCallItem(
+                id=given.id or new_item_id(FunctionCallItem),
+                call_id=given.call_id,
+                name=given.name,
+                arguments=given.arguments,
+            )
+        case schema.SentFunctionOutput():
+            item_id = given.id or new_item_id(FunctionCallOutputItem)
+            output = given.output if isinstance(given.output, str) else _parts(given.output, is_output=False)
+            return FunctionCallOutputItem(id=item_id, call_id=given.call_id, output=output)
+        case schema.SentReasoning():
+            return ReasoningItem(
+                id=given.id or new_item_id(ReasoningItem),
+                summary=tuple(SummaryText(part.text) for part in given.summary or ()),
+                content=tuple(ReasoningText(part.text) for part in given.content or ()),
+            )
+        case schema.ItemReference():
+            if given.id not in found:
+                message = f"Item with id '{given.id}' not found."
+                raise InvalidRequest(message, param=f"{param}.id", code="item_not_found")
+            return found[given.id]
+        case _:
+            raise AssertionError("the schema refuses other items")
+
+
+def _message_item(given: schema.SentMessageItem) -> MessageItem:
+    is_output = given.role == "assistant"
+    content = [given.content] if isinstance(given.content, str) else given.content
+    parts = _parts(content, is_output=is_output)
+    return MessageItem(id=given.id or new_item_id(MessageItem), role=given.role, content=parts)
+
+
+def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part, ...]:
+    kind = OutputText if is_output else InputText
+    parts: list[Part] = []
+    for one in given:
+        match one:
+            case str():
+                parts.append(kind(one))
+            case schema.ItemTextPart():
+                parts.append(kind(one.text))
+            case schema.RefusalPart():
+                parts.append(RefusalText(one.refusal))
+            case _:
+                raise AssertionError("the schema refuses other parts")
+    return tuple(parts)

@@ -1,0 +1,314 @@
+"""Items and the response object of the Responses API, as they are shown and stored."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Union
+
+import msgspec
+
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.renderer import TokenEntry
+from openai_cpu_server.api.asking.resolve import served_tier
+from openai_cpu_server.api.responses import body as schema
+from openai_cpu_server.api.responses.as_ask import functions_of
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.http.errors import ErrorObject
+from openai_cpu_server.http.parse import Body
+from openai_cpu_server.jobs.records import ResponseStatus
+
+
+class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+    text: str
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: tuple[()] = ()
+    logprobs: tuple[TokenEntry, ...] = ()
+
+
+class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_text"):
+    text: str
+
+
+Part = Union[InputText, OutputText, RefusalText]
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    status: str = "completed"
+    role: str
+    content: tuple[Part, ...]
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    id: str
+    status: str = "completed"
+    call_id: str
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class FunctionCallOutputItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"
+):
+    id: str
+    status: str = "completed"
+    call_id: str
+    output: Union[str, tuple[Part, ...]]
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    id: str
+    status: str = "completed"
+    summary: tuple[SummaryText, ...] = ()
+    content: tuple[ReasoningText, ...] = ()
+    encrypted_content: None = None
+
+
+OutputItem = Union[MessageItem, FunctionCallItem, ReasoningItem]
+Item = Union[MessageItem, FunctionCallItem, FunctionCallOutputItem, ReasoningItem]
+PREFIXES: dict[type, str] = {
+    MessageItem: "msg_",
+    FunctionCallItem: "fc_",
+    FunctionCallOutputItem: "fc_",
+    ReasoningItem: "rs_",
+}
+_DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
+
+
+def new_item_id(kind: type) -> str:
+    return PREFIXES[kind] + secrets.token_hex(24)
+
+
+def decoded(content: bytes) -> Item:
+    """An item as it was stored."""
+    return _DECODER.decode(content)
+
+
+class ResponseInputDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+    """Computed prompts are kept without being asked for, so nothing is counted here."""
+
+
+class ResponseOutputDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: ResponseInputDetails
+    output_tokens: int
+    output_tokens_details: ResponseOutputDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, figures: Figures) -> ResponseUsage:
+        return cls(
+            input_tokens=figures.prompt_tokens,
+            input_tokens_details=ResponseInputDetails(figures.cached_tokens),
+            output_tokens=figures.output_tokens,
+            output_tokens_details=ResponseOutputDetails(figures.thought_tokens),
+            total_tokens=figures.total_tokens,
+        )
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    reason: str
+
+
+class ReasoningSettings(msgspec.Struct, frozen=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextSettings(msgspec.Struct, frozen=True):
+    format: msgspec.Raw
+    verbosity: str = "medium"
+
+
+class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "response"
+    created_at: int
+    status: str
+    background: bool
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: tuple[OutputItem, ...] = ()
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningSettings
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float
+    text: TextSettings
+    tool_choice: msgspec.Raw
+    tools: tuple[msgspec.Raw, ...]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None = None
+    user: str | None
+    metadata: dict[str, str]
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True):
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: Sequence[msgspec.Raw]
+    first_id: Union[str, None]
+    last_id: Union[str, None]
+    has_more: bool
+
+
+SERVER_ERROR = "server_error"
+MAX_OUTPUT_TOKENS = "max_output_tokens"
+
+
+def begun(response: ResponseObject, status: ResponseStatus) -> ResponseObject:
+    """The response while it waits or is made."""
+    return msgspec.structs.replace(response, status=status.value)
+
+
+def ended(
+    response: ResponseObject,
+    output: Sequence[OutputItem],
+    figures: Figures,
+    *,
+    is_whole: bool,
+    now_s: int,
+) -> ResponseObject:
+    """`is_whole`: it ended by itself, not for the want of tokens."""
+    status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
+    return msgspec.structs.replace(
+        response,
+        status=status.value,
+        completed_at=now_s if is_whole else None,
+        incomplete_details=None if is_whole else IncompleteDetails(MAX_OUTPUT_TOKENS),
+        output=tuple(output),
+        usage=ResponseUsage.of(figures),
+    )
+
+
+def failed(response: ResponseObject, output: Sequence[OutputItem], error: ErrorObject) -> ResponseObject:
+    """The response with what there was of its output."""
+    return msgspec.structs.replace(
+        response,
+        status=ResponseStatus.FAILED.value,
+        output=tuple(output),
+        error=ResponseError(error_code(error), error.error.message),
+    )
+
+
+def cancelled(response: ResponseObject, output: Sequence[OutputItem]) -> ResponseObject:
+    return msgspec.structs.replace(response, status=ResponseStatus.CANCELLED.value, output=tuple(output))
+
+
+def error_code(error: ErrorObject) -> str:
+    """One of the few codes that OpenAI's clients know in a response."""
+    return "rate_limit_exceeded" if error.error.code == "rate_limit_exceeded" else SERVER_ERROR
+
+
+_TEXT = msgspec.Raw(b'{"type":"text"}')
+_AUTO = msgspec.Raw(b'"auto"')
+
+
+def new_response(
+    body: schema.ResponsesBody, call: Call, status: ResponseStatus, *, is_stored: bool
+) -> ResponseObject:
+    return ResponseObject(
+        id=call.id,
+        created_at=call.created,
+        status=status.value,
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        model=call.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=_reasoning(body.reasoning),
+        safety_identifier=body.safety_identifier,
+        service_tier=_tier(body.service_tier, call.priority),
+        store=is_stored,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text=_text(body.text),
+        tool_choice=_choice(body.tool_choice),
+        tools=tuple(_function(tool) for _, tool in functions_of(body)),
+        top_logprobs=body.top_logprobs or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+
+
+def _tier(asked: str | None, priority: Priority) -> str:
+    return "default" if asked is None or asked == "auto" else served_tier(asked, priority)
+
+
+def _reasoning(given: schema.ReasoningOptions | None) -> ReasoningSettings:
+    if given is None:
+        return ReasoningSettings()
+    return ReasoningSettings(given.effort, given.summary or given.generate_summary)
+
+
+def _text(given: schema.TextOptions | None) -> TextSettings:
+    if given is None:
+        return TextSettings(_TEXT)
+    form = _TEXT if given.format is None else _raw(given.format)
+    return TextSettings(form, given.verbosity or "medium")
+
+
+def _choice(given: schema.ToolChoice | None) -> msgspec.Raw:
+    if given is None:
+        return _AUTO
+    return msgspec.Raw(msgspec.json.encode(given)) if isinstance(given, str) else _raw(given)
+
+
+def _function(tool: schema.FunctionTool) -> msgspec.Raw:
+    """All of its fields, as clients' types demand."""
+    fields = {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": bool(tool.strict),
+    }
+    return msgspec.Raw(msgspec.json.encode(fields))
+
+
+def _raw(given: Body) -> msgspec.Raw:
+    return msgspec.Raw(given.model_dump_json(by_alias=True, exclude_none=True).encode())

@@ -1,0 +1,205 @@
+"""The body of a response is read, and all that it goes on from is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from openai_cpu_server.api.asking.ask import Ask, AskedMessage, EarlierAnswer
+from openai_cpu_server.api.responses.as_ask import check_supported, left_out, response_ask
+from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.conversation import (
+    SourcedItem,
+    new_items,
+    references,
+    turns,
+    with_instructions,
+)
+from openai_cpu_server.api.responses.objects import Item, decoded
+from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
+from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.http.offload import off_loop
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import Ignored, parse
+from openai_cpu_server.jobs.records import ChainedResponse, ResponseStatus, StorageLimits, StoredAmount
+from openai_cpu_server.jobs.responses import KeptResponses
+
+NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
+_USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
+
+
+class AskedResponse(msgspec.Struct, frozen=True):
+    """A response that is asked for."""
+
+    body: ResponsesBody
+    messages: tuple[AskedMessage, ...]
+    """Instructions, earlier turns and this one."""
+    earlier: tuple[SourcedItem, ...]
+    items: tuple[SourcedItem, ...]
+    """The body's own."""
+    ignored: Ignored
+    num_bytes: int
+    """The size of all that was read for it."""
+    owner: str
+    is_stored: bool
+
+    def ask(self) -> Ask:
+        """Raises InvalidRequest."""
+        return msgspec.structs.replace(
+            response_ask(self.body, self.messages), num_bytes=self.num_bytes, ignored=self.ignored
+        )
+
+    def without_output(self) -> AskedResponse:
+        """The same, to be ended as soon as its prompt is read."""
+        return msgspec.structs.replace(self, body=self.body.model_copy(update={"max_output_tokens": 1}))
+
+
+class LastResponse(msgspec.Struct, frozen=True):
+    """The last response of a WebSocket, which need not be stored to be gone on from."""
+
+    id: str
+    items: tuple[SourcedItem, ...]
+    """All of its conversation."""
+
+
+class ResponseReader:
+    """`shelf`: None where responses are not stored."""
+
+    def __init__(self, shelf: KeptResponses | None, options: ApiOptions) -> None:
+        self._shelf = shelf
+        self._options = options
+
+    async def read(
+        self,
+        data: bytes,
+        identity: Identity,
+        recent: LastResponse | None = None,
+        *,
+        stores_unasked: bool = True,
+    ) -> AskedResponse:
+        """`stores_unasked`: what is said when a body does not say whether it is to be stored.
+
+        Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
+        for one that cannot be stored.
+        """
+        reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
+        body, ignored = await off_loop(len(data), reading)
+        if body.store is None and not stores_unasked:
+            body = body.model_copy(update={"store": False})
+        read = await self.of_body(body, ignored, identity.holder or "", size=len(data), recent=recent)
+        return await self._with_room(read, identity.storage, num_bytes=len(data))
+
+    async def of_body(
+        self,
+        body: ResponsesBody,
+        ignored: Ignored,
+        owner: str,
+        *,
+        size: int,
+        recent: LastResponse | None = None,
+    ) -> AskedResponse:
+        """`size`: bytes of the body. Raises InvalidRequest."""
+        check_supported(body)
+        is_stored = self._is_stored(body)
+        earlier = await self._earlier(body, owner, recent)
+        found = await self._found(references(body.input), owner, earlier)
+        size += sum(len(one.param) for one in earlier) * 64
+        telling = partial(_conversation, body, earlier, found)
+        messages, items = await off_loop(size, telling)
+        return AskedResponse(
+            body=body,
+            messages=messages,
+            earlier=earlier,
+            items=items,
+            ignored=Ignored((*ignored.names, *left_out(body))),
+            num_bytes=size,
+            owner=owner,
+            is_stored=is_stored,
+        )
+
+    async def _with_room(
+        self, read: AskedResponse, limits: StorageLimits, *, num_bytes: int
+    ) -> AskedResponse:
+        """On a disk that is nearly full, who has not asked for it in words gets one that is not stored."""
+        if self._shelf is None or not read.is_stored:
+            return read
+        try:
+            await self._shelf.storage.check(read.owner, limits, StoredAmount(num_bytes=num_bytes))
+        except DiskFull:
+            if read.body.store or read.body.background:
+                raise
+            return msgspec.structs.replace(read, is_stored=False)
+        return read
+
+    def _is_stored(self, body: ResponsesBody) -> bool:
+        if body.background and body.store is False:
+            message = "'background' needs a stored response: 'store' must not be false."
+            raise InvalidRequest(message, param="store", code="invalid_value")
+        if self._shelf is None and (body.background or body.store):
+            param = "background" if body.background else "store"
+            raise InvalidRequest(
+                f"'{param}' is not possible: {NO_DATABASE}.", param=param, code="unsupported_parameter"
+            )
+        return self._shelf is not None and body.store is not False
+
+    async def _earlier(
+        self, body: ResponsesBody, owner: str, recent: LastResponse | None
+    ) -> tuple[SourcedItem, ...]:
+        wanted = body.previous_response_id
+        if wanted is None:
+            return ()
+        if recent is not None and recent.id == wanted:
+            return recent.items
+        if self._shelf is None:
+            raise _no_previous(f"'previous_response_id' is not possible: {NO_DATABASE}.")
+        try:
+            links = await self._shelf.chain(owner, wanted, max_bytes=2 * self._options.max_body_bytes)
+        except JobObjectNotFound as error:
+            raise _no_previous(f"Previous {str(error)[0].lower()}{str(error)[1:]}") from None
+        if links[-1].record.status not in _USABLE:
+            status = links[-1].record.status.value
+            raise _no_previous(f"The response '{wanted}' cannot be gone on from: it is {status}.")
+        size = sum(len(item.content) for link in links for item in link.items)
+        return await off_loop(size, partial(_sourced, links))
+
+    async def _found(self, ids: Sequence[str], owner: str, earlier: Sequence[SourcedItem]) -> dict[str, Item]:
+        """What references mean."""
+        found = {one.item.id: one.item for one in earlier}
+        missing = [item_id for item_id in ids if item_id not in found]
+        if missing and self._shelf is not None:
+            stored = await self._shelf.items(owner, missing)
+            found |= await off_loop(sum(map(len, stored.values())), partial(_decoded, stored))
+        return found
+
+
+def _conversation(
+    body: ResponsesBody, earlier: Sequence[SourcedItem], found: dict[str, Item]
+) -> tuple[tuple[AskedMessage, ...], tuple[SourcedItem, ...]]:
+    """All messages, and the items that are the body's own."""
+    items = new_items(body.input, found)
+    return tuple(with_instructions(turns([*earlier, *items]), body.instructions)), tuple(items)
+
+
+def _decoded(stored: Mapping[str, bytes]) -> dict[str, Item]:
+    return {item_id: decoded(content) for item_id, content in stored.items()}
+
+
+def _sourced(links: Sequence[ChainedResponse]) -> tuple[SourcedItem, ...]:
+    return tuple(sourced for link in links for sourced in _of_link(link))
+
+
+def _of_link(link: ChainedResponse) -> list[SourcedItem]:
+    record, answer = link.record, None
+    if record.written:
+        tokens = msgspec.msgpack.decode(record.written, type=tuple[int, ...])
+        answer = EarlierAnswer(tokens, record.vocabulary)
+    return [
+        SourcedItem(decoded(item.content), "previous_response_id", answer if item.is_output else None)
+        for item in link.items
+    ]
+
+
+def _no_previous(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="previous_response_id", code="previous_response_not_found")

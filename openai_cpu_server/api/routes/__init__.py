@@ -1,1 +1,0 @@
-"""One room per family of routes."""

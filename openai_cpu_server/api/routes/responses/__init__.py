@@ -1,1 +1,0 @@
-"""The Responses API: its part of this room."""

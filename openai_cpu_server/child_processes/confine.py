@@ -1,0 +1,167 @@
+"""Confines this process for good, as far as the kernel can: landlock, seccomp, no privileges."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import site
+import stat
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from openai_cpu_server.child_processes.kernel import (
+    KernelRefused,
+    call,
+    give_up_capabilities,
+    give_up_new_privileges,
+)
+from openai_cpu_server.child_processes.seccomp import restrict_calls
+from openai_cpu_server.child_processes.spawn import library_folders
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+"""System calls; their numbers are the same on all architectures."""
+_ASK_VERSION = 1
+_RULE_PATH_BENEATH = 1
+
+_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 5, 1 << 7, 1 << 8
+_READ = _READ_FILE | _READ_DIR
+_WRITE = _READ | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG
+_OF_A_FILE = _READ_FILE | _WRITE_FILE | _TRUNCATE
+"""The rights that a path to a file can carry, in place of a folder."""
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+"""Version -> how many rights about files it knows; later ones know no more. Running programs is one that
+nobody gets here."""
+_NETWORK_RIGHTS, _NETWORK_SINCE = 0b11, 4
+_SCOPES, _SCOPES_SINCE = 0b11, 6
+"""Abstract sockets, and signals."""
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def restrict_files(read: Iterable[Path], write: Iterable[Path]) -> int:
+    """What is named and absent is left out. Of threads, only the calling one and those that it starts later
+    are restricted. Returns landlock's version; raises `KernelRefused`.
+    """
+    version = call(_CREATE_RULESET, None, 0, _ASK_VERSION)
+    ruleset = _ruleset(version)
+    rules = call(_CREATE_RULESET, ctypes.cast(ctypes.pointer(ruleset), ctypes.c_void_p), _size(version), 0)
+    try:
+        for paths, rights in ((read, _READ), (write, _WRITE)):
+            for path in paths:
+                _allow(rules, path, rights & ruleset.files)
+        call(_RESTRICT_SELF, rules, 0)
+    finally:
+        os.close(rules)
+    return version
+
+
+def _ruleset(version: int) -> _Ruleset:
+    """All that this version knows is forbidden where no rule allows it."""
+    files = (1 << _FILE_RIGHTS.get(version, _FILE_RIGHTS[5])) - 1
+    network = _NETWORK_RIGHTS if version >= _NETWORK_SINCE else 0
+    return _Ruleset(files, network, _SCOPES if version >= _SCOPES_SINCE else 0)
+
+
+def _size(version: int) -> int:
+    """The bytes of the structure as that version has it."""
+    return 24 if version >= _SCOPES_SINCE else 16 if version >= _NETWORK_SINCE else 8
+
+
+def _allow(rules: int, path: Path, rights: int) -> None:
+    with contextlib.suppress(OSError):  # nothing there, or nothing for us
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                rights &= _OF_A_FILE
+            rule = _PathBeneath(rights, descriptor)
+            with contextlib.suppress(KernelRefused):  # a file system that cannot be restricted stays closed
+                pointer = ctypes.cast(ctypes.pointer(rule), ctypes.c_void_p)
+                call(_ADD_RULE, rules, _RULE_PATH_BENEATH, pointer, 0)
+        finally:
+            os.close(descriptor)
+
+
+_PACKAGE = Path(__file__).parents[1]
+_SYSTEM = tuple(
+    map(
+        Path,
+        (
+            # Libraries, time zones, texts of locales.
+            *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share"),
+            *("/gnu/store", "/nix/store"),
+            *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/timezone"),
+            # Memory, processors and control groups. Landlock itself keeps what other processes hold closed.
+            *("/proc", "/sys"),
+            *("/dev/random", "/dev/urandom", "/dev/zero"),
+        ),
+    )
+)
+_SINKS = (Path("/dev/null"),)
+_THREADS = Path("/proc/self/task")
+
+
+class Confinement(NamedTuple):
+    """What holds, and why the rest does not: as one line."""
+
+    holds: tuple[str, ...]
+    lacks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lacking = f" (without {'; '.join(self.lacks)})" if self.lacks else ""
+        return f"{', '.join(self.holds) or 'none'}{lacking}"
+
+
+def confine(*, read: Iterable[Path] = (), write: Iterable[Path] = ()) -> Confinement:
+    """Of files, this process keeps these paths, whole folders with what will be in them, Python and the
+    system's libraries. It cannot be taken back. Call it while there is one thread."""
+    if sys.platform != "linux":
+        return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))
+
+    def restricted_files() -> str:
+        version = restrict_files([*_SYSTEM, *_code(), *read], [*_SINKS, *write])
+        return f"v{version}{_of_threads()}"
+
+    holds, lacks = [], []
+    for what, restrict in (
+        ("no new privileges", give_up_new_privileges),
+        ("few capabilities", give_up_capabilities),
+        ("landlock", restricted_files),
+        ("seccomp", restrict_calls),
+    ):
+        try:
+            holds.append(f"{what} {restrict() or ''}".rstrip())
+        except KernelRefused as error:
+            lacks.append(f"{what}: {error}")
+    return Confinement(tuple(holds), tuple(lacks))
+
+
+def _code() -> list[Path]:
+    """Where Python finds modules and libraries, but for the working directory and the checkout of an editable
+    installation: Python searches these, too, but they may hold anything, such as a home."""
+    anything = {_PACKAGE.parent, Path(), *_working_directory()}
+    searched = [path for path in map(Path, sys.path) if path not in anything]
+    installed = (sys.prefix, sys.base_prefix, *site.getsitepackages(), *library_folders())
+    return [_PACKAGE, *searched, *map(Path, installed)]
+
+
+def _working_directory() -> list[Path]:
+    with contextlib.suppress(OSError):  # it may be gone
+        return [Path.cwd()]
+    return []
+
+
+def _of_threads() -> str:
+    """Threads that a library has started before are not restricted in what they open."""
+    others = sum(1 for _ in _THREADS.iterdir()) - 1
+    return f" but for {others} threads" if others else ""

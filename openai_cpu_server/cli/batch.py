@@ -1,0 +1,322 @@
+"""`openai-cpu-server batch FILE.jsonl -o OUT.jsonl`: runs one batch here, without a server, with the jobs and
+the engine of this process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from openai_cpu_server.config.parser import read_settings
+from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings
+from openai_cpu_server.config.sources import named_by
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.jobs.jobs import ENDPOINTS, Jobs
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, LineError, PageQuery
+from openai_cpu_server.jobs.run.rows import MAX_ERRORS, BadLine, InputCheck, InputLine, LineSplitter, url_of
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.jobs.store.files import PART_BYTES
+from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.server.options import job_options
+from openai_cpu_server.server.plans import planned_models
+from openai_cpu_server.server.run import OfflineModels, offline
+from openai_cpu_server.storage.private_files import replacing
+
+_DATABASE_FILES = ("", "-wal", "-shm")
+
+
+class BatchPaths(msgspec.Struct, frozen=True):
+    input: Path
+    output: Path
+    errors: Path
+    """Written only if rows have failed."""
+
+    @property
+    def state(self) -> Path:
+        """A database beside the output, from which an interrupted run goes on. Gone when all is written."""
+        return self.output.with_name(self.output.name + ".jobs")
+
+    @property
+    def is_resumable(self) -> bool:
+        return self.state.exists()
+
+    def check(self, *, may_overwrite: bool) -> None:
+        """Raises StartupError."""
+        if not self.input.is_file():
+            raise StartupError(f"there is no file {self.input}")
+        for path in (self.output, self.errors):
+            if not path.parent.is_dir():
+                raise StartupError(f"there is no directory {path.parent}")
+        if len({path.resolve() for path in (self.input, self.output, self.errors)}) < 3:
+            raise StartupError("input, output and errors must be three different files")
+        if self.output.exists() and not (may_overwrite or self.is_resumable):
+            raise StartupError(f"{self.output} exists already; --overwrite replaces it")
+
+    def forget_state(self) -> None:
+        for ending in _DATABASE_FILES:
+            self.state.with_name(self.state.name + ending).unlink(missing_ok=True)
+
+
+def errors_beside(output: Path) -> Path:
+    """`out.jsonl` has `out.errors.jsonl`."""
+    return output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
+
+
+def checked_endpoint(path: Path, options: JobOptions) -> str:
+    """The endpoint that all rows ask for. Raises StartupError with a line for each wrong line of the file."""
+    endpoint = _first_url(path)
+    check = InputCheck(endpoint, max_rows=options.max_rows, max_line_bytes=options.max_line_bytes)
+    for lines in _lines(path):
+        check.feed(lines)
+    errors = check.errors()
+    if errors:
+        more = ["and more"] if len(errors) == MAX_ERRORS else []
+        raise StartupError("\n".join([f"{path} is no batch:", *map(_shown, errors), *more]))
+    return endpoint
+
+
+def parts(path: Path) -> Iterator[bytes]:
+    """Raises StartupError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            while part := file.read(PART_BYTES):
+                yield part
+    except OSError as error:
+        raise StartupError(f"cannot read {path}: {error}") from None
+
+
+def _lines(path: Path) -> Iterator[list[InputLine]]:
+    splitter = LineSplitter()
+    for part in parts(path):
+        yield splitter.feed(part)
+    yield splitter.end()
+
+
+def _first_url(path: Path) -> str:
+    """The endpoint of the first line that has a good one: the others are measured by it."""
+    for lines in _lines(path):
+        for line in lines:
+            try:
+                url = url_of(line)
+            except BadLine:
+                continue
+            if url in ENDPOINTS:
+                return url
+    raise StartupError(f"no line of {path} has a 'url' that is {' or '.join(ENDPOINTS)}")
+
+
+def _shown(error: LineError) -> str:
+    where = "" if error.line is None else f"line {error.line}: "
+    return f"  {where}{error.message}"
+
+
+class BatchBar:
+    """Rows done of all rows, and the tokens that they have brought."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[tokens]} tokens"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task(name, total=None, tokens=0, start=False)
+        self._is_started = False
+
+    def show(self, batch: BatchRecord) -> None:
+        """The clock starts with the rows, so that loading the model does not count."""
+        num_ended = batch.completed + batch.failed
+        if batch.total and not self._is_started:
+            self._is_started = True
+            self._progress.start_task(self._task)
+        self._progress.update(
+            self._task, total=batch.total or None, completed=num_ended, tokens=batch.output_tokens
+        )
+
+    def __enter__(self) -> BatchBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+_OWNER = ""
+_WINDOW = "720h"
+_LOOK_S = 0.2
+
+
+async def found_or_begun(jobs: Jobs, paths: BatchPaths, options: JobOptions) -> BatchRecord:
+    """The batch of an interrupted run of the same input, or a new one. Raises StartupError."""
+    known, _ = await jobs.list_batches(_OWNER, PageQuery(limit=1))
+    if known:
+        await _check_same(jobs, known[0], paths, options)
+        return known[0]
+    endpoint = checked_endpoint(paths.input, options)
+    with paths.input.open("rb") as content:
+        file = await jobs.add_file(_OWNER, paths.input.name, content)
+    return await jobs.create_batch(
+        _OWNER, input_file_id=file.id, endpoint=endpoint, completion_window=_WINDOW
+    )
+
+
+async def run_to_end(
+    jobs: Jobs, batch: BatchRecord, offline: OfflineModels, show: Callable[[BatchRecord], None]
+) -> BatchRecord:
+    """Run the batch until it has ended.
+
+    Raises StartupError if there is no engine (any more); the batch is resumable then.
+    """
+    engine = asyncio.create_task(offline.fleet.run())
+    rows = asyncio.create_task(jobs.run(offline.run_row))
+    try:
+        while not batch.status.has_ended:
+            _check_alive(engine, offline)
+            await asyncio.sleep(_LOOK_S)
+            batch = await jobs.batch(_OWNER, batch.id)
+            show(batch)
+    finally:
+        await jobs.stop()
+        await rows
+        await offline.fleet.close()
+        await asyncio.wait([engine])
+    return batch
+
+
+async def write(jobs: Jobs, batch: BatchRecord, paths: BatchPaths) -> None:
+    """Each file appears when it is complete, the output last."""
+    await _write(jobs, batch.error_file_id, paths.errors)
+    if batch.error_file_id is None:
+        paths.errors.unlink(missing_ok=True)
+    await _write(jobs, batch.output_file_id, paths.output)
+    if batch.output_file_id is None:
+        paths.output.write_bytes(b"")
+
+
+async def _check_same(jobs: Jobs, batch: BatchRecord, paths: BatchPaths, options: JobOptions) -> None:
+    if batch.model != options.model:
+        raise StartupError(f"{paths.state} was begun with the model {batch.model}; delete it to begin anew")
+    if batch.status is BatchStatus.FAILED:
+        raise StartupError(f"{paths.state} is of a batch that failed; delete it to begin anew")
+    stored = await jobs.file(_OWNER, batch.input_file_id)
+    given = parts(paths.input)
+    async for part in jobs.content(stored):
+        if next(given, b"") != part:
+            break
+    else:
+        if not next(given, b""):
+            return
+    raise StartupError(
+        f"{paths.state} was begun with another content of {paths.input}; delete it to begin anew"
+    )
+
+
+def _check_alive(running: asyncio.Task[None], offline: OfflineModels) -> None:
+    """Raises StartupError: why the engine could not start, or why that of the default model is gone."""
+    if running.done():
+        running.result()
+    status = offline.fleet.default.status()
+    if status.state is EngineState.FAILED:
+        raise StartupError(f"{status.reason}; the same command goes on where it was")
+
+
+async def _write(jobs: Jobs, file_id: str | None, path: Path) -> None:
+    if file_id is None:
+        return
+    record = await jobs.file(_OWNER, file_id)
+    with replacing(path, mode=0o666) as out:
+        async for content in jobs.content(record):
+            out.write(content)
+
+
+_ROWS_FAILED, _INTERRUPTED = 1, 130
+
+
+def batch(arguments: Sequence[str]) -> None:
+    """Exits with 1 if rows have failed, 130 if it was interrupted. Raises StartupError for wrong use."""
+    given, rest = _parser().parse_known_args(arguments)
+    paths = BatchPaths(given.file, given.output, given.errors or errors_beside(given.output))
+    paths.check(may_overwrite=given.overwrite)
+    settings = _settings(rest)
+    if not paths.is_resumable:
+        checked_endpoint(paths.input, job_options(settings, ""))
+    sys.exit(_run(paths, settings, Console(stderr=True)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openai-cpu-server batch",
+        description="Run the requests of a JSONL file, in OpenAI's batch format, without a server. "
+        "If it is interrupted, the same command goes on.",
+        epilog="All options of serve that concern the model and the engine are accepted too.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="one request per line")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.jsonl", help="answers")
+    parser.add_argument("--errors", type=Path, help="requests that failed; default: OUT.errors.jsonl")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
+    return parser
+
+
+def _settings(arguments: Sequence[str]) -> Settings:
+    for name in sorted(OPTIONS_OF_SERVERS):
+        if given := named_by(name, arguments):
+            raise StartupError(f"{given} is for servers: batch has none")
+    settings = read_settings(arguments)
+    if settings.calibrate == "idle":  # which a batch never is
+        return settings.model_copy(update={"calibrate": "start"})
+    return settings
+
+
+def _run(paths: BatchPaths, settings: Settings, console: Console) -> int:
+    """The exit code."""
+    level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
+    set_up_logs(level, settings.log_format)
+    try:
+        done = asyncio.run(_until_interrupted(paths, settings, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _say(console, f"interrupted: the same command goes on where it was ({paths.state})")
+        return _INTERRUPTED
+    paths.forget_state()
+    shown = f", {done.failed} failed: {paths.errors}" if done.failed else ""
+    _say(console, f"{done.completed} of {done.total} rows: {paths.output}{shown}")
+    return _ROWS_FAILED if done.failed else 0
+
+
+async def _until_interrupted(paths: BatchPaths, settings: Settings, console: Console) -> BatchRecord:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    plans = planned_models(settings)
+    options = job_options(settings, plans[0].name)
+    jobs = Jobs(open_database(str(paths.state)), options)
+    try:
+        batch = await found_or_begun(jobs, paths, options)
+        if not batch.status.has_ended:
+            with BatchBar(console, paths.input.name) as bar:
+                bar.show(batch)
+                batch = await run_to_end(jobs, batch, offline(settings, plans), bar.show)
+        await write(jobs, batch, paths)
+    finally:
+        await jobs.close()
+    return batch
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,192 @@
+"""`openai-cpu-server grammar`: shows what a schema becomes, and whether and where texts stop fitting it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.contract.grammar import BYTES_AND_END
+from openai_cpu_server.errors import InvalidRequest, StartupError
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, WhatMayFollow
+from openai_cpu_server.structured import Options, PropertyOrder, Whitespace
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.errors import InvalidGrammar
+from openai_cpu_server.structured.gbnf.parser import parse_gbnf
+from openai_cpu_server.structured.gbnf.printer import gbnf_text
+from openai_cpu_server.structured.languages.expr import Rules
+from openai_cpu_server.structured.lark.translation import Translation, numbered_from
+from openai_cpu_server.structured.schema.document import Json
+
+_STDIN = "-"
+_DOES_NOT_FIT = 1
+_REST = 60
+"""The most characters shown of text that does not fit."""
+
+
+def grammar(arguments: Sequence[str]) -> None:
+    """Run the command. Exits with 1 if an instance does not fit. Raises StartupError with one line."""
+    given = _parser().parse_args(arguments)
+    if [given.schema, *given.check].count(_STDIN) > 1:
+        raise StartupError("only one of the files can be '-', standard input")
+    source = _Source(given.schema, _options(given))
+    if not given.check:
+        print(source.shown(), end="")
+    elif not _all_fit(source, given.check):
+        sys.exit(_DOES_NOT_FIT)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openai-cpu-server grammar",
+        description="Print the grammar (GBNF) that a JSON Schema becomes, or check texts against it.",
+        epilog="Exit status: 0 all is well; 1 an instance does not fit; 2 the schema, the grammar or the use"
+        " of this command is wrong.",
+    )
+    parser.add_argument("schema", metavar="SCHEMA.json", help="or a grammar, NAME.gbnf; - is standard input")
+    parser.add_argument(
+        "--check",
+        nargs="+",
+        default=[],
+        metavar="INSTANCE",
+        help="say whether these texts fit, and where they stop fitting; - is standard input",
+    )
+    parser.add_argument(
+        "--json-whitespace",
+        choices=[w.value for w in Whitespace],
+        help="between JSON tokens (default: compact, as the server has it; flexible with --check)",
+    )
+    parser.add_argument(
+        "--order",
+        choices=[o.value for o in PropertyOrder],
+        default=Options().order.value,
+        help="of the properties of objects (default: schema, as the server has it)",
+    )
+    return parser
+
+
+def _options(given: argparse.Namespace) -> Options:
+    default = Whitespace.FLEXIBLE if given.check else Options().whitespace
+    whitespace = Whitespace(given.json_whitespace) if given.json_whitespace else default
+    return Options(whitespace=whitespace, order=PropertyOrder(given.order))
+
+
+class _Source:
+    """The schema or grammar that the user named. Its errors become StartupErrors that name the file."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        self._name = name
+        self.options = options
+        self._text = _read(name).decode(errors="replace")
+        self.is_schema = not name.endswith(".gbnf")
+
+    def shown(self) -> str:
+        """The GBNF of a schema; for a grammar, a line that says that it is one."""
+        if self.is_schema:
+            with self._named():
+                return gbnf_text(self._rules(self.options))
+        self.check(self.options)
+        num_rules = sum("." not in name for name in self._rules(self.options))
+        return f"{self._name}: a grammar of {num_rules} rules\n"
+
+    def check(self, options: Options) -> GrammarCheck:
+        num_read = 0 if self.is_schema else len(self._text)
+        with self._named():
+            translation = Translation(self._rules(options), num_read=num_read)
+            return GrammarCheck(translation.text(numbered_from(BYTES_AND_END)))
+
+    def _rules(self, options: Options) -> Rules:
+        if not self.is_schema:
+            return parse_gbnf(self._text)
+        return compile_schema(_parsed(self._name, self._text), options).rules
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidGrammar as error:
+            raise StartupError(f"{self._name}:{error.line}:{error.column}: {error.reason}") from error
+        except InvalidRequest as error:
+            raise StartupError(f"{self._name}: {error}") from error
+
+
+def _parsed(name: str, text: str) -> dict[str, Json] | bool:
+    try:
+        schema: Json = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StartupError(f"{name}: not JSON: {error}") from error
+    if isinstance(schema, (dict, bool)):
+        return schema
+    raise StartupError(f"{name}: a schema is an object or a boolean")
+
+
+def _read(name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
+    except OSError as error:
+        raise StartupError(f"{name}: {error.strerror}") from error
+
+
+def _all_fit(source: _Source, instances: Sequence[str]) -> bool:
+    check = source.check(source.options)
+    found = [_misfit(check, _read(name)) for name in instances]
+    for name, misfit in zip(instances, found, strict=True):
+        print(f"{name}: fits" if misfit is None else f"{name}:{misfit}{_hint(source, name)}")
+    return not any(found)
+
+
+def _hint(source: _Source, name: str) -> str:
+    """A hint for texts that would fit with their properties in another order."""
+    is_ordered = source.is_schema and source.options.order is PropertyOrder.SCHEMA
+    if not is_ordered or name == _STDIN:
+        return ""
+    freely = source.check(msgspec.structs.replace(source.options, order=PropertyOrder.ANY))
+    fits = _misfit(freely, _read(name)) is None
+    return "\n  it fits with its properties in another order (--order any)" if fits else ""
+
+
+def _misfit(check: GrammarCheck, text: bytes) -> str | None:
+    """`line:column: ...`; None if the text fits, with or without the line end that files end with."""
+    trimmed = text.removesuffix(b"\n").removesuffix(b"\r")
+    if check.check(text).fits:
+        return None
+    fit = check.check(trimmed)
+    if fit.fits:
+        return None
+    accepted = trimmed[: fit.accepted]
+    before = accepted.decode(errors="ignore")
+    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    rest = trimmed[len(before.encode()) :].decode(errors="replace").splitlines()
+    found = repr(rest[0][:_REST]) if rest else "the end"
+    following = _described(check.after(accepted))
+    return f"{line}:{column}: stops fitting at byte {fit.accepted}: {found}\n  expected {following}"
+
+
+def _described(following: WhatMayFollow) -> str:
+    if following.forced:
+        return repr(following.forced.decode(errors="replace"))
+    ways = [_spans(following.allowed)] if following.allowed else []
+    return " or ".join([*ways, *(["the end"] if following.is_end else [])]) or "nothing"
+
+
+def _spans(allowed: bytes) -> str:
+    """Bytes as ranges: `one of 0-9 "`.
+    Bytes beyond ASCII are described as the beginning of other characters."""
+    spans: list[list[int]] = []
+    for byte in allowed:
+        if byte < 0x80 and spans and spans[-1][1] == byte - 1:
+            spans[-1][1] = byte
+        elif byte < 0x80:
+            spans.append([byte, byte])
+    shown = [_byte(low) if low == high else f"{_byte(low)}-{_byte(high)}" for low, high in spans]
+    others = ["characters beyond ASCII"] if allowed[-1] >= 0x80 else []
+    return "one of " + " ".join([*shown, *others])
+
+
+def _byte(code: int) -> str:
+    return chr(code) if 0x20 < code < 0x7F else f"\\x{code:02x}"

@@ -1,0 +1,247 @@
+"""What a model file says of itself, and of its chat template."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.file_types import file_type_name
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.gguf.tensors import Tensor
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.reasoning import reasoning_format_for
+from openai_cpu_server.prompt.tool_formats import format_for
+
+_TOKENIZERS = {
+    "llama": "SentencePiece",
+    "gpt2": "BPE",
+    "bert": "WordPiece",
+    "t5": "Unigram",
+    "rwkv": "RWKV",
+}
+_SPECIAL = (
+    "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask",
+    "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix", "middle",
+)  # fmt: skip
+"""The keys `tokenizer.ggml.*_token_id`, spelt as they are."""
+_STATE_KEYS = ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")
+_EXPERTS = "_exps."
+
+
+class TypeShare(msgspec.Struct, frozen=True):
+    """The tensors that are stored in one type."""
+
+    type: str
+    bits: float
+    tensors: int
+    weights: int
+    bytes: int
+
+
+class WeightFacts(msgspec.Struct, frozen=True):
+    parameters: int
+    active_parameters: int
+    """In a mixture of experts, the parameters that one token uses."""
+    bits_per_weight: float
+    file_type: str | None
+    """The quantisation that the file states."""
+    types: list[TypeShare]
+    """The types, the largest share first."""
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """The model's sizes; None where the file does not say."""
+
+    layers: int | None
+    width: int | None
+    heads: int | None
+    kv_heads: int | None
+    experts: int | None
+    experts_used: int | None
+    context_trained: int | None
+    rope_base: float | None
+    rope_dimensions: int | None
+    rope_scaling: str | None
+    rope_scaling_factor: float | None
+    rope_original_context: int | None
+    window: int | None
+    """How many tokens back some or all layers see; None: all tokens."""
+    has_state: bool
+    """Whether some or all layers keep a state per sequence instead of cells per token."""
+
+
+class SpecialToken(msgspec.Struct, frozen=True):
+    role: str
+    id: int
+    text: str | None
+
+
+class TokenizerFacts(msgspec.Struct, frozen=True):
+    kind: str
+    pre: str | None
+    """The name of the rule that cuts text before it is merged."""
+    size: int
+    special: list[SpecialToken]
+    adds_bos: bool | None
+    """Whether text gets a BOS token; None: as usual for this kind of tokenizer."""
+    adds_eos: bool | None
+
+
+class FileFacts(msgspec.Struct, frozen=True):
+    path: str
+    files: int
+    file_bytes: int
+    content: str
+    """`model`, or another thing that GGUF files are used for."""
+    architecture: str
+    name: str | None
+    description: str | None
+    license: str | None
+    generates_text: bool
+    shape: ModelShape
+    weights: WeightFacts
+    tokenizer: TokenizerFacts | None
+
+
+def read_facts(header: GgufHeader, tensors: list[Tensor]) -> FileFacts:
+    files, content = model_files(header), header.get_str("general.type") or "model"
+    is_causal = header.get_bool(header.for_architecture("attention.causal"))
+    return FileFacts(
+        path=str(header.path),
+        files=len(files),
+        file_bytes=total_bytes(files),
+        content=content,
+        architecture=header.architecture,
+        name=header.get_str("general.name"),
+        description=header.get_str("general.description"),
+        license=header.get_str("general.license"),
+        generates_text=content == "model" and bool(header.architecture) and is_causal is not False,
+        shape=_shape(header),
+        weights=_weights(header, tensors),
+        tokenizer=_tokenizer(header),
+    )
+
+
+def _weights(header: GgufHeader, tensors: list[Tensor]) -> WeightFacts:
+    parameters = sum(tensor.num_values for tensor in tensors)
+    num_bytes = sum(tensor.num_bytes for tensor in tensors)
+    number = header.get_int("general.file_type")
+    return WeightFacts(
+        parameters=parameters,
+        active_parameters=_active(header, tensors),
+        bits_per_weight=8 * num_bytes / max(1, parameters),
+        file_type=None if number is None else file_type_name(number),
+        types=_types(tensors),
+    )
+
+
+def _types(tensors: list[Tensor]) -> list[TypeShare]:
+    counts = Counter(tensor.type for tensor in tensors)
+    weights: Counter[str] = Counter()
+    for tensor in tensors:
+        weights[tensor.type.name] += tensor.num_values
+    shares = [
+        TypeShare(kind.name, kind.bits, count, weights[kind.name], kind.num_bytes(weights[kind.name]))
+        for kind, count in counts.items()
+    ]
+    return sorted(shares, key=lambda share: -share.bytes)
+
+
+def _active(header: GgufHeader, tensors: list[Tensor]) -> int:
+    experts = header.get_int(header.for_architecture("expert_count")) or 1
+    used = header.get_int(header.for_architecture("expert_used_count")) or experts
+    all_experts = sum(tensor.num_values for tensor in tensors if _EXPERTS in tensor.name)
+    shared = sum(tensor.num_values for tensor in tensors) - all_experts
+    return shared + all_experts * used // experts
+
+
+def _shape(header: GgufHeader) -> ModelShape:
+    key = header.for_architecture
+    return ModelShape(
+        layers=header.get_int(key("block_count")),
+        width=header.get_int(key("embedding_length")),
+        heads=_largest(header, "attention.head_count"),
+        kv_heads=_largest(header, "attention.head_count_kv"),
+        experts=header.get_int(key("expert_count")) or None,
+        experts_used=header.get_int(key("expert_used_count")) or None,
+        context_trained=header.get_int(key("context_length")) or None,
+        rope_base=header.get_float(key("rope.freq_base")),
+        rope_dimensions=header.get_int(key("rope.dimension_count")),
+        rope_scaling=header.get_str(key("rope.scaling.type")),
+        rope_scaling_factor=header.get_float(key("rope.scaling.factor")),
+        rope_original_context=header.get_int(key("rope.scaling.original_context_length")),
+        window=header.get_int(key("attention.sliding_window")) or None,
+        has_state=any(header.get_int(key(name)) for name in _STATE_KEYS),
+    )
+
+
+def _largest(header: GgufHeader, name: str) -> int | None:
+    """The largest of the layers' values, which can differ."""
+    layers = header.get_int(header.for_architecture("block_count")) or 1
+    values = header.get_ints(header.for_architecture(name), layers)
+    return max(values) if values else None
+
+
+def _tokenizer(header: GgufHeader) -> TokenizerFacts | None:
+    size, kind = header.array_length("tokenizer.ggml.tokens"), header.get_str("tokenizer.ggml.model")
+    if size is None or kind is None:
+        return None
+    found = {role: header.get_int(f"tokenizer.ggml.{role}_token_id") for role in _SPECIAL}
+    ids = {role: number for role, number in found.items() if number is not None and number < size}
+    texts = header.get_strings("tokenizer.ggml.tokens", ids.values())
+    return TokenizerFacts(
+        kind=_TOKENIZERS.get(kind, kind),
+        pre=header.get_str("tokenizer.ggml.pre"),
+        size=size,
+        special=[SpecialToken(role, number, texts.get(number)) for role, number in ids.items()],
+        adds_bos=header.get_bool("tokenizer.ggml.add_bos_token"),
+        adds_eos=header.get_bool("tokenizer.ggml.add_eos_token"),
+    )
+
+
+_KEY = "tokenizer.chat_template"
+
+
+class TemplateFacts(msgspec.Struct, frozen=True):
+    source: str
+    named: list[str]
+    """The names of further templates in the file, such as `tool_use`."""
+    tool_format: str | None
+    """How calls are written; None: the template cannot be used."""
+    shows_tools: bool
+    """Whether the template tells the model which tools there are; else the server does."""
+    reasoning_format: str | None
+    """How thoughts are marked; None: the model does not think, as far as the template tells."""
+    problem: str | None
+    """Why the template cannot be used; None: it can."""
+
+
+def read_template(header: GgufHeader) -> TemplateFacts | None:
+    source = template_source(header)
+    if source is None:
+        return None
+    compiled, problem = _compiled(source)
+    known = format_for(compiled) if compiled is not None else None
+    thoughts = reasoning_format_for(compiled) if compiled is not None else None
+    return TemplateFacts(
+        source=source,
+        named=list(header.get_strings("tokenizer.chat_templates").values()),
+        tool_format=known.name if known else None,
+        shows_tools=compiled is not None and compiled.shows_tools,
+        reasoning_format=thoughts.name if thoughts else None,
+        problem=problem,
+    )
+
+
+def template_source(header: GgufHeader, name: str = "") -> str | None:
+    """The source of a template. `name` is that of a further one; "": the one for chats."""
+    return header.get_str(f"{_KEY}.{name}" if name else _KEY)
+
+
+def _compiled(source: str) -> tuple[ChatTemplate | None, str | None]:
+    try:
+        return ChatTemplate(source, bos_text="", eos_text=""), None
+    except StartupError as error:
+        return None, str(error)

@@ -1,0 +1,211 @@
+"""What fits into this machine's memory beside the weights, and the tokens per second that were measured here.
+
+Without measured step times there is no honest figure: memory bandwidth allows more than arithmetic does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server.cli.inspect.facts import FileFacts
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.loading import repacks
+from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, known_curves
+from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
+from openai_cpu_server.scheduler.cost_model import CostModel
+
+_LENGTHS = (1_024, 4_096)
+
+
+class SequencesThatFit(msgspec.Struct, frozen=True):
+    """How many sequences of this length fit at once, if they share nothing."""
+
+    tokens: int
+    sequences: int
+
+
+class KvCost(msgspec.Struct, frozen=True):
+    type: str
+    bytes_per_token: int
+    """The bytes of one token, its cell in the draft model's pool included."""
+    tokens: int
+    """The tokens that fit in total."""
+    fits: list[SequencesThatFit]
+
+
+class MemoryFacts(msgspec.Struct, frozen=True):
+    total_bytes: int
+    free_bytes: int
+    left_bytes: int
+    """The memory left beside the weights, the draft model's included; 0 if they do not fit."""
+    draft_model: str | None
+    kv_type: str
+    """The KV type that `serve` would use."""
+    kv_types: list[KvCost]
+    """The cost of each KV type; [] if the model has no KV cells."""
+    pool_tokens: int | None
+    """The tokens that `serve` would set aside for all its requests; None: it would not start."""
+    context: int | None
+    """The most tokens that it would grant to one request."""
+    problem: str | None
+    """Why it would not start; None: it would."""
+
+
+def read_memory(
+    header: GgufHeader,
+    facts: FileFacts,
+    options: EngineOptions,
+    machine: Machine,
+    draft: GgufHeader | None = None,
+) -> MemoryFacts:
+    """`options` are those that `serve` would have."""
+    free, trained = machine.free_memory(), facts.shape.context_trained
+    rooms = {kind: MemoryRoom.of(header, draft, kind, free) for kind in KVType}
+    left = rooms[KVType.F16].free_bytes
+    pool, problem = None, None
+    try:
+        room = rooms[KVType.named(options.kv_type)]
+        pool = room.pool_cells(options.kv_tokens)
+    except StartupError as error:
+        problem = str(error)
+    return MemoryFacts(
+        total_bytes=machine.total_memory(),
+        free_bytes=free,
+        left_bytes=left,
+        draft_model=str(draft.path) if draft is not None else None,
+        kv_type=options.kv_type,
+        kv_types=_costs(rooms, trained),
+        pool_tokens=pool,
+        context=pool if pool is None or trained is None else min(pool, trained),
+        problem=problem,
+    )
+
+
+def _costs(rooms: Mapping[KVType, MemoryRoom], trained: int | None) -> list[KvCost]:
+    lengths = [length for length in _LENGTHS if trained is None or length < trained]
+    lengths += [trained] if trained is not None else []
+    return [
+        KvCost(
+            kind.label,
+            room.token_bytes,
+            tokens,
+            [SequencesThatFit(length, tokens // length) for length in lengths],
+        )
+        for kind, room in rooms.items()
+        if room.cell_bytes > 0 and (tokens := room.free_bytes // room.token_bytes) >= 0
+    ]
+
+
+_CONTEXT = 512
+"""The number of tokens that each decoding sequence attends to."""
+_SEQUENCES = (1, 2, 4, 8, 16, 32)
+
+
+class DecodeSpeed(msgspec.Struct, frozen=True):
+    sequences: int
+    tokens_per_second: float
+    """The speed of all sequences together."""
+
+
+class SpeedFacts(msgspec.Struct, frozen=True):
+    threads: int
+    threads_batch: int
+    kv_type: str
+    repack: bool
+    flash_attention: bool
+    kernels: dict[str, str | None]
+    """By kernel of ours: its instruction set; None: it was off."""
+    is_default: bool
+    """Whether `serve` would use these options."""
+    context: int
+    """The number of tokens behind which each sequence decodes."""
+    prompt_tokens_per_second: float
+    """The speed of a prompt's first step."""
+    decode: list[DecodeSpeed]
+
+
+class MeasuredCurve(NamedTuple):
+    key: CurveKey
+    curve: CostCurve
+
+
+def best_known(
+    model: Path, cache_dir: Path, options: EngineOptions, header: GgufHeader, machine: Machine
+) -> MeasuredCurve | None:
+    """The kept curve whose options are most like these; the newest if there are several."""
+    known = [MeasuredCurve(key, curve) for key, curve in known_curves(model, cache_dir)]
+
+    def likeness(measured: MeasuredCurve) -> int:
+        wanted = _wanted(measured.key, options, header, machine)
+        return sum(a == b for a, b in zip(_had(measured.key, header), wanted, strict=True))
+
+    return max(known, key=likeness, default=None)
+
+
+def measure(
+    options: EngineOptions, cache_dir: Path, on_progress: Callable[[str, float], None]
+) -> MeasuredCurve:
+    """Load the model and time its steps, unless they are known. The result is kept for `serve`.
+
+    `on_progress` hears what is done, and the progress, 0 to 1. Raises `StartupError`.
+    """
+    backend = LlamaBackend.load(options, lambda fraction: on_progress("loading", fraction))
+    try:
+        curve = cost_curve(
+            backend, options, cache_dir, lambda fraction: on_progress("timing steps", fraction)
+        )
+        return MeasuredCurve(CurveKey.of(backend.info, options), curve)
+    finally:
+        backend.close()
+
+
+def predicted(
+    measured: MeasuredCurve, options: EngineOptions, header: GgufHeader, machine: Machine
+) -> SpeedFacts:
+    key, curve = measured
+    had = _had(key, header)
+    prompt = curve.step_ms[-1][0]
+    model = CostModel(curve)
+    sizes = [n for n in _SEQUENCES if n <= min(key.max_seqs, key.max_step_tokens)]
+    return SpeedFacts(
+        *had,
+        kernels=key.kernels,
+        is_default=had == _wanted(key, options, header, machine),
+        context=_CONTEXT,
+        prompt_tokens_per_second=1000 * prompt / model.predict_ms(prompt, attended_pairs(0, prompt)),
+        decode=[DecodeSpeed(n, 1000 * n / _decode_ms(model, n)) for n in sizes],
+    )
+
+
+def _decode_ms(model: CostModel, sequences: int) -> float:
+    return model.predict_ms(sequences, sequences * _CONTEXT)
+
+
+_Options = tuple[int, int, str, bool, bool]
+"""The threads for one token and for more, KV type, repacked weights, flash attention."""
+
+
+def _had(key: CurveKey, header: GgufHeader) -> _Options:
+    options = EngineOptions(model_path=str(header.path), repack=key.repack)
+    repack = repacks(options, header, our_products=_has_our_products(key))
+    return key.threads, key.threads_batch or key.threads, key.kv_type, repack, key.flash_attention
+
+
+def _wanted(key: CurveKey, options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
+    """What `serve` takes, if the same kernels compute as when the key's curve was measured."""
+    threads = options.threads or machine.num_threads()
+    repack = repacks(options, header, our_products=_has_our_products(key))
+    return threads, options.threads_batch or threads, options.kv_type, repack, options.flash_attention
+
+
+def _has_our_products(key: CurveKey) -> bool:
+    return key.kernels["products"] is not None

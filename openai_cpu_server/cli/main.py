@@ -1,0 +1,137 @@
+"""The command line: which function runs which command. It imports little, because Ctrl-C during imports must
+not show a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import io
+import pkgutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from openai_cpu_server import __version__
+from openai_cpu_server.cli.plain_text import columns, show
+from openai_cpu_server.config.folders import require_utf8
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.kernels.library import put_in_front
+from openai_cpu_server.reader.child import ReaderChild
+
+_HELP = ("-h", "--help")
+
+
+class _Command(NamedTuple):
+    entry_point: str
+    """MODULE:FUNCTION, which takes the arguments behind the command.
+
+    It is imported only when it is called: no command needs what all of them import, and `--version` need not
+    wait for a server.
+    """
+    summary: str
+    computes: bool = False
+    """Whether it computes in its own process, where our kernels then go in front of what it imports."""
+    reads: bool = False
+    """Whether it takes processes that read texts, which start while the rest is imported."""
+
+
+def load(arguments: Sequence[str]) -> Callable[[], None]:
+    """Import the function for these arguments, and bind it to them.
+
+    The function and `load` both raise StartupError with one line.
+    """
+    first = arguments[0] if arguments else "serve"
+    if first in _HELP:
+        return lambda: show(_overview())
+    if first == "--version":
+        return functools.partial(version, ())
+    if first in _COMMANDS:
+        arguments = arguments[1:]
+    elif first.startswith("-"):
+        first = "serve"
+    else:
+        raise StartupError(f"there is no command {first!r}; the commands are {', '.join(_COMMANDS)}")
+    command = _COMMANDS[first]
+    if command.computes:
+        put_in_front()
+    is_help = bool({*_HELP} & {*arguments})
+    readers = (ReaderChild(), ReaderChild()) if command.reads and not is_help else ()
+    run = functools.partial(pkgutil.resolve_name(command.entry_point), arguments)
+    return functools.partial(run, readers) if readers else run
+
+
+def version(_: Sequence[str]) -> None:
+    show(__version__)
+
+
+def _overview() -> str:
+    listed = columns([("  " + name, command.summary) for name, command in _COMMANDS.items()])
+    return (
+        "usage: openai-cpu-server [COMMAND] [options]\n\n"
+        f"{listed}\n\n"
+        "Without a command it serves. `openai-cpu-server COMMAND --help` lists a command's options."
+    )
+
+
+_COMMANDS = {
+    "serve": _Command(
+        "openai_cpu_server.cli.serve:serve", "serve a GGUF model behind the OpenAI API", reads=True
+    ),
+    "batch": _Command("openai_cpu_server.cli.batch:batch", "run a JSONL file of requests without a server"),
+    "grammar": _Command(
+        "openai_cpu_server.cli.grammar:grammar",
+        "print the grammar of a JSON Schema, or check texts against it",
+    ),
+    "inspect": _Command(
+        "openai_cpu_server.cli.inspect.command:inspect",
+        "say what a model file holds and how it would run here",
+        computes=True,
+    ),
+    "key": _Command("openai_cpu_server.cli.key:key", "make an API key"),
+    "quantize": _Command("openai_cpu_server.cli.quantize.command:quantize", "write a smaller model file"),
+    "ray": _Command("openai_cpu_server.cli.ray:ray", "serve with replicas, on Ray Serve"),
+    "tune": _Command(
+        "openai_cpu_server.cli.tune.command:tune",
+        "measure the best settings for a model on this machine",
+    ),
+    "version": _Command("openai_cpu_server.cli.main:version", "print the version"),
+}
+
+
+_EXIT_WRONG_START = 2
+_EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: not every name can be written so
+    is_python_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        if is_python_default:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for argument in sys.argv[1:]:
+            require_utf8(argument, "the argument")
+        with _imports_kept():
+            run = load(sys.argv[1:])  # seconds, on a busy machine
+        if is_python_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
+    except StartupError as error:
+        print(f"openai-cpu-server: {error}", file=sys.stderr)
+        sys.exit(_EXIT_WRONG_START)
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _imports_kept() -> Iterator[None]:
+    """Import without garbage collection, which would take a tenth of that
+    time, and exempt what was made for good."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -1,0 +1,41 @@
+"""`openai-cpu-server ray`: serves with replicas, as a Ray Serve application."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openai_cpu_server.cli.plain_text import show
+from openai_cpu_server.config.parser import read_settings
+from openai_cpu_server.errors import StartupError
+
+try:
+    from openai_cpu_server.replicas.ray.application import print_config, run
+except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
+    raise StartupError("Ray is not installed: pip install 'openai-cpu-server[ray]'") from None
+
+_HELP = """usage: openai-cpu-server ray [CONFIG.toml] [--print-config] [options of serve]
+
+Serve with API replicas and engine replicas, as an application of Ray Serve: in the cluster that [ray] of the
+TOML file names, else in a new one on this machine. Options are those of serve; [ray] says how many replicas
+there are, and what each of them gets.
+
+  --print-config  print the file for `serve run` and `serve deploy`, and end"""
+
+
+def ray(arguments: Sequence[str]) -> None:
+    """Run the command. Raises StartupError with one line."""
+    given = list(arguments)
+    if {"-h", "--help"} & set(given):
+        show(_HELP)
+        return
+    prints = "--print-config" in given
+    given = [argument for argument in given if argument != "--print-config"]
+    if given and not given[0].startswith("-"):
+        given[0] = f"--config={given[0]}"
+    settings = read_settings(given)
+    if prints:
+        show(print_config(settings, settings.config))
+        return
+    run(settings)

@@ -1,0 +1,17 @@
+"""`openai-cpu-server serve`: serves as the options say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openai_cpu_server.config.parser import read_settings
+from openai_cpu_server.reader.child import ReaderChild
+from openai_cpu_server.server.run import serve as serve_with
+
+
+def serve(arguments: Sequence[str], readers: Sequence[ReaderChild] = ()) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if the server cannot start.
+
+    `readers`: processes that have been started already, to read texts.
+    """
+    serve_with(read_settings(arguments), readers)

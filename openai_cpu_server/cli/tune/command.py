@@ -1,0 +1,280 @@
+"""Runs the command: from arguments to a printed table and a profile on disk. Settings are measured each in a
+process of its own, as long as there is time."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Union
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from openai_cpu_server.child_processes.spawn import child_environment
+from openai_cpu_server.cli.tune.search import (
+    FEW,
+    MANY,
+    TuneFailure,
+    TuneGoal,
+    TuneRow,
+    TuneTimings,
+    TuneTrial,
+    Value,
+    WorkloadPart,
+    factors,
+    num_trials,
+    search,
+    winner,
+)
+from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.parser import read_settings
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
+from openai_cpu_server.llama.loading import are_kernels_expected, repacks
+from openai_cpu_server.llama.measure.measurements import Profile, save_profile
+from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
+from openai_cpu_server.model_source import resolve_model
+
+_COLUMNS = ("prompt", "1 alone", f"{FEW} together", f"{MANY} together", "gain")
+
+
+def progress_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def table(rows: Sequence[TuneRow], goal: TuneGoal) -> Table:
+    """A table of all measurements: tokens per second, and how much faster than the first setting each is."""
+    best = winner(rows)
+    table = Table(title=f"tokens per second, and the gain in {goal.value}")
+    table.add_column("setting", no_wrap=True)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for row in rows:
+        mark = "best" if row is best else "better" if row.is_better else row.note
+        table.add_row(_setting(row), *_numbers(row, rows[0]), mark, style="bold green" if row is best else "")
+    return table
+
+
+def summary(rows: Sequence[TuneRow]) -> str:
+    """The winning options as one would write them, and what they gain."""
+    best = winner(rows)
+    return f"{options(best.profile)}\n{_gain(best, rows[0])} times the speed of the defaults"
+
+
+def options(profile: Profile) -> str:
+    flags = (
+        ("threads", str(profile.threads)),
+        ("threads-batch", str(profile.threads_batch)),
+        ("repack", _word(profile.repack)),
+        ("prefill-tokens", str(profile.prefill_tokens)),
+        ("kv-type", profile.kv_type),
+        ("flash-attention", _word(profile.flash_attention)),
+    )
+    return " ".join(f"--{name} {value}" for name, value in flags)
+
+
+def _setting(row: TuneRow) -> str:
+    if row.factor is None:
+        return "defaults"
+    assert row.value is not None
+    return f"{row.factor.replace('_', '-')} {_word(row.value)}"
+
+
+def _word(value: Value) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def _numbers(row: TuneRow, first: TuneRow) -> tuple[str, ...]:
+    timings = row.timings
+    if timings is None:
+        return ("-",) * len(_COLUMNS)
+    per_token = (timings.prefill_ms, timings.decode_one_ms, timings.decode_few_ms, timings.decode_many_ms)
+    return (*(f"{1000 / ms:.1f}" if ms else "-" for ms in per_token), f"{_gain(row, first)}x")
+
+
+def _gain(row: TuneRow, first: TuneRow) -> str:
+    assert row.cost_ms is not None
+    assert first.cost_ms is not None
+    return f"{first.cost_ms / row.cost_ms:.2f}"
+
+
+_COMMAND = (
+    sys.executable,
+    *("-m", "openai_cpu_server.kernels.front"),
+    "openai_cpu_server.cli.tune.trial",
+)
+_NO_TIME = TuneFailure("not measured: no time left")
+_PATIENCE = 3.0
+"""A setting may take this many times as long as the first; then it is out."""
+_GRACE_S = 20.0
+"""The last setting may take so many seconds beyond the end."""
+
+
+class TuneProcesses:
+    """The first setting is measured however long it takes, the others as long as the budget lasts."""
+
+    def __init__(self, options: EngineOptions, *, context: int, budget_s: float) -> None:
+        """`options` are the server's, without those of a profile."""
+        self._options = options
+        self._context = context
+        self._budget_s = budget_s
+        self._deadline = time.monotonic() + budget_s
+        self._first_s: float | None = None
+
+    def measure(self, profile: Profile, parts: tuple[WorkloadPart, ...]) -> TuneTimings | TuneFailure:
+        started = time.monotonic()
+        limit_s = self._limit_s(self._deadline - started)
+        if limit_s is None:
+            return _NO_TIME
+        answer = _run(self._trial(profile, parts), limit_s)
+        if self._first_s is None:
+            self._first_s = time.monotonic() - started
+        return answer
+
+    def _limit_s(self, left_s: float) -> float | None:
+        """The seconds that the next setting may take; None: it must not begin."""
+        if self._first_s is None:
+            return 10 * self._budget_s
+        if left_s < 0.5 * self._first_s:
+            return None
+        return min(max(_GRACE_S, _PATIENCE * self._first_s), left_s + _GRACE_S)
+
+    def _trial(self, profile: Profile, parts: tuple[WorkloadPart, ...]) -> TuneTrial:
+        return TuneTrial(options=profile.applied(self._options), parts=parts, context=self._context)
+
+
+def _run(trial: TuneTrial, limit_s: float) -> TuneTimings | TuneFailure:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        _COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=child_environment()
+    ) as child:
+        try:
+            output, _ = child.communicate(msgspec.json.encode(trial), timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return TuneFailure(f"took longer than {limit_s:.0f} s")
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode != 0:
+        return TuneFailure(f"crashed (exit code {child.returncode})")
+    answer: TuneTimings | TuneFailure = msgspec.json.decode(output, type=Union[TuneTimings, TuneFailure])
+    return answer
+
+
+_BUDGET_S, _BUDGET_MAX_S = 100.0, 900.0
+"""Seconds for a model of up to 1 GB, and the most for any. Larger models get time in proportion."""
+_PREFILL_TOKENS = (64, 128, 256, 512)
+_CONTEXT = 512
+_POOL_CELLS = (MANY + 1) * _CONTEXT + 1024
+
+
+def tune(arguments: Sequence[str]) -> None:
+    """Run the command. It writes nothing before everything is measured. Raises StartupError with one line."""
+    given = _parser().parse_args(arguments)
+    model, goal, console = resolve_model(given.model), TuneGoal(given.goal), Console()
+    named, neighbours = given.cache_dir, OtherProcesses()
+    cache_dir = expanded(named) if named else read_settings([]).profile_dir
+    rows = _measure(model, goal, console)
+    console.print(table(rows, goal))
+    _say(console, summary(rows))
+    others = neighbours.share()
+    if others >= NOISY and not given.force:
+        _say(
+            console,
+            f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.",
+        )
+        return
+    path = save_profile(model, cache_dir, winner(rows).profile)
+    if path is not None:
+        _say(console, f"kept in {path}: serve uses it from now on")
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, highlight=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openai-cpu-server tune",
+        description="Measure which settings serve a model best on this machine, and keep them for serve.",
+    )
+    parser.add_argument("model", help="PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2, or demo")
+    parser.add_argument(
+        "--for",
+        dest="goal",
+        choices=[goal.value for goal in TuneGoal],
+        default=TuneGoal.THROUGHPUT.value,
+        help="one user's answer as soon as possible, or many users' tokens (default: throughput)",
+    )
+    parser.add_argument("--cache-dir", type=Path, help="where the profile is kept; default: as for serve")
+    parser.add_argument(
+        "--force", action="store_true", help="keep the profile even if other processes have disturbed it"
+    )
+    return parser
+
+
+def _measure(model: Path, goal: TuneGoal, console: Console) -> list[TuneRow]:
+    header, machine = GgufHeader(model), Machine()
+    start = _defaults(header, machine)
+    plan = factors(goal, threads=thread_counts(machine), prefill_tokens=_PREFILL_TOKENS)
+    children = TuneProcesses(_options(header, machine), context=_CONTEXT, budget_s=_budget_s(header))
+    rows: list[TuneRow] = []
+    with progress_bar(console) as bar:
+        task = bar.add_task(f"measuring {model.name}", total=num_trials(start, plan))
+        for row in search(start, plan, goal, children.measure):
+            rows.append(row)
+            bar.advance(task)
+    if rows[0].timings is None:
+        raise StartupError(rows[0].note)
+    return rows
+
+
+def _defaults(header: GgufHeader, machine: Machine) -> Profile:
+    """The settings that `serve` uses without a profile."""
+    options, threads = EngineOptions(model_path=str(header.path)), machine.num_threads()
+    return Profile(
+        threads=threads,
+        threads_batch=threads,
+        repack=repacks(options, header, our_products=are_kernels_expected()),
+        prefill_tokens=options.prefill_tokens,
+        kv_type=options.kv_type,
+        flash_attention=options.flash_attention,
+    )
+
+
+def _options(header: GgufHeader, machine: Machine) -> EngineOptions:
+    """The options, with a pool that has room for every KV type; f32 is the largest."""
+    room = MemoryRoom.of(header, None, KVType.F32, machine.free_memory())
+    cells = min(_POOL_CELLS, max(room.pool_cells(None), 1024))
+    return EngineOptions(model_path=str(header.path), kv_tokens=cells)
+
+
+def thread_counts(machine: Machine) -> tuple[int, ...]:
+    """Numbers of threads to try:
+    all usable cores, all their hardware threads, half, and one less than all."""
+    cores = machine.num_threads()
+    return tuple(sorted({max(1, cores // 2), max(1, cores - 1), cores, machine.num_cpus()}))
+
+
+def _budget_s(header: GgufHeader) -> float:
+    gigabytes = total_bytes(model_files(header)) / 10**9
+    return min(max(1.0, gigabytes) * _BUDGET_S, _BUDGET_MAX_S)

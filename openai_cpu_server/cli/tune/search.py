@@ -1,0 +1,195 @@
+"""What is measured of a setting, and which one is measured next: one factor at a time, starting from the best
+so far. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+import msgspec
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.llama.measure.measurements import Profile
+
+SHORT_PROMPT = 64
+"""The tokens of the newcomer's prompt."""
+FEW, MANY = 16, 32
+"""The numbers of sequences that decode together."""
+
+
+class WorkloadPart(enum.Enum):
+    PREFILL = "prefill"
+    """A long prompt in chunks of `prefill_tokens`, then a short one beside it."""
+    DECODE_ONE = "decode_one"
+    """One sequence behind the long prompt, alone in the pool."""
+    DECODE_MANY = "decode_many"
+    """16 and 32 sequences, each behind cells of its own."""
+
+
+class TuneTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """The order to the process that measures one setting."""
+
+    options: EngineOptions
+    parts: tuple[WorkloadPart, ...]
+    context: int
+    """The tokens of the long prompt."""
+
+
+class TuneTimings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The times in milliseconds; None for parts that were not asked for."""
+
+    context: int
+    prefill_ms: float | None = None
+    """Milliseconds per token of the long prompt."""
+    short_prompt_ms: float | None = None
+    decode_one_ms: float | None = None
+    decode_few_ms: float | None = None
+    """Milliseconds per sequence, of a step with as many as there was room for, up to 16."""
+    decode_many_ms: float | None = None
+    """The same with up to 32."""
+
+    def updated(self, newer: TuneTimings) -> TuneTimings:
+        """These timings, replaced by the newer ones where those were measured."""
+        changes = {name: v for name, v in msgspec.structs.asdict(newer).items() if v is not None}
+        return msgspec.structs.replace(self, **changes)
+
+
+class TuneFailure(msgspec.Struct, frozen=True, tag=True):
+    """Why a setting cannot be used, in one line."""
+
+    message: str
+
+
+class TuneGoal(enum.Enum):
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+    @property
+    def parts(self) -> tuple[WorkloadPart, ...]:
+        if self is TuneGoal.LATENCY:
+            return (WorkloadPart.PREFILL, WorkloadPart.DECODE_ONE)
+        return (WorkloadPart.PREFILL, WorkloadPart.DECODE_ONE, WorkloadPart.DECODE_MANY)
+
+    def cost_ms(self, timings: TuneTimings) -> float:
+        """The milliseconds of a unit of work. Everything that it consists of must have been timed.
+
+        Latency: one turn of a chat alone, with 256 tokens of prompt in chunks, 64 more, and 64 of output.
+        Throughput: one request of many, with 256 tokens of prompt and 96 of output, and a little of one
+        alone.
+        """
+        return sum(weight * _known(timings, name) for name, weight in _WEIGHTS[self].items())
+
+
+_WEIGHTS: Mapping[TuneGoal, Mapping[str, float]] = {
+    TuneGoal.LATENCY: {"prefill_ms": 256, "short_prompt_ms": 1, "decode_one_ms": 64},
+    TuneGoal.THROUGHPUT: {"prefill_ms": 256, "decode_few_ms": 48, "decode_many_ms": 48, "decode_one_ms": 2},
+}
+
+
+def _known(timings: TuneTimings, name: str) -> float:
+    value = getattr(timings, name)
+    assert isinstance(value, float), f"{name} was not timed"
+    return value
+
+
+_CLEARLY = 0.97
+"""A setting is better only if it costs at most this share of the best so far: less is noise."""
+
+Value = Union[int, str, bool]
+Measure = Callable[[Profile, tuple[WorkloadPart, ...]], Union[TuneTimings, TuneFailure]]
+
+
+@dataclass(frozen=True)
+class TuneFactor:
+    """A field of the profile, and the values to try for it."""
+
+    field: str
+    values: tuple[Value, ...]
+    parts: tuple[WorkloadPart, ...]
+    """The parts of the work that it has an influence on."""
+
+
+@dataclass(frozen=True)
+class TuneRow:
+    """One measured setting: the best so far with one factor changed."""
+
+    factor: str | None
+    """The changed factor; None: this is the first setting."""
+    value: Value | None
+    profile: Profile
+    timings: TuneTimings | None
+    cost_ms: float | None
+    note: str
+    """Why there are no timings; "" if there are."""
+    is_better: bool = False
+    """Whether it is better than the best before it."""
+
+
+def factors(goal: TuneGoal, *, threads: Sequence[int], prefill_tokens: Sequence[int]) -> list[TuneFactor]:
+    """The factors to try, the most important first, as time may run out."""
+    repack = TuneFactor("repack", (True, False), goal.parts)
+    kv_type = TuneFactor("kv_type", ("f16", "f32", "bf16", "q8_0"), goal.parts)
+    flash = TuneFactor("flash_attention", (True, False), goal.parts)
+    alone = TuneFactor("threads", tuple(threads), (WorkloadPart.DECODE_ONE,))
+    together = TuneFactor(
+        "threads_batch", tuple(threads), tuple(p for p in goal.parts if p != WorkloadPart.DECODE_ONE)
+    )
+    chunks = TuneFactor("prefill_tokens", tuple(prefill_tokens), (WorkloadPart.PREFILL,))
+    if goal is TuneGoal.LATENCY:
+        return [alone, repack, together, kv_type, chunks, flash]
+    return [repack, kv_type, together, chunks, flash, alone]
+
+
+def num_trials(start: Profile, plan: Sequence[TuneFactor]) -> int:
+    """The most settings to measure."""
+    return 1 + sum(len(_others(start, factor)) for factor in plan)
+
+
+def search(start: Profile, plan: Sequence[TuneFactor], goal: TuneGoal, measure: Measure) -> Iterator[TuneRow]:
+    """Yield each row as soon as it is measured. The last row that `is_better` wins, else the first row."""
+    best = _first_row(start, goal, measure)
+    yield best
+    if best.timings is None:
+        return
+    for factor in plan:
+        for value in _others(start, factor):
+            row = _row(best, factor, value, goal, measure)
+            yield row
+            best = row if row.is_better else best
+
+
+def winner(rows: Sequence[TuneRow]) -> TuneRow:
+    return next((row for row in reversed(rows) if row.is_better), rows[0])
+
+
+def _others(start: Profile, factor: TuneFactor) -> list[Value]:
+    return [value for value in factor.values if value != getattr(start, factor.field)]
+
+
+def _first_row(start: Profile, goal: TuneGoal, measure: Measure) -> TuneRow:
+    result = measure(start, goal.parts)
+    if isinstance(result, TuneFailure):
+        return TuneRow(None, None, start, None, None, result.message)
+    return TuneRow(None, None, start, result, goal.cost_ms(result), "")
+
+
+def _row(best: TuneRow, factor: TuneFactor, value: Value, goal: TuneGoal, measure: Measure) -> TuneRow:
+    assert best.timings is not None
+    assert best.cost_ms is not None
+    profile = msgspec.structs.replace(best.profile, **{factor.field: value})
+    if not _is_possible(profile):
+        return TuneRow(factor.field, value, profile, None, None, "needs flash attention")
+    result = measure(profile, factor.parts)
+    if isinstance(result, TuneFailure):
+        return TuneRow(factor.field, value, profile, None, None, result.message)
+    timings = best.timings.updated(result)
+    cost_ms = goal.cost_ms(timings)
+    is_better = cost_ms <= _CLEARLY * best.cost_ms
+    return TuneRow(factor.field, value, profile, timings, cost_ms, "", is_better)
+
+
+def _is_possible(profile: Profile) -> bool:
+    """Whether llama.cpp can have these settings: quantised keys and values need flash attention."""
+    return profile.flash_attention or profile.kv_type != "q8_0"

@@ -1,0 +1,91 @@
+"""The process that measures one setting: reads a `TuneTrial`, writes `TuneTimings` or a `TuneFailure`.
+
+In a process of its own, a setting cannot harm others: its memory is freed, and a crash only rules it out.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from openai_cpu_server.cli.tune.search import (
+    FEW,
+    MANY,
+    SHORT_PROMPT,
+    TuneFailure,
+    TuneTimings,
+    TuneTrial,
+    WorkloadPart,
+)
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.measure.probe import Probe
+
+_REPEATS = 3
+_SHORT_MS = 3000.0
+"""A long prompt that takes less is computed twice, because of noise."""
+_RESERVE = 512
+"""The cells of the pool, beside the contexts, that the timed steps need."""
+
+
+def main() -> None:
+    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=TuneTrial)
+    answer = _answer(trial)
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+def _answer(trial: TuneTrial) -> TuneTimings | TuneFailure:
+    try:
+        backend = LlamaBackend.load(trial.options, lambda fraction: None)
+    except StartupError as error:
+        return TuneFailure(str(error))
+    try:
+        with Probe(backend) as probe:
+            return _timings(trial, backend.info, probe)
+    finally:
+        backend.close()
+
+
+def _timings(trial: TuneTrial, info: ModelInfo, probe: Probe) -> TuneTimings:
+    """Slot 0 holds the long prompt, the last slot gets the short one, the others decode."""
+    context = min(trial.context, info.kv_tokens - _RESERVE)
+    prefill_ms = _fill(probe, context, trial.options.prefill_tokens)
+    if prefill_ms * context < _SHORT_MS:
+        probe.close()
+        prefill_ms = min(prefill_ms, _fill(probe, context, trial.options.prefill_tokens))
+    timings = TuneTimings(context=context)
+    if WorkloadPart.PREFILL in trial.parts:
+        short_ms = min(probe.compute({info.max_seqs - 1: SHORT_PROMPT}) for _ in range(_REPEATS))
+        timings = msgspec.structs.replace(timings, prefill_ms=prefill_ms, short_prompt_ms=short_ms)
+    if WorkloadPart.DECODE_ONE in trial.parts:
+        one_ms = min(probe.compute({0: 1}) for _ in range(4 * _REPEATS))
+        timings = msgspec.structs.replace(timings, decode_one_ms=one_ms)
+    if WorkloadPart.DECODE_MANY in trial.parts:
+        few_ms, many_ms = _decode(probe, info, FEW), _decode(probe, info, MANY)
+        timings = msgspec.structs.replace(timings, decode_few_ms=few_ms, decode_many_ms=many_ms)
+    return timings
+
+
+def _fill(probe: Probe, context: int, chunk: int) -> float:
+    """Compute a prompt; returns milliseconds per token."""
+    total_ms = 0.0
+    while (left := context - probe.held(0)) > 0:
+        total_ms += probe.compute({0: min(chunk, left)})
+    return total_ms / context
+
+
+def _decode(probe: Probe, info: ModelInfo, num_sequences: int) -> float:
+    """Milliseconds per sequence of a step in which each decodes, if possible behind cells of its own."""
+    room = (info.kv_tokens - _RESERVE) // probe.held(0)
+    slots = range(min(num_sequences, info.max_seqs - 1, room if info.can_share else num_sequences))
+    new = [slot for slot in slots if not probe.held(slot)]
+    if info.can_share and new:
+        probe.copy(0, new)
+    step_ms = min(probe.compute(dict.fromkeys(slots, 1)) for _ in range(_REPEATS))
+    return step_ms / len(slots)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""`openai-cpu-server inspect`: what a model file contains, and what this machine can do with it."""

@@ -1,1 +1,0 @@
-"""`openai-cpu-server tune MODEL`: measures which settings serve a model best on this machine."""

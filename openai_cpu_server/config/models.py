@@ -1,0 +1,235 @@
+"""The options of one model, once: the server's, and what a table of the TOML file says otherwise. And what
+its tokens cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+
+from openai_cpu_server.config.adapters import AdapterSource, adapters_of_table
+from openai_cpu_server.config.routers import RouterTable
+from openai_cpu_server.contract.figures import Price
+from openai_cpu_server.contract.messages import EngineOptions
+
+
+class PriceTable(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    input: float = Field(ge=0, allow_inf_nan=False, description="for a million input tokens")
+    cached: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="for those that were not computed; default: as input"
+    )
+    output: float = Field(ge=0, allow_inf_nan=False, description="for a million output tokens")
+
+    @property
+    def price(self) -> Price:
+        cached = self.input if self.cached is None else self.cached
+        return Price(input=self.input, cached=cached, output=self.output)
+
+
+_MAX_THREADS = 512
+"""llama.cpp's own limit."""
+_ENGINE = EngineOptions(model_path="")
+"""The home of the defaults of what the engine knows by the same name."""
+
+
+ToolFormatName = Literal[
+    "auto",
+    "generic",
+    "demo",
+    "hermes",
+    "llama3",
+    "pythonic",
+    "mistral",
+    "mistral-args",
+    "mistral-ids",
+    "qwen3-coder",
+    "glm",
+    "deepseek",
+    "deepseek-v3.1",
+    "granite",
+    "phi4",
+    "phi4-tags",
+    "functools",
+    "functiongemma",
+    "gemma4",
+    "harmony",
+    "kimi",
+    "nemotron",
+    "command-r7b",
+    "apertus",
+    "seed-oss",
+    "minimax",
+    "lfm2",
+]
+
+
+class ModelOptions(BaseModel):
+    """Given to the server they are the defaults of all its models."""
+
+    chat_template: Path | None = Field(None, description="jinja2 file to use instead of the model's own")
+    tool_format: ToolFormatName = Field(
+        "auto",
+        description="how the model writes tool calls; default: as its chat template says, or generic if that "
+        "says nothing that the server knows",
+    )
+    reasoning_format: Literal[
+        "auto",
+        "none",
+        "think",
+        "harmony",
+        "gemma",
+        "mistral",
+        "cohere",
+        "seed",
+        "apertus",
+        "apriel",
+        "granite",
+        "granite-3.2",
+        "hunyuan",
+        "thought",
+    ] = Field(
+        "auto",
+        description="how the model marks what it thinks; default: as its chat template says; none: thoughts "
+        "are shown as a part of the answer",
+    )
+    reasoning: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether the model thinks where a request does not say; auto: as its chat template says",
+    )
+    reasoning_budget: int | None = Field(
+        None,
+        ge=0,
+        description="tokens of thoughts at most, where a request does not say; 0: none; default: any number",
+    )
+    json_whitespace: Literal["compact", "flexible"] = Field(
+        "compact", description="white space that the model may write in JSON output"
+    )
+    ctx_size: int | None = Field(
+        None,
+        ge=256,
+        description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
+    )
+    max_seqs: int = Field(
+        _ENGINE.max_seqs,
+        ge=1,
+        le=254,
+        description="sequences that run at once",
+    )
+    threads: int | None = Field(
+        None, ge=1, le=_MAX_THREADS, description="compute threads; default: physical cores"
+    )
+    threads_batch: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_THREADS,
+        description="threads for steps of more than one token; default: as --threads",
+    )
+    flash_attention: bool = Field(_ENGINE.flash_attention, description="off: slower with long contexts")
+    profile: Literal["auto", "off"] = Field(
+        "auto", description="use what `openai-cpu-server tune` has found, for options that are not given"
+    )
+    kv_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = Field(
+        "auto", description="type of KV cells; auto is f16"
+    )
+    repack: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="repack weights for this CPU at load: faster alone, slower in batches for K-quants",
+    )
+    kernels: Literal["auto", "off"] = Field(
+        _ENGINE.kernels,
+        description="off: ggml computes everything; auto: our kernels do what they are proved for",
+    )
+    prefill_tokens: int = Field(
+        _ENGINE.prefill_tokens,
+        ge=16,
+        description="tokens of a step at most (llama.cpp's batch)",
+    )
+    speculation: Literal["auto", "off"] = Field(
+        _ENGINE.speculation,
+        description="verify several likely tokens of a sequence in one step, the answers stay the same; "
+        "auto: where that is predicted to be faster",
+    )
+    draft_model: str | None = Field(
+        None, description="a small model with the same tokenizer that drafts too; named as --model is"
+    )
+    draft_max: int = Field(
+        _ENGINE.draft_max,
+        ge=1,
+        description="tokens that one sequence drafts in a step at most",
+    )
+    cache_mb: int | None = Field(
+        None,
+        ge=0,
+        description="host memory of the prefix cache, 0: none; default: a quarter of the machine's",
+    )
+    cache_file: Path | None = Field(None, description="keep the prefix cache here between runs")
+    pin_prompt: list[Path] = Field(
+        [],
+        description="compute the prompt in this file at start and never evict it; may be given several times",
+    )
+
+    @property
+    def engine_fields(self) -> dict[str, object]:
+        """Fields of `EngineOptions` that need no look at the machine: those of the same name, and what is
+        said there in other words."""
+        return {
+            **fields_for(EngineOptions, self, of=ModelOptions),
+            "kv_tokens": self.ctx_size,
+            "kv_type": "f16" if self.kv_type == "auto" else self.kv_type,
+            "repack": {"auto": None, "on": True, "off": False}[self.repack],
+            "cache_file": str(self.cache_file) if self.cache_file else None,
+        }
+
+
+def fields_for(record: type[msgspec.Struct], options: BaseModel, *, of: type[BaseModel]) -> dict[str, Any]:
+    """What a record has by the names of options: who adds an option to both need not say so a third time.
+
+    `of`: these options alone, though a subclass has more.
+    """
+    names = of.model_fields.keys() & set(record.__struct_fields__)
+    return {name: getattr(options, name) for name in names}
+
+
+class ModelTable(ModelOptions):
+    """`[models.NAME]`: a model, and in what it differs from the server's defaults."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: str | None = Field(
+        None, min_length=1, description="as --model without a name; default: what NAME itself means"
+    )
+    aliases: list[str] = Field([], description="further names in the API")
+    keep_alive: float | None = Field(
+        None, ge=0, description="as --idle-unload; 0: as soon as it has nothing to do"
+    )
+    pinned: bool = Field(
+        False, description="it is loaded at start, and never unloaded for others or idleness"
+    )
+    adapters: Annotated[tuple[AdapterSource, ...], PlainValidator(adapters_of_table)] = Field(
+        (), description='LoRA adapters: NAME = "PATH[@SCALE]", or {path = ..., scale = ...}'
+    )
+    memory: int | None = Field(
+        None, ge=1, description="MiB that it may take at most; default: its KV pool decides"
+    )
+
+    router: RouterTable | None = Field(
+        None, description="it is no model of its own, but chooses between models for each request"
+    )
+
+    @model_validator(mode="after")
+    def _is_model_or_router(self) -> ModelTable:
+        others = self.model_fields_set - {"router", "aliases"}
+        if self.router is not None and others:
+            raise ValueError(f"a router has no {sorted(others)[0]!r}")
+        return self
+
+    def over(self, server: ModelOptions) -> ModelOptions:
+        """The server's options, but for what is said here."""
+        names = set(ModelOptions.model_fields)
+        said, known = self.model_fields_set & names, server.model_fields_set & names
+        values = {name: getattr(self if name in said else server, name) for name in names}
+        return ModelOptions.model_construct(_fields_set=said | known, **values)

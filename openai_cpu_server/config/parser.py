@@ -1,0 +1,152 @@
+"""Reads the settings for a command line.
+
+Options are shown, and wrong ones refused, in users' words, not in Python's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+from pydantic_settings import CliApp, CliSettingsSource, SettingsError
+
+from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.config.sources import (
+    arguments_that_say_something,
+    named_by,
+    option,
+    origin_of,
+    said,
+    variable,
+)
+from openai_cpu_server.errors import StartupError
+
+_KINDS = {"Path": "PATH", "list[Path]": "PATH", "int": "N", "float": "NUMBER"}
+"""What the help shows for a value, by the type that pydantic names."""
+_DEFAULTS = {
+    " (default: null)": "",  # the description says what happens instead
+    " (default: [])": "",
+    " (default: True)": " (default: on)",
+    " (default: False)": " (default: off)",
+}
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Raises StartupError with one line in place of printing a page and leaving."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, usage="%(prog)s [options]", description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(f"{message} (see {self.prog} --help)")
+
+
+def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> argparse.Action:
+    """Call `add_argument` with pydantic's texts turned into words for users."""
+    kind = str(kwargs.get("metavar", "{"))
+    if not kind.startswith("{"):  # a flag, or a choice that lists its values
+        kwargs["metavar"] = _KINDS.get(kind, _last_word(names[0]))
+    kwargs["help"] = _default_in_words(kwargs.get("help", ""))
+    return parser.add_argument(*names, **kwargs)
+
+
+def _default_in_words(text: str) -> str:
+    for shown, words in _DEFAULTS.items():
+        if text.endswith(shown):
+            return text.removesuffix(shown) + words
+    return text
+
+
+def _last_word(option: str) -> str:
+    """The name of an option's value: `--api-key` takes a KEY."""
+    return option.rsplit("-", 1)[-1].upper()
+
+
+_PROGRAM = "openai-cpu-server serve"
+_REPLACED = {
+    "interactive_step_ms": "--stream-rate and --stall-ms",
+    "batch_step_ms": "--batch-stall-ms",
+    "tile_filling": "--experiment tile_filling=off",
+    "mixed_steps": "--experiment mixed_steps=off",
+    "continuous_batching": "--experiment continuous_batching=off",
+    "prefix_sharing": "--experiment prefix_sharing=off",
+}
+"""Names of options that are gone -> what says the same now."""
+
+
+def read_settings(arguments: Sequence[str]) -> Settings:
+    """Settings for these command line arguments. Raises StartupError with one line that names the option, and
+    where it comes from."""
+    arguments = arguments_that_say_something(arguments)
+    _refuse_replaced(arguments)
+    config = _config_path(arguments)
+    settings = _reading(config)
+    models, others = _models_and_others(arguments)
+    named: dict[str, Any] = {"model": models} if models else {}
+    try:
+        return CliApp.run(settings, cli_args=others, cli_settings_source=_command_line(settings), **named)
+    except ValidationError as error:
+        problems = (
+            _problem(e["loc"], e["msg"], origin_of(str(e["loc"][0]), arguments, config) if e["loc"] else "")
+            for e in error.errors()
+        )
+        raise StartupError("; ".join(problems)) from None
+    except (SettingsError, OSError, ValueError) as error:
+        if isinstance(error.__cause__, StartupError):
+            raise error.__cause__ from None
+        raise StartupError(f"cannot read the settings: {error}") from None
+
+
+def _models_and_others(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The values of `--model`, and all other arguments: pydantic would cut values at commas."""
+    parser = OptionParser(_PROGRAM, "")
+    parser.add_argument("--model", action="append", default=[])
+    if {"-h", "--help"} & set(arguments):
+        return [], list(arguments)
+    given, others = parser.parse_known_args(arguments)
+    return given.model, others
+
+
+def _refuse_replaced(arguments: Sequence[str]) -> None:
+    """Raises StartupError for old names on the command line or in the environment, which would be ignored."""
+    for name in _REPLACED:
+        if named_by(name, arguments) or variable(name) in os.environ:
+            raise StartupError(_problem((name,), ""))
+
+
+def _command_line(settings: type[Settings]) -> CliSettingsSource[OptionParser]:
+    parser = OptionParser(_PROGRAM, Settings.__doc__ or "")
+    return CliSettingsSource(settings, root_parser=parser, add_argument_method=add_option)
+
+
+def _reading(path: Path | None) -> type[Settings]:
+    """Settings that also read a TOML file."""
+    if path is None:
+        return Settings
+    if not path.is_file():
+        raise StartupError(f"there is no configuration file {path}")
+    return type("Settings", (Settings,), {"__doc__": Settings.__doc__}, toml_file=path)
+
+
+def _config_path(arguments: Sequence[str]) -> Path | None:
+    """Finds the TOML file, which must be known before the options are read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    named = said("config", os.environ.get(variable("config")), variable("config"))
+    parser.add_argument("--config", default=named)
+    path = parser.parse_known_args(arguments)[0].config
+    return expanded(path) if path else None
+
+
+def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:
+    """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
+    names = [part for part in location if isinstance(part, str)]
+    if names[:1] == ["models"] and len(names) > 1:
+        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f": {message}{origin}"
+    if names and names[0] in _REPLACED:
+        return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
+    return f"{option('-'.join(names))}: {message}{origin}" if location else message

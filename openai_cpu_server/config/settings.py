@@ -1,0 +1,410 @@
+"""All options, once. The command line goes before the environment (`OCS_*`), that before files of secrets,
+and these before a TOML file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, SecretStr
+from pydantic_settings import (
+    BaseSettings,
+    CliSuppress,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from openai_cpu_server.config.adapters import AdapterOption, parse_adapter
+from openai_cpu_server.config.folders import expanded, user_cache_dir
+from openai_cpu_server.config.models import ModelOptions, ModelTable, PriceTable, fields_for
+from openai_cpu_server.config.replicas import RayTable
+from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
+
+Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
+_ENGINE = EngineOptions(model_path="")
+"""It and `BY_DEFAULT` are the home of the defaults of what engines know by the same name."""
+
+
+_OF_SERVERS = "of_servers"
+_SWITCHES = {"on": True, "off": False}
+_EXPERIMENTS = Experiment.__struct_fields__
+
+
+def _of_servers(default: Any, **said: Any) -> Any:
+    """A field for an option that means nothing without connections, keys or a server's end: commands that
+    have none refuse it."""
+    return Field(default, json_schema_extra={_OF_SERVERS: True}, **said)
+
+
+def _experiment(given: object) -> Experiment:
+    """NAME=on or NAME=off for each of what it has, with commas between them. Raises ValueError."""
+    if isinstance(given, Experiment):
+        return given
+    pairs = [pair.partition("=")[::2] for pair in str(given).split(",")]
+    unknown = [name for name, value in pairs if name not in _EXPERIMENTS or value not in _SWITCHES]
+    if unknown:
+        raise ValueError(f"expected on or off for one of {', '.join(_EXPERIMENTS)}")
+    return Experiment(**{name: _SWITCHES[value] for name, value in pairs})
+
+
+def _one_or_more(given: object) -> object:
+    """One model, as text or as the whole of an environment variable, or a list of them, there in JSON."""
+    if not isinstance(given, str):
+        return given
+    return json.loads(given) if given.startswith("[") else [given]
+
+
+def _host_name(given: str) -> str:
+    """Raises ValueError for what can be no name in a `Host` header."""
+    if given != "*" and not re.fullmatch(r"[0-9A-Za-z._-]+", given):
+        raise ValueError("expected a name, without http:// and without a port")
+    return given.lower().rstrip(".")
+
+
+class WhatToServe(BaseModel):
+    """Which models, and how many of them at once."""
+
+    config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
+    model: Annotated[list[str], NoDecode, BeforeValidator(_one_or_more)] = Field(
+        [],
+        description="[NAME=]PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2 or mistral-7b, or demo; may "
+        "be given several times; default: smollm2 from its package, else demo",
+    )
+    models: CliSuppress[dict[str, ModelTable]] = Field(
+        {}, description="[models.NAME] of the TOML file, each with source and any option of one model"
+    )
+    aliases: CliSuppress[dict[str, str]] = Field(
+        {}, description="[aliases] of the TOML file: further names of models, or of other aliases"
+    )
+    ray: CliSuppress[RayTable] = _of_servers(
+        RayTable.model_validate({}),
+        description="[ray] of the TOML file: replicas on Ray Serve, for `openai-cpu-server ray`",
+    )
+    served_model_name: str | None = Field(
+        None, description="name of the only model in the API; default: the alias, or the file's name"
+    )
+    memory: int | None = Field(
+        None,
+        ge=1,
+        description="MiB for all models: weights, KV cells, buffers and prefix caches; where another needs "
+        "the room, the least recently used is unloaded; default: with several models four fifths of what is "
+        "free",
+    )
+    idle_unload: float | None = Field(
+        None, gt=0, description="seconds without a request after which a model is unloaded; default: never"
+    )
+
+
+class Settings(ModelOptions, WhatToServe, BaseSettings):
+    """Serve a GGUF model behind the OpenAI API."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        extra="forbid",
+    )
+
+    host: str = _of_servers("127.0.0.1", description="address to listen on")
+    port: int = _of_servers(8000, ge=0, le=65535, description="port to listen on; 0 picks one")
+    api_key: SecretStr | None = _of_servers(
+        None,
+        description="require this key (Authorization: Bearer, or x-api-key). Arguments stand in the list of "
+        "processes for every user of the machine: better OCS_API_KEY, or a file in OCS_SECRETS_DIR",
+    )
+    api_keys: Path | None = _of_servers(
+        None, description="TOML file of keys, [keys.NAME] with sha256 and limits; read again on SIGHUP"
+    )
+    open_to_gateways: bool = _of_servers(
+        False,
+        description="GET /version and /metrics/gateway need no key, and GET /metrics tells without one what "
+        "gateways read: for those that scrape many servers",
+    )
+    limits_url: SecretStr | None = _of_servers(
+        None, description="count what keys use in redis://HOST:PORT; default: in this process"
+    )
+    cors_origin: list[str] = _of_servers(
+        [], description="pages of this origin may call from a browser; * is all; may be given several times"
+    )
+    allowed_host: list[Annotated[str, AfterValidator(_host_name)]] = _of_servers(
+        [],
+        description="clients may call the server by this name, beside addresses, localhost and the name in "
+        "--host; * is any; may be given several times; default: none where it listens on a loopback address, "
+        "else any",
+    )
+    open_admin: bool = _of_servers(
+        False,
+        description="without keys, clients on other machines are administrators too: they may load and "
+        "unload models and adapters, empty caches, and see and end everybody's requests",
+    )
+    trusted_proxy: list[Network] = _of_servers(
+        [],
+        description="believe this proxy (ADDRESS or NETWORK) about where requests come from; "
+        "may be given several times",
+    )
+    ssl_certfile: Path | None = _of_servers(None, description="serve HTTPS with this certificate (PEM)")
+    ssl_keyfile: Path | None = _of_servers(None, description="its key; default: in the certificate's file")
+    ssl_keyfile_password: SecretStr | None = _of_servers(None, description="of an encrypted key")
+    stream_rate: float = Field(
+        BY_DEFAULT.stream_rate,
+        gt=0,
+        description="tokens per second that an interactive stream keeps at least while others' prompts are "
+        "read, where the machine is fast enough",
+    )
+    stall_ms: float = Field(
+        BY_DEFAULT.stall_ms,
+        gt=0,
+        description="longest gap between two tokens of an interactive stream, in milliseconds: a stream that "
+        "was faster than --stream-rate waits so long for a prompt that comes",
+    )
+    batch_stall_ms: float = Field(
+        BY_DEFAULT.batch_stall_ms,
+        gt=0,
+        description="the same while there is no interactive stream: longer steps bring more throughput",
+    )
+    batch_floor: float = Field(
+        BY_DEFAULT.batch_floor,
+        ge=0,
+        le=1,
+        description="share of slots and time that batch work keeps beside endless interactive requests",
+    )
+    preempt_threshold_ms: float = Field(
+        BY_DEFAULT.preempt_threshold_ms,
+        ge=0,
+        description="milliseconds that an interactive newcomer waits for batch work: it interrupts a batch "
+        "step that has more left, and beside interactive streams batch work makes no step longer",
+    )
+    policy: Literal["priority", "fifo", "sjf"] = Field(
+        BY_DEFAULT.policy,
+        description="who goes first; priority: interactive requests, and clients take turns; fifo: who came "
+        "first; sjf: the shortest expected output, learned by route and client",
+    )
+    experiment: CliSuppress[Annotated[Experiment, PlainValidator(_experiment)]] = AS_SERVED
+    """Not for users: it has no description, and stands in no list of options."""
+    adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(
+        [],
+        description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
+        "may be given several times",
+    )
+    adapter_dir: Path | None = _of_servers(
+        None,
+        description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "
+        "nothing",
+    )
+    cache_isolation: Literal["off", "key"] | None = _of_servers(
+        None,
+        description="key: requests of different API keys share no computed prompts, and none is told how "
+        "much of its prompt another had sent; off: they do; default: key where there are keys",
+    )
+    answer_cache: SecretStr | None = _of_servers(
+        None,
+        description="tell answers to the same question again: on (answers.db in the user's data directory), "
+        "memory, PATH of a SQLite file, or redis://HOST:PORT; default: every answer is computed",
+    )
+    answer_cache_ttl: float = _of_servers(
+        86_400.0, gt=0, description="seconds after which an answer is forgotten"
+    )
+    answer_cache_mb: int = _of_servers(
+        256, ge=1, description="size of the cache of answers; what was told longest ago goes first"
+    )
+    semantic_cache: float | None = _of_servers(
+        None,
+        gt=0,
+        le=1,
+        description="tell answers to similar questions too: the cosine from which two last user turns count "
+        "as one, such as 0.95; it is sometimes wrong. Implies --answer-cache on",
+    )
+    semantic_cache_model: str | None = _of_servers(
+        None, description="the model that embeds the turns; default: the only one that embeds"
+    )
+    cache_dir: Path | None = Field(
+        None,
+        description="where measured costs and profiles are kept; default: the folder measured in the user's "
+        "cache directory",
+    )
+    calibrate: Literal["idle", "start", "never"] = Field(
+        _ENGINE.calibrate,
+        description="when the cost of steps is measured, once for a model: while nobody wants anything, "
+        "before the first start is over, or never: then what an earlier start has kept is used",
+    )
+    default_priority: Literal["interactive", "batch"] = _of_servers(
+        "interactive", description="priority of requests that name none"
+    )
+    max_queue: int = Field(1000, ge=1, description="requests of one priority that may wait; beyond: 429")
+    max_choices: int = Field(64, ge=1, description="largest n and best_of")
+    max_body_mb: int = Field(32, ge=1, description="largest request body, larger ones get 413")
+    max_bodies_mb: int = _of_servers(
+        256,
+        ge=1,
+        description="bodies that are being read, all together, but for 64 KiB of each; beyond: 503. "
+        "At least --max-body-mb",
+    )
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="longest prompt, longer ones get 400; default: the context"
+    )
+    max_output_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="longest output of a choice, also of one that names no max_tokens; default: the context",
+    )
+    request_timeout: float | None = _of_servers(
+        None, gt=0, description="seconds that a call may take, waiting included; default: no limit"
+    )
+    max_connections: int = _of_servers(
+        4096,
+        ge=1,
+        description="connections; beyond: 503 (/health and /ready still answer). "
+        "Needs as many open files and 128 more",
+    )
+    read_timeout_s: float = _of_servers(
+        30.0, gt=0, description="seconds for the headers of a request, and for its body with 1 s per KiB more"
+    )
+    write_timeout_s: float = _of_servers(
+        30.0, gt=0, description="a client that reads nothing for so many seconds is dropped"
+    )
+    stream_buffer_mb: int = Field(
+        4,
+        ge=1,
+        description="held for a client that reads slower than its call generates; beyond: its call ends",
+    )
+    jobs_db: SecretStr | None = _of_servers(
+        None,
+        description="files, batches and responses: PATH of a SQLite file, postgresql://..., or none: there "
+        "are none of these; default: jobs.db in the user's data directory",
+    )
+    prices: CliSuppress[dict[str, PriceTable]] = _of_servers(
+        {}, description="[prices.MODEL] of the TOML file: what a million tokens cost, for GET /v1/usage"
+    )
+    response_days: float = _of_servers(
+        30.0, gt=0, le=3650, description="days after which a stored response of /v1/responses is deleted"
+    )
+    max_file_mb: int = _of_servers(200, ge=1, description="largest file of /v1/files")
+    max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")
+    batch_concurrency: int = Field(32, ge=1, description="rows of batches that run at once")
+    drain_seconds: float = _of_servers(
+        30.0, ge=0, description="what running requests get to end after the first SIGTERM or Ctrl-C"
+    )
+    hang_seconds: float = Field(
+        60.0, ge=0, description="without progress, or 300 times a step's expected time: a hang; 0: never"
+    )
+    load_hang_seconds: float = Field(
+        1800.0, ge=0, description="the same while the model is loaded and its steps are measured; 0: never"
+    )
+    sandbox: Literal["auto", "off"] = Field(
+        _ENGINE.sandbox,
+        description="auto: processes that run native code open only files that they need, make no sockets "
+        "and start no programs, as far as this kernel sees to that; off: they may do what the server may",
+    )
+    max_crashes_per_minute: int = Field(
+        5,
+        ge=1,
+        description="of the engine; then it is given up. SIGKILLs after progress do not count, nor does what "
+        "a request was found to cause",
+    )
+    keep_alive_s: float = _of_servers(10.0, ge=0, description="seconds between comments on a silent stream")
+    page: bool = _of_servers(True, description="a page for browsers at /: chat, and what the scheduler does")
+    lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        _ENGINE.log_level, description="least level shown"
+    )
+    log_format: Literal["console", "json"] = Field("console", description="json: an object a line")
+    otel_endpoint: str | None = _of_servers(
+        None,
+        description="send traces to the OpenTelemetry collector at this URL (OTLP over HTTP); "
+        "default: OTEL_EXPORTER_OTLP_ENDPOINT, else none",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (
+            init_settings,
+            EnvironmentVariables(settings_cls),
+            SecretFiles(settings_cls),
+            ConfigFile(settings_cls),
+        )
+
+    @property
+    def isolates_by_key(self) -> bool:
+        """Whether requests of different API keys share no computed prompts."""
+        if self.cache_isolation is not None:
+            return self.cache_isolation == "key"
+        return self.api_key is not None or self.api_keys is not None
+
+    def engine_options(
+        self,
+        model_path: Path,
+        *,
+        cache_bytes: int,
+        draft_model_path: Path | None = None,
+        adapters: tuple[Adapter, ...] = (),
+        adapter_folders: tuple[Path, ...] = (),
+        pinned_prompts: tuple[tuple[int, ...], ...] = (),
+        pinned_namespace: str = "",
+        of: ModelOptions | None = None,
+    ) -> EngineOptions:
+        """`cache_bytes`: what `cache_mb` comes to on this machine. `of`: the options of this model, where it
+        has some of its own."""
+        fields = {
+            **fields_for(EngineOptions, self, of=Settings),
+            **(of or self).engine_fields,
+            "scheduling": self.scheduling,
+            "model_path": str(model_path),
+            "draft_model_path": str(draft_model_path) if draft_model_path else None,
+            "adapters": adapters,
+            "adapter_folders": tuple(map(str, adapter_folders)),
+            "cache_bytes": cache_bytes,
+            "pinned_prompts": pinned_prompts,
+            "pinned_namespace": pinned_namespace,
+            "cost_dir": str(self.profile_dir),
+        }
+        return msgspec.convert(fields, EngineOptions)
+
+    @property
+    def scheduling(self) -> Scheduling:
+        return msgspec.convert(fields_for(Scheduling, self, of=Settings), Scheduling)
+
+    @property
+    def profile_dir(self) -> Path:
+        """Engines may write into this folder: so no files of models are in it, and no wheels."""
+        return expanded(self.cache_dir) if self.cache_dir else user_cache_dir() / "measured"
+
+    @property
+    def traces_endpoint(self) -> str | None:
+        """Where traces go; OpenTelemetry's own variable counts where nothing else is said."""
+        return self.otel_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
+
+    @property
+    def priority(self) -> Priority:
+        return Priority[self.default_priority.upper()]
+
+
+def revealed(secret: SecretStr | None) -> str | None:
+    """The secret itself, for somebody who needs it and does not write it anywhere."""
+    return secret.get_secret_value() if secret is not None else None
+
+
+OPTIONS_OF_SERVERS = frozenset(
+    name
+    for name, field in Settings.model_fields.items()
+    if isinstance(field.json_schema_extra, dict) and _OF_SERVERS in field.json_schema_extra
+)
+"""What means nothing to a command without a server. In the environment or a file, which a server may share,
+it is passed over."""

@@ -1,0 +1,191 @@
+"""Where options come from, and what a source says that says nothing.
+
+An empty value is as if not set: `${NAME}` of a variable that does not exist leaves one, and a host or a name
+of no letters means nothing that anybody wants. But where an option is a guard, whoever names it wants it:
+a server must not do without keys because a secret was not there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    SecretsSettingsSource,
+    TomlConfigSettingsSource,
+)
+
+from openai_cpu_server.config.folders import require_utf8
+from openai_cpu_server.errors import StartupError
+
+ENV_PREFIX = "OCS_"
+SECRETS_VARIABLE = "OCS_SECRETS_DIR"
+"""Names a folder whose files are options, each named like its environment variable. Docker and Kubernetes
+hand secrets over so: what is in the environment, everybody sees who may look at a container."""
+_GUARDS = {
+    "api_key",
+    "api_keys",
+    "config",
+    "limits_url",
+    "secrets_dir",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_keyfile_password",
+    "trusted_proxy",
+}
+"""Options that keep somebody out, or name a file with such options."""
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_HINT = (
+    "; Kubernetes sets it where there is a Service named ocs: set enableServiceLinks to false in the pod, "
+    "or give the option itself"
+)
+
+
+class EnvironmentVariables(EnvSettingsSource):
+    """The environment."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        value, key, is_complex = super().get_field_value(field, field_name)
+        return said(field_name, value, variable(field_name)), key, is_complex
+
+    def prepare_field_value(
+        self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
+    ) -> Any:
+        try:
+            return super().prepare_field_value(field_name, field, value, value_is_complex)
+        except ValueError:
+            raise _no_json(field_name, variable(field_name)) from None
+
+
+class SecretFiles(SecretsSettingsSource):
+    """The folder of `OCS_SECRETS_DIR`. Raises StartupError for a folder that is none."""
+
+    def __init__(self, settings: type[BaseSettings]) -> None:
+        super().__init__(settings, secrets_dir=secrets_folder())
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        try:
+            value, key, is_complex = super().get_field_value(field, field_name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartupError(f"cannot read {_secret(field_name)}: {error}") from None
+        return said(field_name, value, str(_secret(field_name))), key, is_complex
+
+    def prepare_field_value(
+        self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
+    ) -> Any:
+        try:
+            return super().prepare_field_value(field_name, field, value, value_is_complex)
+        except ValueError:
+            raise _no_json(field_name, str(_secret(field_name))) from None
+
+
+class ConfigFile(TomlConfigSettingsSource):
+    """The TOML file. Raises StartupError that names it."""
+
+    def __init__(self, settings: type[BaseSettings]) -> None:
+        path = settings.model_config.get("toml_file")
+        try:
+            super().__init__(settings)
+        except (OSError, ValueError) as error:
+            raise StartupError(f"cannot read {path}: {error}") from None
+        self._path = path
+
+    def __call__(self) -> dict[str, Any]:
+        options = super().__call__()
+        return {
+            name: value
+            for name, value in options.items()
+            if said(name, value, f"{name} in {self._path}") is not None
+        }
+
+
+def said(name: str, value: Any, origin: str) -> Any:
+    """The value; None where that is as if not set. Raises StartupError that says where it comes from."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        if name in _GUARDS:
+            raise StartupError(f"{origin} is empty: leave it out to go without {option(name)}")
+        return None
+    require_utf8(value, origin)
+    return value
+
+
+def arguments_that_say_something(arguments: Sequence[str]) -> list[str]:
+    """Without options whose value is empty. Raises StartupError."""
+    kept: list[str] = []
+    for parts in _with_empty_values(arguments):
+        name, sign, value = "=".join(parts).partition("=")
+        is_option = name.startswith("--") and sign
+        if not is_option or said(_field(name), value, name) is not None:
+            kept += parts
+    return kept
+
+
+def _with_empty_values(arguments: Sequence[str]) -> Iterator[list[str]]:
+    """Each argument, and with it the next one where that is empty: it can be a value only."""
+    rest = list(arguments)
+    while rest:
+        takes = 2 if rest[0].startswith("--") and "=" not in rest[0] and not "".join(rest[1:2]).strip() else 1
+        yield rest[:takes]
+        del rest[:takes]
+
+
+def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
+    """What has said this option, in words for the end of a line; "": the command line, which names it so."""
+    if named_by(name, arguments):
+        return ""
+    if (value := _variables().get(variable(name), "")).strip():
+        return f" (from {variable(name)}{_HINT if _SERVICE_LINK.match(value) else ''})"
+    if (path := _secret(name)) is not None and path.is_file():
+        return f" (from {path})"
+    return f" (from {config})" if config is not None else ""
+
+
+def named_by(name: str, arguments: Sequence[str]) -> str | None:
+    """The first argument that gives this option, without its value: a switch has two names. None: none."""
+    names = (option(name), option(f"no_{name}"))
+    given = (argument.partition("=")[0] for argument in arguments)
+    return next((argument for argument in given if argument in names), None)
+
+
+def secrets_folder() -> Path | None:
+    """Raises StartupError for a folder that is none."""
+    folder = said("secrets_dir", os.environ.get(SECRETS_VARIABLE), SECRETS_VARIABLE)
+    if folder is not None and not Path(folder).is_dir():
+        raise StartupError(f"{SECRETS_VARIABLE}: there is no folder {folder}")
+    return Path(folder) if folder is not None else None
+
+
+def option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    return ENV_PREFIX + name.upper()
+
+
+def _field(option_name: str) -> str:
+    return option_name.removeprefix("--").replace("-", "_")
+
+
+def _variables() -> dict[str, str]:
+    """Their names count in any case."""
+    return {name.upper(): value for name, value in os.environ.items()}
+
+
+def _secret(name: str) -> Path | None:
+    """The file of an option, in any case; None: there is no folder of such files, or none of this name."""
+    folder = secrets_folder()
+    wanted = variable(name).lower()
+    return next((path for path in folder.iterdir() if path.name.lower() == wanted), None) if folder else None
+
+
+def _no_json(name: str, origin: str) -> StartupError:
+    return StartupError(f'{option(name)}: expected a list in JSON, such as ["a", "b"] (from {origin})')

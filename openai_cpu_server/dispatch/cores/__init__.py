@@ -1,1 +1,0 @@
-"""The cores that several engines of one server share."""

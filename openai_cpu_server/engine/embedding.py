@@ -1,0 +1,278 @@
+"""The engine's heart where the model embeds: inputs of many requests go through it together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from openai_cpu_server.contract.adapter import Adapter, RefusedAdapter
+from openai_cpu_server.contract.containment import RequestFailed
+from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
+from openai_cpu_server.contract.messages import (
+    AdapterNews,
+    AdapterRefused,
+    CancelRequest,
+    ClearCache,
+    HideSteps,
+    QueuePlace,
+    QueueState,
+    Sharing,
+    ShowSteps,
+    StepDone,
+    StepFigures,
+    Submit,
+)
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.contract.step import ShownPart, StepTrace
+from openai_cpu_server.engine.base import (
+    CheckedAdapter,
+    Core,
+    PreparedRequest,
+    RefusedRequest,
+    StepMembers,
+    StepTimer,
+    Work,
+    failure,
+    shared_ms,
+    submit_of,
+)
+from openai_cpu_server.errors import EmbeddingFailed
+from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
+
+_ENOUGH_TOKENS = 256
+"""Steps of more are no faster, and others wait longer for their turn. MiniLM, inputs of 32 tokens, in 1,000
+tokens a second for steps of 64, 256, 512, 1,024 and 2,048: with our attention 9.4, 11.5, 11.4, 11.1, 11.0;
+with ggml's, which computes every token with every other one of the step, 7.8, 10.2, 9.9, 9.1, 6.5. Steps of
+128 made a chat's first token beside endless embedding no earlier."""
+_PLACES_TOLD = 100
+"""Requests that wait behind so many others are not told their place."""
+
+
+class EmbedCore(Core[list[EmbedPart]]):
+    """Marries the queue and the backend. Costs are learned while it serves: a guess is right after some
+    dozens of steps."""
+
+    def __init__(
+        self,
+        queue: EmbedQueue,
+        backend: EmbedBackend,
+        cost: CostModel,
+        options: Scheduling,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        """`cpu_clock`: CPU seconds of all threads."""
+        preempt_threshold_s = options.preempt_threshold_ms / 1000
+        super().__init__(StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s), clock)
+        self._queue = queue
+        self._backend = backend
+        self._cost = cost
+        self._options = options
+        self._embedded: list[Embedded] = []
+        """Events of the step that is being built; refusals of requests that are none of this model's are
+        those of generations."""
+        self._is_shown = False
+        """Somebody watches the steps."""
+
+    @property
+    def has_work(self) -> bool:
+        return len(self._queue) > 0 or self._has_events
+
+    @property
+    def work(self) -> Priority | None:
+        return self._queue.best_priority
+
+    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+        """Nothing has to be prepared for an embedding: this is for requests of another kind of model."""
+        return RefusedRequest(submit, _WRONG_MODEL)
+
+    def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
+        return CheckedAdapter(adapter, "Adapters are for models that generate text; this one does not.")
+
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+        """There are none for these models."""
+        yield AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
+
+    def save_cache(self, path: str) -> None:
+        """There is none."""
+
+    # -- a step ------------------------------------------------------------------------------------------
+
+    @property
+    def _has_events(self) -> bool:
+        return bool(self._events or self._embedded)
+
+    @property
+    def _everybody(self) -> tuple[str, ...]:
+        return self._queue.ids
+
+    def _plan(self, sharing: Sharing) -> list[EmbedPart]:
+        return self._queue.compose(self._room(sharing))
+
+    def _members(self, planned: list[EmbedPart]) -> StepMembers:
+        inputs = _inputs(planned)
+        expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
+        return StepMembers(tuple(part.pending.request.id for part in planned), expected_ms)
+
+    def _room(self, sharing: Sharing) -> EmbedRoom:
+        info, options = self._backend.info, self._options
+        # After a step that was thrown away a short one: it is not thrown away too.
+        is_short = sharing.beside_interactive or self._timer.was_interrupted
+        interactive = is_short or self._queue.best_priority is Priority.INTERACTIVE
+        budget_ms = options.batch_beside_ms if interactive else options.batch_stall_ms
+        budget_tokens = self._tokens_within(budget_ms)
+        return EmbedRoom(
+            max_inputs=info.max_seqs, max_tokens=info.max_step_tokens, budget_tokens=budget_tokens
+        )
+
+    def _tokens_within(self, budget_ms: float) -> int:
+        """How many tokens, of short inputs, take so long."""
+        low, high = 1, min(_ENOUGH_TOKENS, self._backend.info.max_step_tokens)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._cost.predict_ms(middle) <= budget_ms else (low, middle - 1)
+        return low
+
+    def _compute(self, planned: list[EmbedPart]) -> StepFigures | None:
+        if not planned:
+            return None
+        inputs = _inputs(planned)
+        timer, (tokens, pairs) = self._timer, _work_of(inputs)
+        predicted_ms = self._cost.predict_ms(tokens, pairs)
+        timer.begin(predicted_ms, may_interrupt=_is_batch(planned))
+        timer.end(is_interrupted=not self._embed(planned))
+        if not timer.was_interrupted:
+            self._cost.refine(tokens, pairs, timer.elapsed_ms)
+        clients = ((part.pending.request.client, sum(map(len, part.inputs))) for part in planned)
+        return StepFigures(
+            sequences=len(inputs),
+            tokens=tokens,
+            predicted_ms=predicted_ms,
+            elapsed_ms=timer.elapsed_ms,
+            is_interrupted=timer.was_interrupted,
+            spent_ms=shared_ms(clients, timer.cpu_ms()),
+        )
+
+    def _embed(self, parts: list[EmbedPart]) -> bool:
+        """Compute the parts; False if that was interrupted. If they fail together each is computed alone, and
+        whose part fails alone fails."""
+        for part in parts:
+            part.pending.has_run = True
+        try:
+            result = self._backend.embed(_inputs(parts))
+        except EmbeddingFailed as error:
+            if len(parts) == 1:
+                self._fail(parts[0].pending.request, str(error))
+                return True
+            return all(self._embed([part]) for part in parts)
+        if result.interrupted:
+            return False
+        self._tell_vectors(parts, result.vectors)
+        self._queue.computed(parts)
+        return True
+
+    def _tell_vectors(self, parts: Iterable[EmbedPart], vectors: bytes) -> None:
+        row_bytes = 4 * self._backend.info.embedding_size
+        start = 0
+        for part in parts:
+            end = start + part.count * row_bytes
+            rows = vectors[start:end]
+            event = Embedded(id=part.pending.request.id, first=part.first, count=part.count, vectors=rows)
+            self._embedded.append(event)
+            start = end
+        assert start == len(vectors), "there are as many rows as inputs"
+
+    def _done(self, planned: list[EmbedPart] | None, figures: StepFigures | None) -> StepDone:
+        events = self._take_events()
+        embedded, self._embedded = tuple(self._embedded), []
+        shown = StepTrace(parts=tuple(map(_shown, planned))) if self._is_shown and planned else None
+        return StepDone(events=events, kv=None, figures=figures, embedded=embedded, shown=shown)
+
+    def _queue_state(self, slowdown: float) -> QueueState | None:
+        return QueueState(places=tuple(self._places(slowdown))) if self._queue.num_waiting else None
+
+    def _places(self, slowdown: float) -> Iterator[QueuePlace]:
+        """Before each one's first input those of the others before it are computed, about."""
+        tokens = 0
+        for position, pending in enumerate(self._queue.waiting[:_PLACES_TOLD], 1):
+            tokens += len(pending.request.inputs[pending.next])
+            yield QueuePlace(pending.request.id, position, slowdown * self._cost.predict_ms(tokens))
+
+    # -- commands ----------------------------------------------------------------------------------------
+
+    def _handle(self, command: Work) -> None:
+        match command:
+            case Submit(request=EmbedRequest() as request, num_embedded=num_embedded):
+                self._accept(request, num_embedded)
+            case Submit():
+                self._refuse(command, _WRONG_MODEL)
+            case RefusedRequest(submit=submit, why=why):
+                self._refuse(submit, why)
+            case CancelRequest(id=request_id):
+                pending = self._queue.remove(request_id)
+                if pending is not None:
+                    self._embedded.append(_failed(pending.request, "It was cancelled."))
+            case ShowSteps():
+                self._is_shown = True
+            case HideSteps():
+                self._is_shown = False
+            case ClearCache():
+                pass
+            case PreparedRequest():
+                raise AssertionError("nothing is prepared for this model")
+
+    def _accept(self, request: EmbedRequest, num_embedded: int) -> None:
+        info = self._backend.info
+        for tokens in request.inputs:
+            assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
+            assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "they come from the model's tokenizer"
+        self._queue.add(request, num_embedded, self._clock())
+
+    def _abandon(self, command: Work, error: RequestFailed) -> None:
+        submit, why = submit_of(command), str(error)
+        if submit is not None:
+            self._queue.remove(submit.request.id)
+            self._refuse(submit, why)
+        elif isinstance(command, CancelRequest) and (pending := self._queue.remove(command.id)) is not None:
+            self._embedded.append(_failed(pending.request, why))
+
+    def _refuse(self, submit: Submit, why: str) -> None:
+        if isinstance(submit.request, GenerationRequest):
+            self._events.append(failure(submit.request.id, why, len(submit.output)))
+        else:
+            self._embedded.append(_failed(submit.request, why))
+
+    def _fail(self, request: EmbedRequest, why: str) -> None:
+        self._queue.remove(request.id)
+        self._embedded.append(_failed(request, why))
+
+
+_WRONG_MODEL = "does not go with a model that embeds"
+
+
+def _inputs(parts: Iterable[EmbedPart]) -> list[tuple[int, ...]]:
+    return [tokens for part in parts for tokens in part.inputs]
+
+
+def _work_of(inputs: Iterable[tuple[int, ...]]) -> tuple[int, int]:
+    """Tokens, and pairs of tokens that attend to one another."""
+    lengths = [len(one) for one in inputs]
+    return sum(lengths), sum(length**2 for length in lengths)
+
+
+def _is_batch(parts: Iterable[EmbedPart]) -> bool:
+    """Nobody waits for the step but batch work."""
+    return all(part.pending.request.priority is Priority.BATCH for part in parts)
+
+
+def _shown(part: EmbedPart) -> ShownPart:
+    request = part.pending.request
+    tokens = sum(map(len, part.inputs))
+    return ShownPart(request.id, request.client, request.priority, "prompt", prompt=tokens)
+
+
+def _failed(request: EmbedRequest, why: str) -> Embedded:
+    return Embedded(id=request.id, first=len(request.inputs), count=0, error=why)

@@ -1,0 +1,435 @@
+"""The engine's heart where the model generates: it marries the scheduler and the backend. Cores are put
+together here, as options and model say."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+
+import msgspec
+
+from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
+from openai_cpu_server.contract.containment import RequestFailed, contained
+from openai_cpu_server.contract.embedding import EmbedBackend
+from openai_cpu_server.contract.messages import (
+    AdapterLoaded,
+    AdapterNews,
+    AdapterRefused,
+    CancelRequest,
+    ClearCache,
+    EngineOptions,
+    FinishReason,
+    HideSteps,
+    LoadingAdapter,
+    QueuePlace,
+    QueueState,
+    Sharing,
+    ShortenTurn,
+    ShowSteps,
+    StepDone,
+    StepFigures,
+    Submit,
+    TokenEvent,
+    UnloadAdapter,
+)
+from openai_cpu_server.contract.model_info import CostCurve, ModelInfo
+from openai_cpu_server.contract.replica import BLOCK_TOKENS
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, Span, Step, StepResult
+from openai_cpu_server.engine.base import (
+    CheckedAdapter,
+    Core,
+    PreparedRequest,
+    RefusedRequest,
+    StepMembers,
+    StepTimer,
+    Work,
+    failure,
+    shared_ms,
+    submit_of,
+)
+from openai_cpu_server.engine.embedding import EmbedCore
+from openai_cpu_server.engine.output import LiveOutputs
+from openai_cpu_server.engine.trace import ForecastNews, ForecastTeller, StepTracer, log_step
+from openai_cpu_server.errors import AdapterFailed
+from openai_cpu_server.scheduler.compose import StepOptions
+from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.embed_queue import EmbedQueue
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import POLICIES, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
+
+logger = logging.getLogger(__name__)
+
+Measure = Callable[[Callable[[], bool]], CostCurve | None]
+"""Times steps. It returns None if its argument says that something else is wanted; another call goes on."""
+
+
+class EngineCore(Core[Step]):
+    """Marries the scheduler and the backend."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        backend: Backend,
+        *,
+        preempt_threshold_s: float,
+        measure: Measure | None = None,
+        journal: PrefixJournal | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        """`measure` is given where the cost of steps is only guessed yet; the prefix cache's `journal` where
+        somebody chooses between several engines. `cpu_clock`: CPU seconds of all threads."""
+        super().__init__(StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s), clock)
+        self._outward = ForecastTeller(scheduler, journal, clock) if journal is not None else None
+        self._measure = measure
+        self._is_measuring = False
+        """Read by the reader thread."""
+        self._scheduler = scheduler
+        self._backend = backend
+        self._adapters = LoadedAdapters(scheduler, backend)
+        self._outputs = LiveOutputs(scheduler.sequences, backend, tell=self._events.extend)
+        self._opened: list[Sequence] = []
+        """They have a slot, and were in no step since they got it."""
+        self._preemptions_told = 0
+        self._showing = StepTracer(clock)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._events) or self._showing.is_owed
+
+    @property
+    def work(self) -> Priority | None:
+        return self._scheduler.sequences.best_priority
+
+    @property
+    def is_guessing(self) -> bool:
+        return self._measure is not None
+
+    def calibrate(self, is_wanted: Callable[[], bool]) -> None:
+        assert not self.has_work
+        assert self._measure is not None
+        self._is_measuring = True
+        curve = self._measure(is_wanted)
+        self._is_measuring = False
+        if curve is not None:
+            self._scheduler.costs.model = CostModel(curve)
+            self._measure = None
+
+    def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
+        """Compile a request's constraint, and find what its output begins with. Any thread."""
+        request = submit.request
+        if not isinstance(request, GenerationRequest):
+            return RefusedRequest(submit, "does not go with a model that generates text")
+        info = self._backend.info
+        if (name := request.wrong_number(vocab_size=info.vocab_size)) is not None:
+            return RefusedRequest(submit, f"has numbers in '{name}' that are out of bounds")
+        try:
+            with contained():
+                assert request.total_tokens <= info.context_limit, "whoever submits it has checked that"
+                return PreparedRequest(submit, self._outputs.beginning(request, submit.output))
+        except RequestFailed as error:
+            return RefusedRequest(submit, str(error), error.is_own_fault)
+
+    def check_adapter(self, adapter: Adapter) -> CheckedAdapter:
+        return self._adapters.check(adapter)
+
+    def load_adapter(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+        return self._adapters.load(checked)
+
+    def handle(self, command: Work) -> None:
+        super().handle(command)
+        self._adapters.free()
+
+    def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
+        return self._is_measuring or super().is_worth_interrupting(command)
+
+    def save_cache(self, path: str) -> None:
+        if not self._scheduler.kv_stats.cache_capacity_blocks:
+            return  # what an earlier run has left there stays
+        for request_id in self._outputs.ids:
+            self._outputs.end(request_id, FinishReason.CANCELLED)
+        self._backend.execute(self._scheduler.schedule())
+        self._backend.export_cache(path, self._scheduler.cache_blocks)
+
+    @property
+    def _has_events(self) -> bool:
+        return bool(self._events)
+
+    @property
+    def _everybody(self) -> tuple[str, ...]:
+        return self._outputs.ids
+
+    def _plan(self, sharing: Sharing) -> Step:
+        # After a step that was thrown away for another model's newcomer comes a short one: it is not thrown
+        # away too, and the next newcomer waits for no long one.
+        is_repeated = self._timer.was_interrupted and self.work is Priority.BATCH
+        return self._scheduler.schedule(beside_interactive=sharing.beside_interactive or is_repeated)
+
+    def _members(self, planned: Step) -> StepMembers:
+        computed = self._scheduler.participants(planned)
+        opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(planned)])
+        self._opened = [s for s in opened if s.status is SequenceStatus.RUNNING and s not in computed]
+        ids = tuple(sequence.request.id for sequence in [*computed, *self._opened])
+        return StepMembers(ids, self._scheduler.predicted_ms(planned))
+
+    def _compute(self, planned: Step) -> StepFigures | None:
+        if not planned.verbs and not planned.spans:
+            # A request whose output is forced as a whole ends without a step.
+            return self._figures(planned, StepResult(), 0.0, 0.0, {}) if self._outputs.num_forced else None
+        timer, predicted_ms = self._timer, self._scheduler.predicted_ms(planned)
+        timer.begin(predicted_ms, may_interrupt=self._scheduler.may_interrupt(planned))
+        result = self._backend.execute(planned)
+        timer.end(is_interrupted=result.interrupted)
+        participants = self._scheduler.participants(planned)
+        self._note(planned, participants, result)
+        for advance in self._scheduler.apply(planned, result, timer.elapsed_ms):
+            self._outputs.advance(advance)
+        parts = zip((one.request.client for one in participants), planned.spans, strict=True)
+        computed = [(client, _num_computed(span, result)) for client, span in parts]
+        spent_ms = shared_ms(computed, timer.cpu_ms())
+        return self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
+
+    def _note(self, step: Step, participants: Seq[Sequence], result: StepResult) -> None:
+        """For those who watch. Call it before the step is applied."""
+        started_s, elapsed_ms = self._timer.started_s, self._timer.elapsed_ms
+        reasons = self._scheduler.plan.reasons
+        log_step(step, participants, reasons, result, started_s=started_s, elapsed_ms=elapsed_ms)
+        if self._showing.is_on:
+            self._showing.note(step, participants, self._scheduler.plan.all_reasons(), result)
+
+    def _done(self, planned: Step | None, figures: StepFigures | None) -> StepDone:
+        if planned is not None:
+            self._adapters.free()
+        events = self._take_events()
+        if planned is None:
+            return StepDone(events=events, kv=self._scheduler.kv_stats)
+        shown = self._showing.take(self._scheduler) if self._showing.is_on else None
+        news = self._outward.news() if self._outward is not None else ForecastNews()
+        return StepDone(
+            events=events,
+            kv=self._scheduler.kv_stats,
+            figures=figures,
+            forecast=news.forecast,
+            prefixes=news.prefixes,
+            shown=shown,
+        )
+
+    def _queue_state(self, slowdown: float) -> QueueState | None:
+        if not self._scheduler.sequences.num_waiting:
+            return None
+        places = tuple(
+            QueuePlace(o.sequence.request.id, o.position, slowdown * o.first_token_ms)
+            for o in self._scheduler.expectations.outlook()
+        )
+        preempted = tuple(sequence.request.id for sequence in self._scheduler.sequences.preempted)
+        return QueueState(places=places, preempted=preempted)
+
+    def _figures(
+        self,
+        step: Step,
+        result: StepResult,
+        predicted_ms: float,
+        elapsed_ms: float,
+        spent_ms: dict[str, float],
+    ) -> StepFigures:
+        preemptions = self._scheduler.num_preemptions - self._preemptions_told
+        self._preemptions_told += preemptions
+        return StepFigures(
+            sequences=len(step.spans),
+            tokens=step.num_tokens,
+            padding=result.padding,
+            sampled=len(result.samples) + sum(map(len, result.further.values())),
+            forced=self._outputs.take_forced(),
+            drafted=sum(drafted.num_computed for drafted in result.drafted.values()),
+            accepted=sum(drafted.num_accepted for drafted in result.drafted.values()),
+            preemptions=preemptions,
+            predicted_ms=predicted_ms,
+            elapsed_ms=elapsed_ms,
+            is_interrupted=result.interrupted,
+            spent_ms=spent_ms,
+        )
+
+    def _handle(self, command: Work) -> None:
+        match command:
+            case Submit():
+                self._handle(self.prepare(command))
+            case PreparedRequest(submit=submit) if not self._adapters.has(_adapter_of(submit)):
+                self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
+            case PreparedRequest(Submit(request=GenerationRequest() as request, output=output), beginning):
+                self._outputs.accept(request, output, beginning, now_s=self._clock())
+            case RefusedRequest(submit=submit, why=why, is_own_fault=is_own_fault):
+                self._events.append(_refusal(submit, why, is_own_fault=is_own_fault))
+            case CancelRequest(id=request_id):
+                self._outputs.end(request_id, FinishReason.CANCELLED)
+            case ClearCache():
+                self._scheduler.clear_cache()
+            case UnloadAdapter(key=key):
+                self._adapters.leave(key)
+            case ShowSteps() | HideSteps():
+                self._showing.heard(command)
+            case CheckedAdapter():
+                raise AssertionError("what loading brings is for the caller of `load_adapter`")
+
+    def _abandon(self, command: Work, error: RequestFailed) -> None:
+        submit = submit_of(command)
+        request_id = submit.request.id if submit else command.id if isinstance(command, CancelRequest) else ""
+        sequence = self._outputs.drop(request_id)
+        if submit is not None:
+            self._events.append(_refusal(submit, str(error), is_own_fault=error.is_own_fault))
+        elif sequence is not None:
+            self._events.append(failure(request_id, str(error), sequence.num_output))
+
+
+class LoadedAdapters:
+    """The adapters that requests may name, and those of them that go with their last request."""
+
+    def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
+        self._scheduler = scheduler
+        self._backend = backend
+        self._loaded: dict[str, LoadedAdapter] = {}
+        self._leaving: set[str] = set()
+
+    def check(self, adapter: Adapter) -> CheckedAdapter:
+        """Look at an adapter's file. Any thread."""
+        try:
+            self._backend.check_adapter(adapter)
+        except AdapterFailed as error:
+            return CheckedAdapter(adapter, str(error))
+        except Exception as error:
+            logger.exception("an adapter's file could not be read")
+            return CheckedAdapter(adapter, f"{adapter.path} cannot be read ({type(error).__name__}).")
+        return CheckedAdapter(adapter)
+
+    def load(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
+        """Load an adapter; what happens is yielded when it happens. One that is loaded stays as it is."""
+        key = checked.adapter.key
+        if checked.why_not is not None:
+            yield AdapterRefused(RefusedAdapter(key=key, reason=checked.why_not))
+            return
+        if key not in self._loaded:
+            yield LoadingAdapter(key)
+            try:
+                self._loaded[key] = self._backend.load_adapter(checked.adapter)
+            except AdapterFailed as error:
+                yield AdapterRefused(RefusedAdapter(key=key, reason=str(error)))
+                return
+        self._leaving.discard(key)
+        yield AdapterLoaded(self._loaded[key])
+
+    def has(self, key: str | None) -> bool:
+        """Whether a request may name it; None is the model as it is."""
+        return key is None or (key in self._loaded and key not in self._leaving)
+
+    def leave(self, key: str) -> None:
+        """It goes as soon as no request uses it any more."""
+        self._leaving.add(key)
+
+    def free(self) -> None:
+        """Free those that are to go and that no request uses any more."""
+        for key in [key for key in self._leaving if not self._scheduler.sequences.uses_adapter(key)]:
+            self._leaving.remove(key)
+            if key in self._loaded:
+                del self._loaded[key]
+                self._backend.unload_adapter(key)
+                self._scheduler.forget_adapter(key)
+
+
+def _num_computed(span: Span, result: StepResult) -> int:
+    """The tokens that the span has cost, those of its draft included."""
+    drafted = result.drafted.get(span.slot)
+    return len(span.tokens) + (drafted.num_computed if drafted is not None else 0)
+
+
+def _adapter_of(submit: Submit) -> str | None:
+    return submit.request.adapter if isinstance(submit.request, GenerationRequest) else None
+
+
+def _refusal(submit: Submit, why: str, *, is_own_fault: bool = False) -> TokenEvent:
+    return failure(submit.request.id, why, len(submit.output), is_own_fault=is_own_fault)
+
+
+def build_core(
+    options: EngineOptions, backend: Backend, curve: CostCurve | None, measure: Measure | None = None
+) -> EngineCore:
+    """A core with its scheduler, its saved prefix cache, and its pinned prompts submitted.
+
+    Without a curve it goes by a guess, until it has found time to `measure`.
+    """
+    info = backend.info
+    shares = info.can_share and options.experiment.prefix_sharing
+    journal = PrefixJournal() if options.tells_forecast else None
+    cache = _cache(options, backend, journal) if shares else SavedPrefixes(0)
+    scheduler = Scheduler(
+        limits=StepLimits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares),
+        ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
+        cache=cache,
+        cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),
+        options=step_options(options),
+        policy=POLICIES[options.scheduling.policy](),
+        speculator=_speculator(options, info),
+    )
+    core = EngineCore(
+        scheduler,
+        backend,
+        preempt_threshold_s=options.scheduling.preempt_threshold_ms / 1000,
+        measure=measure if curve is None else None,
+        journal=journal,
+    )
+    for number, tokens in enumerate(options.pinned_prompts):
+        core.handle(Submit(request=_pin(number, tokens, options.pinned_namespace)))
+    return core
+
+
+def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore:
+    """A core for a model that embeds. It goes by a guess of what steps cost, and learns while it serves."""
+    return EmbedCore(
+        EmbedQueue(batch_floor=options.scheduling.batch_floor),
+        backend,
+        CostModel.guess(backend.info.num_parameters),
+        options.scheduling,
+    )
+
+
+def step_options(options: EngineOptions) -> StepOptions:
+    """How steps are to be composed."""
+    return StepOptions(**msgspec.structs.asdict(options.scheduling), experiment=options.experiment)
+
+
+def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
+    """None where nothing is to be drafted, or where wrong drafts could not be taken back."""
+    if options.speculation == "off" or not info.can_trim:
+        return None
+    return Speculator(
+        LookupDrafter(info.end_tokens),
+        ModelDrafter(info.draft_cost) if info.draft_cost is not None else None,
+        max_tokens=options.draft_max,
+        always=options.experiment.always_drafts,
+    )
+
+
+def _cache(options: EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
+    info = backend.info
+    block_bytes = BLOCK_TOKENS * info.kv_bytes_per_token
+    cache = SavedPrefixes(options.cache_bytes // block_bytes, journal=journal)
+    if options.cache_file is not None and cache.capacity:
+        refused = cache.adopt(backend.import_cache(options.cache_file))
+        backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
+    return cache
+
+
+def _pin(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
+    return GenerationRequest(
+        id=f"pinned/{number}",
+        tokens=tokens,
+        max_tokens=0,
+        sampling=Sampling(seed=0),
+        cache_namespace=namespace,
+        pin=True,
+    )

@@ -1,0 +1,170 @@
+"""What is told of steps beside their events: to the log, to those who watch, and to those who choose between
+several engines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from openai_cpu_server.contract.messages import HideSteps, ShowSteps
+from openai_cpu_server.contract.replica import Forecast, PrefixNews
+from openai_cpu_server.contract.step import Drafted, ShownPart, Span, Step, StepResult, StepTrace
+from openai_cpu_server.scheduler.plan import StepReason
+from openai_cpu_server.scheduler.prefix_cache import PrefixJournal
+from openai_cpu_server.scheduler.scheduler import Scheduler
+from openai_cpu_server.scheduler.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+def log_step(
+    step: Step,
+    participants: Seq[Sequence],
+    reasons: Callable[[Sequence], Mapping[StepReason, int]],
+    result: StepResult,
+    *,
+    started_s: float,
+    elapsed_ms: float,
+) -> None:
+    """Call it before the step is applied.
+
+    `participants` as its spans; `reasons`: how many tokens of a sequence are in it for which reason;
+    `started_s` of the monotonic clock.
+    """
+    if not logger.isEnabledFor(logging.DEBUG) or not step.spans:
+        return
+    spans = [
+        {
+            "id": sequence.request.id,
+            "priority": sequence.request.priority.label,
+            "tokens": span.num_tokens,
+            "decodes": sequence.is_decoding,
+            "why": {reason.value: num_tokens for reason, num_tokens in reasons(sequence).items()},
+        }
+        for sequence, span in zip(participants, step.spans, strict=True)
+    ]
+    fields = {
+        "started_s": started_s,
+        "elapsed_ms": elapsed_ms,
+        "padding": result.padding,
+        "interrupted": result.interrupted,
+        "adapter": step.adapter,
+        "spans": spans,
+    }
+    logger.debug(
+        "step of %.1f ms: %d tokens of %d sequences, %d padding",
+        elapsed_ms,
+        step.num_tokens,
+        len(spans),
+        result.padding,
+        extra={"fields": fields},
+    )
+
+
+_STATE_S = 0.5
+"""Who holds what is told twice a second at most: it takes a fraction of a millisecond to collect."""
+_LONG_AGO = float("-inf")
+_NOTHING = Drafted()
+_NO_REASONS: Mapping[StepReason, int] = {}
+
+
+class StepTracer:
+    """Off until `ShowSteps`. While it is off, nobody may call `note` or `take`, and it costs nothing."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.is_on = False
+        self._state_told_s = _LONG_AGO
+        self._parts: tuple[ShownPart, ...] = ()
+        self._adapter: str | None = None
+
+    @property
+    def is_owed(self) -> bool:
+        """Who began to watch was told nothing yet."""
+        return self.is_on and self._state_told_s == _LONG_AGO
+
+    def heard(self, command: ShowSteps | HideSteps) -> None:
+        self.is_on, self._parts, self._state_told_s = isinstance(command, ShowSteps), (), _LONG_AGO
+
+    def note(
+        self,
+        step: Step,
+        participants: Seq[Sequence],
+        reasons: Mapping[Sequence, Mapping[StepReason, int]],
+        result: StepResult,
+    ) -> None:
+        """A step was executed. Call it before the step is applied; `participants` as its spans."""
+        self._adapter = step.adapter
+        self._parts = tuple(
+            _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
+            for sequence, span in zip(participants, step.spans, strict=True)
+        )
+
+    def take(self, scheduler: Scheduler) -> StepTrace | None:
+        """What is to be told behind a step; None: there is nothing."""
+        parts, self._parts = self._parts, ()
+        is_due = self._clock() - self._state_told_s >= _STATE_S or not scheduler.has_work
+        if is_due:
+            self._state_told_s = self._clock()
+        elif not parts:
+            return None
+        return StepTrace(
+            parts=parts,
+            adapter=self._adapter if parts else None,
+            state=scheduler.shown_state() if is_due else None,
+        )
+
+
+def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], result: StepResult) -> ShownPart:
+    drafted = result.drafted.get(span.slot, _NOTHING)
+    forced = reasons.get(StepReason.FORCED, 0)
+    others = len(span.tokens) - forced
+    request, is_decoding = sequence.request, sequence.is_decoding
+    return ShownPart(
+        id=request.id,
+        client=request.client,
+        priority=request.priority,
+        why=max(reasons, key=reasons.__getitem__).value if reasons else "",
+        prompt=0 if is_decoding else others,
+        decode=others if is_decoding else 0,
+        forced=forced,
+        draft=drafted.num_computed,
+        accepted=drafted.num_accepted,
+        output=_num_output(span.slot, result),
+    )
+
+
+def _num_output(slot: int, result: StepResult) -> int:
+    """Tokens that were sampled or forced behind the span."""
+    first = result.samples.get(slot)
+    samples = ((first,) if first is not None else ()) + result.further.get(slot, ())
+    return sum(1 + len(sample.forced) for sample in samples)
+
+
+_TELL_S = 0.1
+"""A forecast takes up to a millisecond; told ten times a second that is 1 % of a core at most."""
+
+
+class ForecastNews(NamedTuple):
+    forecast: Forecast | None = None
+    prefixes: PrefixNews | None = None
+
+
+class ForecastTeller:
+    """Tells the forecast ten times a second at most, and always when there is nothing more to compute."""
+
+    def __init__(self, scheduler: Scheduler, journal: PrefixJournal, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._journal = journal
+        self._clock = clock
+        self._told_at = float("-inf")
+
+    def news(self) -> ForecastNews:
+        """What is to be told with the present step."""
+        now_s = self._clock()
+        if self._scheduler.has_work and now_s - self._told_at < _TELL_S:
+            return ForecastNews()
+        self._told_at = now_s
+        return ForecastNews(self._scheduler.expectations.forecast(), self._journal.take())

@@ -1,0 +1,263 @@
+"""Which adapters an engine is to have, how each of them stands, and who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus, LoadedAdapter
+from openai_cpu_server.contract.messages import (
+    AdapterLoaded,
+    AdapterNews,
+    AdapterRefused,
+    LoadAdapter,
+    LoadingAdapter,
+    UnloadAdapter,
+)
+from openai_cpu_server.errors import AdapterFailed, ServerError
+
+
+class AdapterTable:
+    """Adapters by key.
+
+    Of one name there may be several: one that requests may name, one that is to take its place once it is
+    loaded, and old ones with which some requests still run.
+    """
+
+    def __init__(self, adapters: Iterable[Adapter]) -> None:
+        self._statuses: dict[str, AdapterStatus] = {}
+        self._named: dict[str, str] = {}
+        """The key of the one that requests get for a name."""
+        self._being_loaded: str | None = None
+        """What the present process says that it is loading."""
+        for adapter in adapters:
+            self.add(adapter)
+            self._named[adapter.name] = adapter.key
+
+    @property
+    def wanted(self) -> tuple[Adapter, ...]:
+        """Those that an engine process is to have: all but those that were refused."""
+        statuses = self._statuses.values()
+        return tuple(status.adapter for status in statuses if status.state is not AdapterState.FAILED)
+
+    @property
+    def unanswered(self) -> tuple[Adapter, ...]:
+        """Those of them of which the present process has said nothing."""
+        return tuple(
+            status.adapter for status in self._statuses.values() if status.state is AdapterState.LOADING
+        )
+
+    @property
+    def loaded(self) -> tuple[LoadedAdapter, ...]:
+        return tuple(status.loaded for status in self._statuses.values() if status.loaded is not None)
+
+    @property
+    def offered(self) -> tuple[AdapterStatus, ...]:
+        """Those that requests may name, and those that were refused at the start."""
+        return tuple(self._statuses[key] for key in self._named.values())
+
+    @property
+    def retired(self) -> tuple[str, ...]:
+        """The keys of those that no new request gets: they go with their last one."""
+        named = self._named.values()
+        return tuple(
+            key
+            for key, status in self._statuses.items()
+            if key not in named and status.state is AdapterState.READY
+        )
+
+    def status(self, key: str) -> AdapterStatus | None:
+        return self._statuses.get(key)
+
+    def named(self, name: str) -> AdapterStatus | None:
+        """The one that requests get for this name."""
+        return self._statuses.get(self._named.get(name, ""))
+
+    def has_name(self, key: str) -> bool:
+        return key in self._named.values()
+
+    def add(self, adapter: Adapter) -> None:
+        """It is to be loaded. Nobody gets it before it is named."""
+        self._statuses[adapter.key] = AdapterStatus(adapter=adapter, state=AdapterState.LOADING)
+
+    def give_name(self, key: str) -> None:
+        """Requests get this one for its name from now on."""
+        name = self._statuses[key].adapter.name
+        former = self._named.get(name)
+        self._named[name] = key
+        if former is not None and former != key and self._statuses[former].state is AdapterState.FAILED:
+            del self._statuses[former]
+
+    def take_name(self, name: str) -> None:
+        """No request may name it any more."""
+        key = self._named.pop(name)
+        if self._statuses[key].state is AdapterState.FAILED:
+            del self._statuses[key]
+
+    def drop(self, key: str) -> None:
+        """Nobody needs it any more. It has no name."""
+        del self._statuses[key]
+
+    def process_started(self) -> None:
+        """Another engine process begins to load all that is wanted."""
+        self._being_loaded = None
+        for key, status in self._statuses.items():
+            if status.state is AdapterState.READY:
+                self._statuses[key] = AdapterStatus(adapter=status.adapter, state=AdapterState.LOADING)
+
+    def heard(self, news: AdapterNews) -> str | None:
+        """Returns the key of the adapter that is loaded, or refused, now."""
+        match news:
+            case LoadingAdapter(key=key):
+                self._being_loaded = key
+                return None
+            case AdapterLoaded(adapter=loaded):
+                return self._settle(loaded.key, AdapterState.READY, loaded=loaded)
+            case AdapterRefused(adapter=refused):
+                return self._settle(refused.key, AdapterState.FAILED, reason=refused.reason)
+
+    def process_died(self, message: str) -> str | None:
+        """The adapter, by key, that it has died of, which is not loaded again; None: it has died of none."""
+        key = self._being_loaded
+        if key is None:
+            return None
+        status = self._statuses.get(key)
+        path = status.adapter.path if status is not None else "an adapter"
+        return self._settle(key, AdapterState.FAILED, reason=f"Loading {path} has killed it: {message}.")
+
+    def _settle(
+        self,
+        key: str,
+        state: AdapterState,
+        *,
+        loaded: LoadedAdapter | None = None,
+        reason: str | None = None,
+    ) -> str | None:
+        self._being_loaded = None
+        status = self._statuses.get(key)
+        if status is None:
+            return None
+        self._statuses[key] = AdapterStatus(adapter=status.adapter, state=state, loaded=loaded, reason=reason)
+        return key
+
+
+logger = logging.getLogger(__name__)
+
+
+class AdapterControl:
+    """Takes what the server wants of adapters, and tells the engine process, whichever runs."""
+
+    def __init__(self, adapters: Iterable[Adapter]) -> None:
+        self.shelf = AdapterTable(adapters)
+        self._send: Callable[..., None] | None = None
+        self._awaited: dict[str, asyncio.Future[AdapterStatus]] = {}
+        self.is_used: Callable[[str], bool] = lambda key: False
+        """Whether a live request computes with the adapter of this key. The dispatcher knows."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody waits for one to be loaded."""
+        return bool(self._awaited)
+
+    @property
+    def is_owed(self) -> bool:
+        """The engine process is to load one."""
+        return bool(self.shelf.unanswered)
+
+    # -- for the dispatcher ------------------------------------------------------------------------------
+
+    async def load(self, adapter: Adapter) -> AdapterStatus:
+        """Load an adapter; then requests get it for its name, and an older one of that name goes with its
+        last request. Raises `AdapterFailed`; then everything is as before.
+        """
+        key, shelf = adapter.key, self.shelf
+        status = shelf.status(key)
+        if status is not None and status.state is AdapterState.FAILED:
+            shelf.take_name(adapter.name)  # which drops it, so that it can be tried again
+            status = None
+        if status is None:
+            shelf.add(adapter)
+            if self._send is not None:
+                self._send(LoadAdapter(adapter))
+        status = shelf.status(key)
+        if status is None or status.state is AdapterState.LOADING:
+            awaited = self._awaited.setdefault(key, asyncio.get_running_loop().create_future())
+            # Whoever waits may leave: then it is loaded all the same.
+            status = await asyncio.shield(awaited)
+        if status.state is AdapterState.FAILED:
+            raise AdapterFailed(status.reason or "It was refused.")
+        shelf.give_name(key)
+        self.free()
+        return status
+
+    def unload(self, name: str) -> bool:
+        """No new request gets it; False if there is none of that name."""
+        if self.shelf.named(name) is None:
+            return False
+        self.shelf.take_name(name)
+        self.free()
+        return True
+
+    def free(self) -> None:
+        """Drop those that no new request gets and no live one uses."""
+        for key in self.shelf.retired:
+            if not self.is_used(key):
+                self.shelf.drop(key)
+                if self._send is not None:
+                    self._send(UnloadAdapter(key))
+
+    # -- for the supervisor ------------------------------------------------------------------------------
+
+    def process_started(self) -> tuple[Adapter, ...]:
+        """What another engine process is to load."""
+        self.shelf.process_started()
+        return self.shelf.wanted
+
+    def ready(self, send: Callable[..., None]) -> None:
+        """The process can be sent commands. It has loaded what it was told at its start."""
+        self._send = send
+        late = self.shelf.unanswered
+        if late:
+            send(*[LoadAdapter(adapter) for adapter in late])
+
+    def heard(self, news: AdapterNews) -> None:
+        key = self.shelf.heard(news)
+        if key is not None:
+            self._settled(key)
+
+    def lost(self) -> None:
+        """The process hears nothing any more."""
+        self._send = None
+
+    def died(self, message: str) -> bool:
+        """Whether the process has died of an adapter, which is not loaded again."""
+        key = self.shelf.process_died(message)
+        if key is not None:
+            self._settled(key)
+        return key is not None
+
+    def end(self, error: Callable[[], ServerError]) -> None:
+        """No engine will load them any more."""
+        while self._awaited:
+            future = self._awaited.popitem()[1]
+            if not future.done():
+                future.set_exception(error())
+                future.exception()  # nobody may wait for it any more
+
+    def _settled(self, key: str) -> None:
+        """It is loaded or refused."""
+        status = self.shelf.status(key)
+        assert status is not None
+        awaited = self._awaited.pop(key, None)
+        if status.state is AdapterState.READY:
+            logger.info("loaded the adapter %s, %s", status.adapter.name, status.adapter.path)
+            if awaited is not None:
+                self.shelf.give_name(key)
+        else:
+            logger.error("the adapter %s is refused: %s", status.adapter.name, status.reason)
+            if not self.shelf.has_name(key):
+                self.shelf.drop(key)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(status)
+        self.free()

@@ -1,0 +1,301 @@
+"""What an API call waits for: events or vectors, when they came, and what it fails with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Generic, TypeVar, Union
+
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
+from openai_cpu_server.contract.figures import Figures, added_up
+from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.engine_client.live import TokenSink, VectorSink
+from openai_cpu_server.errors import ConstraintFailed, GenerationFailed, ReaderTooSlow, ServerError
+
+Item = TypeVar("Item")
+Arrived = tuple[Union[Item, QueuePlace, ModelLoading, ServerError], float]
+"""What the engine told, and when it came in."""
+
+
+class CallTimes:
+    """Notes when things first happened to an API call; times in seconds on the clock."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started: float | None = None
+        self._first_token: float | None = None
+        self._ended: float | None = None
+        self.submitted = clock()
+
+    def start(self) -> None:
+        if self._started is None:
+            self._started = self._clock()
+
+    def first_token(self) -> None:
+        if self._first_token is None:
+            self._first_token = self._clock()
+
+    def end(self) -> None:
+        self._ended = self._clock()
+
+    @property
+    def ended(self) -> float:
+        """Now, while it has not ended; so for the others, while they have not been."""
+        return self._clock() if self._ended is None else self._ended
+
+    @property
+    def started(self) -> float:
+        return self.ended if self._started is None else self._started
+
+    @property
+    def first(self) -> float:
+        return self.ended if self._first_token is None else self._first_token
+
+
+class EngineAnswer(Generic[Item]):
+    """What the engine tells of one API call's requests. Leaving its context cancels what still runs."""
+
+    def __init__(
+        self, request_ids: Iterable[str], *, cancel: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self.arrived_s = clock()
+        """When what was taken last came in, on `clock`."""
+        self._unfinished = set(request_ids)
+        self._cancel = cancel
+        self._clock = clock
+        self._clocking = CallTimes(clock)
+        self._queue: asyncio.Queue[Arrived[Item]] = asyncio.Queue()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for request_id in self._unfinished:
+            self._cancel(request_id)
+        self._stop_timer()
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """End it with this error unless it has ended by then."""
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._end, error)
+
+    # -- called by `Replay` ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._clocking.start()
+
+    def wait_at(self, place: QueuePlace) -> None:
+        self._put(place)
+
+    def wait_for_model(self, loading: ModelLoading) -> None:
+        self._put(loading)
+
+    def fail(self, request_id: str, error: ServerError) -> None:
+        self._leave(request_id)
+        self._put(error)
+
+    # -- for the kinds of answers ------------------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        """It has ended, and all was taken."""
+        return not self._unfinished and self._queue.empty()
+
+    async def _take(self) -> Union[Item, QueuePlace, ModelLoading]:
+        """The next of what came in. Raises what the call failed with."""
+        item, self.arrived_s = await self._queue.get()
+        if isinstance(item, ServerError):
+            raise item
+        return item
+
+    def _put(self, item: Union[Item, QueuePlace, ModelLoading, ServerError]) -> None:
+        self._queue.put_nowait((item, self._clock()))
+
+    def _end(self, error: ServerError) -> None:
+        for request_id in list(self._unfinished):
+            self._cancel(request_id)
+            self.fail(request_id, error)
+
+    def _leave(self, request_id: str) -> None:
+        self._unfinished.discard(request_id)
+        if not self._unfinished:
+            self._clocking.end()
+            self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+_GRACE_S = 1.0
+"""A reader may be given much at once, such as the scores of a long prompt, and gets so long to take it."""
+_EVENT_BYTES = 300
+_LOGPROB_BYTES = 100
+
+
+class EventBacklog:
+    """Estimates the bytes of the events that wait for their reader."""
+
+    def __init__(self, clock: Callable[[], float], *, max_bytes: int) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._held_bytes = 0
+        self._since_s = 0.0
+        """Since then the reader has been behind without a pause."""
+
+    def add(self, event: TokenEvent) -> None:
+        if not self._held_bytes:
+            self._since_s = self._clock()
+        self._held_bytes += _num_bytes(event)
+
+    def take(self, event: TokenEvent) -> None:
+        self._held_bytes -= _num_bytes(event)
+
+    @property
+    def is_too_much(self) -> bool:
+        return self._held_bytes > self._max_bytes and self._clock() - self._since_s > _GRACE_S
+
+
+def _num_bytes(event: TokenEvent) -> int:
+    scores = _scores_bytes(event.logprobs) + _scores_bytes(event.prompt_logprobs)
+    return _EVENT_BYTES + len(event.text) + scores
+
+
+def _scores_bytes(logprobs: Iterable[TokenLogprob]) -> int:
+    return sum(_LOGPROB_BYTES * (1 + len(entry.top)) for entry in logprobs)
+
+
+class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
+    """The events of one API call's sequences, as they come. `async with` it: leaving cancels what still runs.
+
+    Iterating raises `GenerationFailed` when a sequence ends with an error, `ConstraintFailed` where that is
+    its own grammar's, `RequestCancelled` when somebody else ended it.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        cancel: Callable[[str], None],
+        clock: Callable[[], float],
+        max_held_bytes: int = 4 * 1024 * 1024,
+    ) -> None:
+        """It ends with `ReaderTooSlow` when more than `max_held_bytes` of events wait for their reader."""
+        super().__init__((request.id for request in requests), cancel=cancel, clock=clock)
+        self._finishes: list[Finish] = []
+        self._backlog = EventBacklog(clock, max_bytes=max_held_bytes)
+
+    async def __aenter__(self) -> GenerationAnswer:
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        async for item in self.progress():
+            if isinstance(item, TokenEvent):
+                yield item
+
+    async def progress(self) -> AsyncIterator[TokenEvent | QueuePlace | ModelLoading]:
+        """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
+        model that it waits for is loaded."""
+        while not self._is_over:
+            item = await self._take()
+            if isinstance(item, TokenEvent):
+                self._backlog.take(item)
+            yield item
+
+    @property
+    def figures(self) -> Figures:
+        """Up to the end, or up to now while it has not ended; counts are of the sequences that have ended."""
+        times, counts = self._clocking, added_up(self._finishes)
+        end, started, first = times.ended, times.started, times.first
+        tokens, busy_s = counts["output_tokens"], end - started
+        return Figures(
+            **counts,
+            queue_ms=1000 * (started - times.submitted),
+            prefill_ms=1000 * (first - started),
+            generation_ms=1000 * (end - first),
+            latency_ms=1000 * (end - times.submitted),
+            tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
+        )
+
+    # -- called by `Replay` ----------------------------------------------------------------------------
+
+    def push(self, event: TokenEvent) -> None:
+        self._clocking.start()
+        if event.tokens or event.finish is not None:
+            self._clocking.first_token()
+        if event.finish is not None:
+            self._finishes.append(event.finish)
+            self._leave(event.id)
+            if event.finish.reason is FinishReason.ERROR:
+                self._put(_failure(event.finish))
+                return
+        self._backlog.add(event)
+        self._put(event)
+        if self._backlog.is_too_much:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Keep nothing more for a reader so slow."""
+        self._end(ReaderTooSlow())
+        self._queue = asyncio.Queue()
+        self._put(ReaderTooSlow())
+
+
+def _failure(finish: Finish) -> ServerError:
+    """What a sequence has ended with."""
+    kind = ConstraintFailed if finish.is_own_fault else GenerationFailed
+    return kind(finish.error or "the engine gave no reason")
+
+
+class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
+    """The vectors of one API call. `async with` it: leaving cancels what still runs."""
+
+    def __init__(
+        self, request: EmbedRequest, *, cancel: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        super().__init__([request.id], cancel=cancel, clock=clock)
+        self._request = request
+        self._num_embedded = 0
+
+    async def __aenter__(self) -> EmbeddingAnswer:
+        return self
+
+    async def vectors(self) -> bytes:
+        """All rows, in the order of the inputs; to be called once. Raises `GenerationFailed`, and what else
+        ended it, such as `RequestCancelled`."""
+        rows = []
+        while not self._is_over:
+            item = await self._take()
+            if isinstance(item, Embedded):
+                rows.append(item.vectors)
+        return b"".join(rows)
+
+    @property
+    def figures(self) -> Figures:
+        """Times up to the end, or up to now while it has not ended."""
+        times = self._clocking
+        busy_s = times.ended - times.started
+        tokens = sum(map(len, self._request.inputs[: self._num_embedded]))
+        return Figures(
+            queue_ms=1000 * (times.started - times.submitted),
+            prefill_ms=1000 * busy_s,
+            latency_ms=1000 * (times.ended - times.submitted),
+            tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
+        )
+
+    # -- called by `Replay` ----------------------------------------------------------------------------
+
+    def push(self, event: Embedded) -> None:
+        self._clocking.start()
+        if event.error is not None:
+            self.fail(event.id, GenerationFailed(event.error))
+            return
+        self._num_embedded += event.count
+        if self._num_embedded == len(self._request.inputs):
+            self._leave(event.id)
+        self._put(event)

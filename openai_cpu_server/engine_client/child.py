@@ -1,0 +1,164 @@
+"""One engine process, from its start to its death, and this side of the socket to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+import psutil
+
+from openai_cpu_server.child_processes.spawn import spawn_options
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.framing import LENGTH, frame, read_event
+from openai_cpu_server.contract.messages import Command, EngineOptions, Event, StartEngine, Submit
+from openai_cpu_server.contract.request import GenerationRequest
+
+_TOKENS_AT_ONCE = 1_000_000
+"""Six milliseconds of framing. A call may have 1,024 sequences of a whole context each."""
+
+
+class ClientChannel:
+    """Sends commands and receives events. No method blocks."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._waiting: deque[Command] = deque()
+        """Commands that are sent when the loop has looked after others."""
+
+    @classmethod
+    async def open(cls, sock: socket.socket) -> ClientChannel:
+        return cls(*await asyncio.open_connection(sock=sock))
+
+    def send(self, *commands: Command) -> None:
+        """Send commands in one piece, so that the engine sees them together. Very many tokens go in several,
+        with other work of the loop between them.
+
+        Commands to an engine that has died are lost, as they would be a moment later.
+        """
+        is_waiting = bool(self._waiting)
+        self._waiting.extend(commands)
+        if not is_waiting:
+            self._send_some()
+
+    def _send_some(self) -> None:
+        if self._writer.is_closing():
+            self._waiting.clear()
+            return
+        frames, num_tokens = [], 0
+        while self._waiting and num_tokens <= _TOKENS_AT_ONCE:
+            command = self._waiting.popleft()
+            frames.append(frame(command))
+            num_tokens += _num_tokens(command)
+        self._writer.write(b"".join(frames))
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._send_some)
+
+    async def receive(self) -> Event | None:
+        """The next event; None when the engine is gone. Raises `msgspec.DecodeError`."""
+        try:
+            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            payload = await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        return read_event(payload)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _num_tokens(command: Command) -> int:
+    match command:
+        case Submit(request=GenerationRequest(tokens=tokens)):
+            return len(tokens)
+        case Submit(request=EmbedRequest() as request):
+            return request.num_tokens
+        case _:
+            return 0
+
+
+@functools.lru_cache(maxsize=64)
+def _process(pid: int | None) -> psutil.Process:
+    """Finding a process takes five times as long as reading its memory, and gateways ask all the time."""
+    return psutil.Process(pid)
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """The memory of a process, of this one by default; 0 if it is dead or nothing can be read about it."""
+    try:
+        return int(_process(pid).memory_info().rss)
+    except (psutil.Error, OSError):
+        return 0
+
+
+class EngineProcess:
+    """Owns a child process and the socket to it. The child ends when the socket does."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: ClientChannel, *, grace_s: float
+    ) -> None:
+        self.is_closing = False
+        """It has been told to end: what it still says does not matter."""
+        self._process = process
+        self._channel = channel
+        self._grace_s = grace_s
+
+    @classmethod
+    async def spawn(cls, command: Sequence[str], options: EngineOptions) -> EngineProcess:
+        """Start `command` with its socket's file descriptor as last argument, and tell it the options.
+
+        Raises OSError, and RuntimeError where no thread can be had to wait for its end.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            channel = await ClientChannel.open(ours)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command, str(theirs.fileno()), **spawn_options(theirs)
+                )
+            except BaseException:
+                channel.close()
+                raise
+        child = cls(process, channel, grace_s=options.exit_grace_s)
+        child.send(StartEngine(options=options))
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it lives. A negative one is the number of the signal that killed it."""
+        return self._process.returncode
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory, the mapped model file included; 0 once it is dead."""
+        return resident_bytes(self.pid)
+
+    def send(self, *commands: Command) -> None:
+        self._channel.send(*commands)
+
+    async def receive(self) -> Event | None:
+        """The next event; None when the process is gone. Raises `msgspec.DecodeError`."""
+        return await self._channel.receive()
+
+    def kill(self) -> None:
+        """End it at once, whatever it does; a stopped process too."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Tell it to end, and kill it if it does not."""
+        self.is_closing = True
+        self._channel.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), self._grace_s)
+        except asyncio.TimeoutError:
+            self.kill()
+            await self._process.wait()

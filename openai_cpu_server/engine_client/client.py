@@ -1,0 +1,250 @@
+"""The `Engine` that the API knows, in front of an engine process of this server's own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
+from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.engine import (
+    EngineState,
+    EngineStatus,
+    LiveRequest,
+    RequestState,
+    SeeStep,
+    unavailable,
+)
+from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.engine_client.admission import Admission
+from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
+from openai_cpu_server.engine_client.culprits import CulpritLedger
+from openai_cpu_server.engine_client.live import ServedTotals
+from openai_cpu_server.engine_client.replay import RequestReplay
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.errors import GenerationFailed
+
+
+class Residency:
+    """Of one model, in memory or out of it."""
+
+    def __init__(
+        self, supervisor: Supervisor, replay: RequestReplay, status: Callable[[], EngineStatus]
+    ) -> None:
+        self.status = status
+        self._supervisor = supervisor
+        self._replay = replay
+
+    @property
+    def process_state(self) -> EngineState:
+        """The state, whether the server is about to end or not."""
+        return self._supervisor.state
+
+    @property
+    def is_at_work(self) -> bool:
+        """Its process has some requests."""
+        return self._replay.is_owed
+
+    @property
+    def has_requests(self) -> bool:
+        """Some live, in its process or waiting for one, or somebody waits for an adapter."""
+        return self._replay.num_live > 0 or self._supervisor.news.adapters.is_awaited
+
+    @property
+    def last_use_s(self) -> float:
+        """When a request last came or ended, or it became ready, on the clock."""
+        return self._replay.last_use_s
+
+    @property
+    def failed_s(self) -> float | None:
+        return self._supervisor.failed_s
+
+    def wake(self) -> None:
+        """Load the model. It must be asleep, or have failed."""
+        self._supervisor.wake()
+
+    async def settled(self) -> EngineState:
+        """The state that loading leads to, once it is over."""
+        return await self._supervisor.settled()
+
+    async def sleep(self) -> None:
+        """End the process, which must not be at work. Returns when it is gone; requests that come meanwhile
+        wait for the next."""
+        assert not self.is_at_work, "it has requests"
+        self._replay.lost()
+        await self._supervisor.sleep()
+
+    def hold_back(self) -> None:
+        """Send the process nothing new: it is to end what it has, and then to sleep."""
+        self._replay.hold_back()
+
+    def release(self) -> None:
+        """Send it again what was held back."""
+        self._replay.release()
+
+    def fail(self, reason: str) -> None:
+        """An engine that sleeps is not to be woken, for this reason."""
+        self._supervisor.fail(reason)
+
+
+_DRAIN_LOOK_S = 0.05
+_ABOUT_TO_END = "the server is about to end"
+
+
+class EngineClient:
+    """Accepts requests within limits, and answers what becomes of them. An `Engine`.
+
+    `supervisor` keeps the process alive; `RequestReplay` carries requests and events to and fro. All methods
+    belong to one event loop's thread.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        max_queue: int,
+        max_held_bytes: int = 4 * 1024 * 1024,
+        culprits: CulpritLedger | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_queue` requests of each priority may wait. `max_held_bytes` is for each API call: events that
+        its client has not taken. `culprits`: those of all engines; None: it is the only one."""
+        self.on_wanted: Callable[[], None] | None = None
+        """Called where a request needs an engine that is not loaded: it must see to it that this one is
+        woken, or raise what the request fails with. None: such requests are refused."""
+        culprits = culprits or CulpritLedger(clock)
+        self._supervisor = supervisor
+        self._news, self._adapters = supervisor.news, supervisor.news.adapters
+        self._replay = RequestReplay(clock, self._adapters.free, culprits)
+        self._adapters.is_used = self._replay.uses_adapter
+        self._admission = Admission(
+            self._replay,
+            culprits,
+            self.adapters,
+            max_queue=max_queue,
+            max_held_bytes=max_held_bytes,
+            clock=clock,
+        )
+        self.residency = Residency(supervisor, self._replay, self.status)
+        self._clock = clock
+        self._is_draining = False
+
+    # -- an `Engine` -------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._news.info
+
+    @property
+    def state(self) -> EngineState:
+        state = self._supervisor.state
+        is_alive = state in (EngineState.READY, EngineState.RESTARTING, EngineState.ASLEEP)
+        return EngineState.DRAINING if self._is_draining and is_alive else state
+
+    @property
+    def is_ending(self) -> bool:
+        return self._is_draining or self._supervisor.state is EngineState.STOPPED
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
+        generation = self._admission.generate(self._serving(), requests)
+        self._news.request_came(requests[0].priority)
+        if self.state in (EngineState.ASLEEP, EngineState.LOADING):
+            generation.wait_for_model(ModelLoading(self._news.progress.loaded))
+        return generation
+
+    def embed(self, request: EmbedRequest) -> EmbeddingAnswer:
+        embedding = self._admission.embed(self._serving(), request)
+        self._news.request_came(request.priority)
+        return embedding
+
+    def cancel(self, name: str) -> bool:
+        return self._admission.cancel(name)
+
+    def requests(self) -> list[LiveRequest]:
+        return self._replay.live.snapshots(self._clock())
+
+    def status(self) -> EngineStatus:
+        status = self._supervisor.status(self._replay.live.count)
+        is_about_to_end = self._is_draining and status.state is not EngineState.FAILED
+        reason = _ABOUT_TO_END if is_about_to_end else status.reason
+        return msgspec.structs.replace(status, state=self.state, reason=reason)
+
+    def kv_stats(self) -> KVStats | None:
+        return self._news.kv_stats
+
+    def show_steps(self, see: SeeStep) -> None:
+        self._news.show_steps(see)
+
+    def hide_steps(self) -> None:
+        self._news.hide_steps()
+
+    def clear_cache(self) -> None:
+        if self.state is not EngineState.READY:
+            raise unavailable(self.status())
+        self._supervisor.send(ClearCache())
+
+    def adapters(self) -> tuple[AdapterStatus, ...]:
+        return self._adapters.shelf.offered
+
+    async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
+        self._serving()  # a model that sleeps is woken
+        return await self._adapters.load(adapter)
+
+    def unload_adapter(self, name: str) -> bool:
+        return self._adapters.unload(name)
+
+    # -- for whoever runs it -----------------------------------------------------------------------------
+
+    @property
+    def totals(self) -> ServedTotals:
+        return self._replay.totals
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._supervisor.pid
+
+    async def run(self) -> None:
+        """Serve until `close`. Raises `StartupError` if the first engine process cannot start."""
+        await self._supervisor.run(self._replay)
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing more, and give what runs or waits this long to end.
+
+        Batch work that has not begun is refused at once: it can be sent again.
+        """
+        self._is_draining = True
+        waiting = [live for live in self._replay.live if live.state is RequestState.WAITING]
+        batch = [live for live in waiting if live.request.priority is Priority.BATCH]
+        self._replay.cancel(*[live.request.id for live in batch])
+        self._replay.fail(batch, lambda: unavailable(self.status()))
+        deadline_s = self._clock() + seconds
+        while self._replay.num_live and self._clock() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
+            await asyncio.sleep(_DRAIN_LOOK_S)
+
+    async def close(self) -> None:
+        """End all requests and the process."""
+        self._supervisor.stop()
+        self._replay.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
+        await self._supervisor.wait_for_end()
+
+    def kill(self) -> None:
+        """For a `close` that is not to wait, not even if it waits already."""
+        self._supervisor.kill()
+
+    def _serving(self) -> ModelInfo:
+        """The facts about the model, which is wanted. Raises EngineUnavailable where nothing is accepted, or
+        what `on_wanted` raises."""
+        state, info = self.state, self.info
+        if state in (EngineState.READY, EngineState.RESTARTING) and info is not None:
+            return info
+        is_ending = self._is_draining or state is EngineState.STOPPED
+        if is_ending or self.on_wanted is None or info is None:
+            raise unavailable(self.status())
+        if state is not EngineState.LOADING:
+            self.on_wanted()
+        return info

@@ -1,0 +1,305 @@
+"""Requests that were accepted and have not ended, and those who wait for them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from openai_cpu_server.contract.adapter import adapter_name
+from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
+from openai_cpu_server.contract.engine import LiveRequest, RequestState
+from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, Submit, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.errors import GenerationFailed, ServerError
+
+
+class AnswerSink(ABC):
+    """All methods return at once."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """It is in a step. May be told several times."""
+
+    @abstractmethod
+    def wait_at(self, place: QueuePlace) -> None: ...
+
+    @abstractmethod
+    def wait_for_model(self, loading: ModelLoading) -> None: ...
+
+    @abstractmethod
+    def fail(self, request_id: str, error: ServerError) -> None: ...
+
+
+class TokenSink(AnswerSink):
+    @abstractmethod
+    def push(self, event: TokenEvent) -> None: ...
+
+
+class VectorSink(AnswerSink):
+    @abstractmethod
+    def push(self, event: Embedded) -> None: ...
+
+
+def names_of(request_id: str) -> tuple[str, str]:
+    """What a request may be called by: its own id, and its API call's, of which it is one sequence."""
+    return request_id, request_id.partition("/")[0]
+
+
+class ExpectedStart(msgspec.Struct, frozen=True):
+    """What a request that waits can expect."""
+
+    position: int
+    first_token_s: float
+    """On the dispatcher's clock."""
+
+
+@dataclass(eq=False)
+class AcceptedRequest:
+    """An accepted request that has not ended, with what it has produced."""
+
+    request: GenerationRequest | EmbedRequest
+    answer: AnswerSink
+    submitted_s: float
+    output: list[int] = field(default_factory=list)
+    num_embedded: int = 0
+    """How many inputs of an `EmbedRequest` have their vectors."""
+    suspicion: int = 0
+    """How much it is suspected of killing the engine, in the points of `trials`."""
+    has_advanced: bool = False
+    """It has gained tokens or vectors in the engine process that now runs."""
+    state: RequestState = RequestState.WAITING
+    expected: ExpectedStart | None = None
+
+    @property
+    def adapter(self) -> str | None:
+        """The key of its adapter."""
+        return self.request.adapter if isinstance(self.request, GenerationRequest) else None
+
+    @property
+    def call(self) -> str:
+        """The id of the API call that it belongs to."""
+        return names_of(self.request.id)[1]
+
+    def submit(self) -> Submit:
+        return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)
+
+    @property
+    def num_inputs(self) -> int | None:
+        """None: it generates."""
+        return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Those of all inputs, where texts are embedded."""
+        request = self.request
+        return request.num_tokens if isinstance(request, EmbedRequest) else len(request.tokens)
+
+    def run(self) -> None:
+        self.state, self.expected = RequestState.RUNNING, None
+
+    def wait(self) -> None:
+        """Its place is not known, and it may be outside the engine."""
+        self.state, self.expected = RequestState.WAITING, None
+
+    def wait_at(self, place: QueuePlace, now_s: float) -> None:
+        self.state = RequestState.WAITING
+        self.expected = ExpectedStart(place.position, now_s + place.first_token_ms / 1000)
+
+    def snapshot(self, now_s: float) -> LiveRequest:
+        expected = self.expected
+        return LiveRequest(
+            id=self.request.id,
+            priority=self.request.priority,
+            state=self.state,
+            prompt_tokens=self.num_prompt_tokens,
+            output_tokens=len(self.output),
+            age_s=now_s - self.submitted_s,
+            client=self.request.client,
+            position=expected.position if expected else None,
+            first_token_ms=max(0.0, 1000 * (expected.first_token_s - now_s)) if expected else None,
+            num_inputs=self.num_inputs,
+            num_embedded=self.num_embedded,
+            adapter=adapter_name(self.adapter) if self.adapter is not None else None,
+        )
+
+
+class AcceptedRequests:
+    """In the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, AcceptedRequest] = {}
+
+    def __iter__(self) -> Iterator[AcceptedRequest]:
+        return iter(list(self._live.values()))
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, live: AcceptedRequest) -> None:
+        self._live[live.request.id] = live
+
+    def snapshots(self, now_s: float) -> list[LiveRequest]:
+        return [live.snapshot(now_s) for live in self]
+
+    def get(self, request_id: str) -> AcceptedRequest | None:
+        return self._live.get(request_id)
+
+    def call_of(self, name: str) -> list[AcceptedRequest]:
+        """All of the API call that has this id, or of which this is one sequence (`CALL/0`)."""
+        answers = {live.answer for live in self if name in names_of(live.request.id)}
+        return [live for live in self if live.answer in answers]
+
+    def count(self, state: RequestState) -> dict[str, int]:
+        """How many are in this state, by the label of their priority."""
+        counts = Counter(live.request.priority for live in self._live.values() if live.state is state)
+        return {priority.label: counts[priority] for priority in Priority}
+
+    def expected_waits_s(self, priority: Priority, now_s: float) -> list[float]:
+        """Times from now to the first tokens of those at the head of the queue, in ascending order."""
+        waiting = [live for live in self if live.request.priority is priority and live.expected]
+        return sorted(max(0.0, live.expected.first_token_s - now_s) for live in waiting if live.expected)
+
+    def computing(self, ids: tuple[str, ...]) -> list[AcceptedRequest]:
+        """These are in the step that now runs."""
+        computing = [self._live[i] for i in ids if i in self._live]
+        for live in computing:
+            live.run()
+        return computing
+
+    def preempted(self, ids: Iterable[str]) -> None:
+        """These have run and wait again, wherever in the queue."""
+        for live in [self._live[i] for i in ids if i in self._live]:
+            live.wait()
+
+    def waiting(
+        self, places: Iterable[QueuePlace], now_s: float, *, among: Iterable[AcceptedRequest] | None = None
+    ) -> dict[AnswerSink, QueuePlace]:
+        """The head of the queue. Returns the first place of every call that waits as a whole.
+
+        `among`: those who wait there, where there are several queues; None: all.
+        """
+        foremost: dict[AnswerSink, QueuePlace] = {}
+        for live in self._live.values() if among is None else among:
+            live.expected = None
+        for place in sorted(places, key=lambda place: place.position):
+            live_there = self._live.get(place.id)
+            if live_there is not None:
+                live_there.wait_at(place, now_s)
+                foremost.setdefault(live_there.answer, place)
+        running = {live.answer for live in self if live.state is RequestState.RUNNING}
+        return {answer: place for answer, place in foremost.items() if answer not in running}
+
+    def advanced(self, event: TokenEvent) -> None:
+        """The request has gained tokens or ended."""
+        self._live[event.id].output.extend(event.tokens)
+        if event.finish is not None:
+            del self._live[event.id]
+
+    def embedded(self, event: Embedded) -> None:
+        """The request has gained vectors or ended."""
+        live = self._live[event.id]
+        live.num_embedded += event.count
+        if event.error is not None or live.num_embedded == live.num_inputs:
+            del self._live[event.id]
+
+    def remove(self, request_id: str) -> AcceptedRequest | None:
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            live.suspicion = 0
+        return live
+
+    def answers(self) -> set[AnswerSink]:
+        """Those of the API calls that they belong to."""
+        return {live.answer for live in self._live.values()}
+
+
+class ServedTotals(msgspec.Struct):
+    """What has been served since the start."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Delivery:
+    """Owns the live requests from their acceptance to their one end."""
+
+    def __init__(self, clock: Callable[[], float], has_left: Callable[[AcceptedRequest], None]) -> None:
+        """`has_left` is told of each request that does not live any more."""
+        self.live = AcceptedRequests()
+        self.totals = ServedTotals()
+        self.last_use_s = clock()
+        """When a request last came or ended, on the clock; at first: when this was made."""
+        self._clock = clock
+        self._has_left = has_left
+
+    def accept(self, call: Sequence[AcceptedRequest]) -> None:
+        """The sequences of one API call, or its inputs."""
+        for live in call:
+            self.live.add(live)
+        self.totals.requests += 1
+        self.totals.prompt_tokens += sum({_prompt(live): live.num_prompt_tokens for live in call}.values())
+        self.used()
+
+    def used(self) -> None:
+        """It is in use at this moment."""
+        self.last_use_s = self._clock()
+
+    def deliver(self, event: TokenEvent) -> AcceptedRequest | None:
+        """Returns who has gained tokens; None: it has left while they were on their way."""
+        live = self.live.get(event.id)
+        if live is None:
+            return None
+        if not isinstance(live.answer, TokenSink):  # its file has become one of another kind
+            self._fail_kind(live)
+            return None
+        self.live.advanced(event)
+        live.answer.push(event)
+        if event.finish is not None:
+            self.totals.output_tokens += event.finish.output_tokens
+            self._gone(live)
+        return live
+
+    def deliver_vectors(self, event: Embedded) -> AcceptedRequest | None:
+        """Returns who has gained vectors; None: it has left while they were on their way."""
+        live = self.live.get(event.id)
+        if live is None:
+            return None
+        if not isinstance(live.answer, VectorSink):
+            self._fail_kind(live)
+            return None
+        self.live.embedded(event)
+        self.used()
+        live.answer.push(event)
+        if self.live.get(event.id) is None:
+            self._gone(live)
+        return live
+
+    def fail(self, requests: Iterable[AcceptedRequest], error: Callable[[], ServerError]) -> None:
+        """`error` makes a new one for each, for each is raised somewhere else."""
+        for live in requests:
+            self.forget(live.request.id)
+            live.answer.fail(live.request.id, error())
+
+    def forget(self, request_id: str) -> None:
+        """Who reads it knows, or is still to be told."""
+        live = self.live.remove(request_id)
+        if live is not None:
+            self._gone(live)
+        self.used()
+
+    def _fail_kind(self, live: AcceptedRequest) -> None:
+        self.fail([live], lambda: GenerationFailed("The model's file is of another kind now."))
+
+    def _gone(self, live: AcceptedRequest) -> None:
+        self.used()
+        self._has_left(live)
+
+
+def _prompt(live: AcceptedRequest) -> tuple[int, ...] | str:
+    """The choices of a call mostly share one, which counts once."""
+    return live.request.tokens if isinstance(live.request, GenerationRequest) else live.request.id

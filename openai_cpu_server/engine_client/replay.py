@@ -1,0 +1,215 @@
+"""Requests on their way to whichever engine process is ready, and its events on their way back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from openai_cpu_server.contract.engine import RequestState
+from openai_cpu_server.contract.messages import (
+    CancelRequest,
+    Command,
+    Handling,
+    ModelLoading,
+    QueueState,
+    StepDone,
+    StepStarted,
+)
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine_client.culprits import AbsentSuspects, CulpritLedger, OutsideRequests
+from openai_cpu_server.engine_client.deaths import Death, SearchProgress
+from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests, Delivery, ServedTotals
+from openai_cpu_server.errors import GenerationFailed, ServerError
+
+logger = logging.getLogger(__name__)
+
+
+class RecoveryTimer:
+    """Begins with the first death, and ends when all whom deaths concerned are back; then it is logged."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._missing: set[str] = set()
+        self._since_s = 0.0
+        self._num_deaths = 0
+        self._num_suspects = 0
+
+    def died(self, concerned: Iterable[str], *, num_suspects: int) -> None:
+        """`concerned`: the requests that ran, and the suspects among them."""
+        if not self._missing:
+            self._since_s, self._num_deaths, self._num_suspects = self._clock(), 0, 0
+        self._missing.update(concerned)
+        self._num_deaths += 1
+        self._num_suspects = max(self._num_suspects, num_suspects)
+
+    def is_back(self, request_id: str) -> None:
+        """The request has gained a token, or has left for whatever reason."""
+        if request_id not in self._missing:
+            return
+        self._missing.remove(request_id)
+        if not self._missing:
+            logger.info(
+                "recovered from the engine's death in %.2f s (deaths: %d, suspects: %d)",
+                self._clock() - self._since_s,
+                self._num_deaths,
+                self._num_suspects,
+            )
+
+
+class RequestReplay:
+    """What a dead engine process has left is sent to the next one, with the output so far."""
+
+    def __init__(self, clock: Callable[[], float], left: Callable[[], None], culprits: CulpritLedger) -> None:
+        """`left` is told when a request with an adapter does not live any more."""
+        self._left = left
+        self._culprits = culprits
+        self._absent = AbsentSuspects(culprits)
+        self._clock = clock
+        self._delivery = Delivery(clock, self._has_left)
+        self._outside = OutsideRequests(self._delivery.live)
+        self._send: Callable[..., None] | None = None
+        """To the engine process; None: none is ready, and requests wait in `live`."""
+        self._is_held_back = False
+        self._recovery = RecoveryTimer(clock)
+
+    # -- for the dispatcher ------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> AcceptedRequests:
+        return self._delivery.live
+
+    @property
+    def totals(self) -> ServedTotals:
+        return self._delivery.totals
+
+    @property
+    def last_use_s(self) -> float:
+        """When a request last came or ended, on the clock; at first: when this was made."""
+        return self._delivery.last_use_s
+
+    def accept(self, call: Sequence[AcceptedRequest]) -> None:
+        """The sequences of one API call, or its inputs."""
+        self._delivery.accept(call)
+        for live in call:
+            self._outside.add(live)
+        self._send_due()
+
+    def cancel(self, *request_ids: str) -> None:
+        """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
+        self._absent.left(live for live in map(self.live.get, request_ids) if live is not None)
+        for request_id in request_ids:
+            self._delivery.forget(request_id)
+        self._absent.conclude(self.live)
+        self._tell(*[CancelRequest(id=request_id) for request_id in request_ids])
+        self._send_due()
+
+    def fail(self, requests: Iterable[AcceptedRequest], error: Callable[[], ServerError]) -> None:
+        """`error` makes a new one for each, for each is raised somewhere else."""
+        self._delivery.fail(requests, error)
+
+    def uses_adapter(self, key: str) -> bool:
+        return any(live.adapter == key for live in self.live)
+
+    def hold_back(self) -> None:
+        """The engine is sent nothing new until the next one is ready: it is to end what it has."""
+        self._is_held_back = True
+
+    def release(self) -> None:
+        """What was held back is sent after all."""
+        self._is_held_back = False
+        self._send_due()
+
+    def tell_of_loading(self, fraction: float) -> None:
+        """Tells all who wait for the model."""
+        for answer in self.live.answers():
+            answer.wait_for_model(ModelLoading(fraction))
+
+    # -- for the supervisor ------------------------------------------------------------------------------
+
+    @property
+    def is_owed(self) -> bool:
+        """The engine has some of the requests, and something to do."""
+        return not self._outside.is_everybody
+
+    @property
+    def num_live(self) -> int:
+        return len(self.live)
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of the requests that live; None: there are none."""
+        return min((live.request.priority for live in self.live), default=None)
+
+    def ready(self, send: Callable[..., None]) -> None:
+        """An engine process is ready, and can be sent commands until it dies."""
+        self._send, self._is_held_back = send, False
+        self._delivery.used()
+        self._send_due()
+
+    def lost(self) -> None:
+        """The engine process hears nothing any more. `died` follows."""
+        self._send = None
+
+    def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None:
+        match event:
+            case StepStarted(ids=ids):
+                self._outside.computing(ids)
+                for live in self.live.computing(ids):
+                    live.answer.start()
+            case Handling(id=request_id):
+                self._outside.handling(request_id)
+            case StepDone():
+                self._deliver(event)
+                self._send_due()
+            case QueueState(places=places, preempted=preempted):
+                self.live.preempted(preempted)
+                for answer, place in self.live.waiting(places, self._clock()).items():
+                    answer.wait_at(place)
+
+    def has_explained(self) -> bool:
+        """Whether the deaths before were those of requests that have left since."""
+        return self._absent.take_conclusion()
+
+    def died(self, death: Death) -> SearchProgress:
+        """What the death has done for the search for a culprit."""
+        ran = {live for live in self.live if live.state is RequestState.RUNNING}
+        verdict = self._outside.crashed(death.kind)
+        concerned = [live.request.id for live in self.live if live in ran or live.suspicion]
+        self._recovery.died(concerned, num_suspects=verdict.num_suspects)
+        for live in verdict.guilty:
+            self._culprits.book(live.request.account, live.call)
+        self.fail(verdict.guilty, lambda: GenerationFailed(death.verdict))
+        if verdict.guilty:
+            self._absent.forget()
+            return SearchProgress.FOUND
+        return SearchProgress.CLOSER if verdict.is_closer else SearchProgress.NOTHING
+
+    def end(self, error: Callable[[], ServerError]) -> None:
+        """No engine will serve what lives."""
+        self._recovery = RecoveryTimer(self._clock)  # there is none
+        self.fail(list(self.live), error)
+
+    def _tell(self, *commands: Command) -> None:
+        if self._send is not None:
+            self._send(*commands)
+
+    def _send_due(self) -> None:
+        if self._send is not None and not self._is_held_back and (due := self._outside.due()):
+            self._send(*[live.submit() for live in due])
+
+    def _deliver(self, step: StepDone) -> None:
+        told = [
+            *map(self._delivery.deliver, step.events),
+            *map(self._delivery.deliver_vectors, step.embedded),
+        ]
+        for live in told:
+            if live is not None:
+                self._outside.advanced(live)
+                self._recovery.is_back(live.request.id)
+        self._absent.conclude(self.live)
+
+    def _has_left(self, live: AcceptedRequest) -> None:
+        self._outside.remove(live.request.id)
+        self._recovery.is_back(live.request.id)
+        if live.adapter is not None:
+            self._left()

@@ -1,0 +1,138 @@
+"""Carries turns between the engine processes of one server, which share the machine's cores."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import count
+
+from openai_cpu_server.contract.messages import Command, EngineWants, GrantTurn, ShortenTurn, TurnBack
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine_client.turns import CoreTurns, Decision, TurnGrant
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[Command], None]
+
+
+class SharedCores:
+    """The cores of this machine. All methods belong to one event loop's thread, and return at once."""
+
+    def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`batch_floor`: the share of the time that batch work keeps beside interactive work of others."""
+        self._turns = CoreTurns(batch_floor=batch_floor)
+        self._clock = clock
+        self._sends: dict[str, Send] = {}
+        """By the name of each process that lives."""
+        self._numbers = count(1)
+
+    def join(self, name: str) -> CoresPartner:
+        """One engine's part, for its `Supervisor`. Several may have one name, as when a model is reloaded."""
+        return CoresPartner(self, f"{name}#{next(self._numbers)}")
+
+    @property
+    def holder(self) -> str | None:
+        """The engine that computes."""
+        return self._turns.holder
+
+    # -- for partners ------------------------------------------------------------------------------------
+
+    def enter(self, name: str, send: Send) -> None:
+        self._sends[name] = send
+        self._turns.join(name, self._clock())
+
+    def leave(self, name: str) -> None:
+        """The process hears nothing any more: whatever it held is free."""
+        if self._sends.pop(name, None) is not None:
+            self._turns.leave(name, self._clock())
+            self._act()
+
+    def wants(self, name: str, work: Priority | None) -> None:
+        self._turns.wants(name, work, self._clock())
+        self._act()
+
+    def given_back(self, name: str, work: Priority | None) -> None:
+        self._turns.given_back(name, work, self._clock())
+        self._act()
+
+    def is_waiting(self, name: str) -> bool:
+        return name in self._sends and self._turns.is_waiting(name)
+
+    def is_awaited(self, name: str) -> bool:
+        return name in self._sends and self._turns.is_awaited(name)
+
+    def used_s(self, name: str, work: Priority) -> float:
+        return self._turns.used_s(name, work, self._clock()) if name in self._sends else 0.0
+
+    def _act(self) -> None:
+        decision = self._turns.decide(self._clock())
+        if decision is not None:
+            self._sends[decision.name](_command(decision))
+
+
+def _command(decision: Decision) -> GrantTurn | ShortenTurn:
+    if isinstance(decision, TurnGrant):
+        limit_ms = None if decision.limit_s is None else 1000 * decision.limit_s
+        return GrantTurn(limit_ms=limit_ms, beside_interactive=decision.beside_interactive)
+    return ShortenTurn(after_ms=1000 * decision.after_s, interrupts=decision.interrupts)
+
+
+class CoresPartner:
+    """One engine's part in the sharing: its processes enter and leave, one after the other."""
+
+    def __init__(self, cores: SharedCores, name: str) -> None:
+        """Use `SharedCores.join`."""
+        self.name = name
+        self._cores = cores
+        self._used_before_s = dict.fromkeys(Priority, 0.0)
+        """The time that processes before the present one have used."""
+        self._loads_as: Priority | None = None
+        """The class in which its process loads; None: it does not."""
+
+    def enter(self, send: Send) -> None:
+        """A process has started, and can be sent commands until it leaves."""
+        self._cores.enter(self.name, send)
+
+    def leave(self) -> None:
+        """The process has died, or hears nothing any more. May be called twice."""
+        self._used_before_s = {work: self.used_s(work) for work in Priority}
+        self._loads_as = None
+        self._cores.leave(self.name)
+
+    def heard(self, event: EngineWants | TurnBack, *, loads_for: Priority | None) -> None:
+        """What the process says.
+
+        `loads_for`: the best request that waits for it, where it loads; None: nobody does, and it loads as
+        batch work.
+        """
+        wants = event.wants if isinstance(event, TurnBack) else event
+        work = wants.work
+        if wants.is_loading and work is not None:
+            work = Priority.BATCH if loads_for is None else loads_for
+        self._loads_as = work if wants.is_loading else None
+        if isinstance(event, TurnBack):
+            self._cores.given_back(self.name, work)
+        else:
+            self._cores.wants(self.name, work)
+
+    def request_came(self, priority: Priority) -> None:
+        """While its process waits to load a piece as batch work, or loads one, that becomes interactive work:
+        between two pieces a busy machine may have other work for seconds."""
+        if self._loads_as is Priority.BATCH and priority is Priority.INTERACTIVE:
+            self._loads_as = priority
+            self._cores.wants(self.name, priority)
+
+    @property
+    def is_waiting(self) -> bool:
+        """It wants the turn, and another engine has it."""
+        return self._cores.is_waiting(self.name)
+
+    @property
+    def is_awaited(self) -> bool:
+        """It has the turn, and another engine wants it."""
+        return self._cores.is_awaited(self.name)
+
+    def used_s(self, work: Priority) -> float:
+        """The time that its processes have had the turn for work of this class; it never falls."""
+        return self._used_before_s[work] + self._cores.used_s(self.name, work)

@@ -1,0 +1,324 @@
+"""What an engine process tells: kept as long as it is so, and passed on to whom it concerns."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.engine import SeeStep
+from openai_cpu_server.contract.messages import (
+    AdapterLoaded,
+    AdapterRefused,
+    EngineOptions,
+    EngineWants,
+    Event,
+    Handling,
+    HideSteps,
+    KVStats,
+    Loading,
+    LoadingAdapter,
+    LoadingPhase,
+    QueueState,
+    Ready,
+    ShowSteps,
+    StartFailed,
+    StepDone,
+    StepFigures,
+    StepStarted,
+    TurnBack,
+)
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.replica import Forecast, HeldUpdate, PrefixNews
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine_client.adapters import AdapterControl
+from openai_cpu_server.engine_client.deaths import Death, SearchProgress
+from openai_cpu_server.engine_client.shared_cores import CoresPartner
+from openai_cpu_server.errors import ServerError
+
+
+class ServedRequests(Protocol):
+    """The requests for which an engine is kept alive. All methods return at once."""
+
+    @property
+    def is_owed(self) -> bool:
+        """The engine has some of them, and something to do."""
+        ...
+
+    @property
+    def num_live(self) -> int: ...
+
+    @property
+    def best_priority(self) -> Priority | None:
+        """The best priority of the requests that live; None: there are none."""
+        ...
+
+    def ready(self, send: Callable[..., None]) -> None:
+        """An engine process is ready, and can be sent commands until it dies."""
+        ...
+
+    def lost(self) -> None:
+        """The process hears nothing any more. `died` follows, if another is to take its place."""
+        ...
+
+    def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None: ...
+
+    def tell_of_loading(self, fraction: float) -> None:
+        """They wait for the model, of which this share is loaded."""
+        ...
+
+    def died(self, death: Death) -> SearchProgress:
+        """What the death has done for the search for a culprit."""
+        ...
+
+    def has_explained(self) -> bool:
+        """Whether the deaths before were those of requests that have left since, before it could be shown.
+        Asked before `died`; then it is told no more."""
+        ...
+
+    def end(self, error: Callable[[], ServerError]) -> None:
+        """No engine will serve them any more."""
+        ...
+
+
+class EngineObserver(Protocol):
+    """Called in the event loop, so it must be quick."""
+
+    def step_done(self, figures: StepFigures) -> None: ...
+
+    def engine_died(self, cause: str) -> None:
+        """It had served, and another is started unless it dies too often. `cause`: as `Death.cause`."""
+        ...
+
+
+class _Nobody:
+    def step_done(self, figures: StepFigures) -> None:
+        pass
+
+    def engine_died(self, cause: str) -> None:
+        pass
+
+
+NOBODY: EngineObserver = _Nobody()
+
+
+_REMEMBERED = 256
+"""Changes that are remembered one by one, ten a second at most. Who has not asked for longer gets all."""
+
+
+class CachedBlocks:
+    """A set of blocks with its last changes."""
+
+    def __init__(self) -> None:
+        self._held: set[int] = set()
+        self._changes: deque[PrefixNews] = deque(maxlen=_REMEMBERED)
+        self._version = 0
+        """Changes so far; `_changes` are the last ones of them."""
+
+    def heard(self, news: PrefixNews) -> None:
+        self._held.difference_update(news.dropped)
+        self._held.update(news.saved)
+        self._changes.append(news)
+        self._version += 1
+
+    def clear(self) -> None:
+        """The process that held them is gone."""
+        self._held.clear()
+        self._changes.clear()
+        self._version += 1
+
+    def since(self, version: int | None) -> HeldUpdate:
+        """What has changed since this version; None: it is asked for the first time."""
+        missed = self._version - version if version is not None else None
+        if missed is None or not 0 <= missed <= len(self._changes):
+            return HeldUpdate(version=self._version, is_whole=True, saved=tuple(self._held))
+        last = {name: is_saved for news in self._last(missed) for name, is_saved in _changes(news)}
+        return HeldUpdate(
+            version=self._version,
+            saved=tuple(name for name, is_saved in last.items() if is_saved),
+            dropped=tuple(name for name, is_saved in last.items() if not is_saved),
+        )
+
+    def _last(self, num: int) -> list[PrefixNews]:
+        return list(self._changes)[len(self._changes) - num :]
+
+
+def _changes(news: PrefixNews) -> list[tuple[int, bool]]:
+    return [(name, False) for name in news.dropped] + [(name, True) for name in news.saved]
+
+
+logger = logging.getLogger(__name__)
+
+
+class LoadProgress:
+    """Shares of the work, 0 to 1, as of the last process that told them."""
+
+    def __init__(self, model_path: str) -> None:
+        self.loaded = 0.0
+        self.timed: float | None = None
+        """None: the timing of steps has not begun, or is not needed."""
+        self._model_path = model_path
+
+    def heard(self, event: Loading) -> bool:
+        """Whether a further tenth of the model is loaded."""
+        if event.phase is LoadingPhase.COSTS:
+            self.timed = event.fraction
+            return False
+        is_news = int(10 * event.fraction) > int(10 * self.loaded)
+        if int(4 * event.fraction) > int(4 * self.loaded):
+            logger.info("loading %s: %.0f %%", self._model_path, 100 * event.fraction)
+        self.loaded = event.fraction
+        return is_news
+
+    def failure(self, death: Death) -> str:
+        """Why the server cannot start, where the first process has died."""
+        if self.timed is None:
+            return f"the model could not be loaded: {death.message}"
+        return f"{death.message} while it timed steps (--calibrate never leaves that out)"
+
+
+class EngineNews:
+    """Of one engine, whose processes come one after the other. The `Supervisor` tells it what the present one
+    says; the engine's client looks at what is kept."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        *,
+        observer: EngineObserver,
+        foretold: ModelInfo | None,
+        partner: CoresPartner | None,
+    ) -> None:
+        """`foretold` and `partner` as the `Supervisor`'s."""
+        self.adapters = AdapterControl(options.adapters)
+        self.progress = LoadProgress(options.model_path)
+        self.kv_stats: KVStats | None = None
+        """As of the last step; None while the present process has not made any."""
+        self.forecast: Forecast | None = None
+        """What newcomers may expect, where the options ask for that; None before the first is told."""
+        self.held_blocks = CachedBlocks()
+        self.has_advanced = False
+        """The present process has brought tokens or vectors."""
+        self._model_path = options.model_path
+        self._info = foretold
+        self._observer = observer
+        self._partner = partner
+        self._see: SeeStep | None = None
+        """Who watches the steps; None: nobody does."""
+        self._send: Callable[..., None] | None = None
+        """To the process; None: none is ready."""
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Facts about the model and the adapters that it now has; None until it was loaded."""
+        if self._info is None:
+            return None
+        loaded = self.adapters.shelf.loaded
+        return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
+
+    # -- for the engine's client -------------------------------------------------------------------------
+
+    def show_steps(self, see: SeeStep) -> None:
+        """To be told of each step who was in it, of this process and of those after it."""
+        self._see = see
+        self._tell(ShowSteps())
+
+    def hide_steps(self) -> None:
+        self._see = None
+        self._tell(HideSteps())
+
+    def request_came(self, priority: Priority) -> None:
+        """A process that loads is in more of a hurry where somebody waits for it."""
+        if self._partner is not None:
+            self._partner.request_came(priority)
+
+    # -- for the supervisor ------------------------------------------------------------------------------
+
+    def is_owed(self, clientele: ServedRequests) -> bool:
+        """The process has something to do, for whomever."""
+        is_awaited = self._partner is not None and self._partner.is_awaited
+        return clientele.is_owed or self.adapters.is_owed or is_awaited
+
+    @property
+    def is_waiting(self) -> bool:
+        """It has something to do, and may not: another engine computes."""
+        return self._partner is not None and self._partner.is_waiting
+
+    def loads_again(self) -> None:
+        """The model is to be loaded from the beginning."""
+        self.progress = LoadProgress(self._model_path)
+
+    def next_process(self) -> tuple[Adapter, ...]:
+        """Another one is to be started, and to load these adapters."""
+        self.has_advanced = False
+        return self.adapters.process_started()
+
+    def started(self, send: Callable[..., None]) -> None:
+        """The process runs, and loads."""
+        if self._partner is not None:
+            self._partner.enter(send)
+
+    def ready(self, info: ModelInfo, clientele: ServedRequests, send: Callable[..., None]) -> None:
+        """It can be sent commands until it is lost."""
+        self._info, self._send = info, send
+        self.adapters.ready(send)
+        if self._see is not None:
+            send(ShowSteps())
+        clientele.ready(send)
+
+    def heard(self, event: Event, clientele: ServedRequests) -> None:
+        """All that does not change whether there is an engine."""
+        match event:
+            case Loading():
+                if self.progress.heard(event):
+                    clientele.tell_of_loading(self.progress.loaded)
+            case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
+                self.adapters.heard(event)
+            case StepDone():
+                self._step_done(event)
+                clientele.heard(event)
+            case EngineWants() | TurnBack():
+                assert self._partner is not None, "it was not told that it shares its cores"
+                self._partner.heard(event, loads_for=clientele.best_priority)
+            case Ready() | StartFailed():
+                raise AssertionError("that is for the supervisor")
+            case _:
+                clientele.heard(event)
+
+    def lost(self, clientele: ServedRequests) -> None:
+        """The process hears nothing any more."""
+        self._send = None
+        if self._partner is not None:
+            self._partner.leave()
+        clientele.lost()
+        self.adapters.lost()
+
+    def forget(self) -> None:
+        """The process is gone: what it has told of itself is not so any more."""
+        self.kv_stats, self.forecast = None, None
+        self.held_blocks.clear()
+
+    def died(self, cause: str) -> None:
+        """Another is to take its place, unless that happens too often."""
+        self.forget()
+        self._observer.engine_died(cause)
+
+    def _tell(self, command: ShowSteps | HideSteps) -> None:
+        if self._send is not None:
+            self._send(command)
+
+    def _step_done(self, step: StepDone) -> None:
+        self.kv_stats = step.kv
+        if step.forecast is not None:
+            self.forecast = step.forecast
+        if step.prefixes is not None:
+            self.held_blocks.heard(step.prefixes)
+        self.has_advanced = self.has_advanced or bool(step.events) or bool(step.embedded)
+        if step.figures is not None:
+            self._observer.step_done(step.figures)
+        if step.shown is not None and self._see is not None:
+            self._see(step.figures, step.shown)

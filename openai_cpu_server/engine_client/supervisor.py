@@ -1,0 +1,352 @@
+"""Keeps an engine process alive: starts it, watches it, and starts another when it has died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from openai_cpu_server.contract.engine import EngineState, EngineStatus, RequestState
+from openai_cpu_server.contract.messages import Command, EngineOptions, Event, Ready, StartFailed
+from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.engine_client.child import EngineProcess, resident_bytes
+from openai_cpu_server.engine_client.deaths import Death, DeathKind, DeathRecord, MemoryKiller, SearchProgress
+from openai_cpu_server.engine_client.shared_cores import CoresPartner
+from openai_cpu_server.engine_client.subscribers import NOBODY, EngineNews, EngineObserver, ServedRequests
+from openai_cpu_server.engine_client.watchdog import HangLimits, Watchdog
+from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
+
+_UNWANTED = (EngineState.STOPPED, EngineState.FAILED, EngineState.ASLEEP)
+_STARTING = (EngineState.LOADING, EngineState.RESTARTING)
+
+
+class EngineLifecycle:
+    """Moves through one door, which refuses illegal ones."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._stopped = asyncio.Event()
+        self._is_wanted_again = asyncio.Event()
+        """It sleeps or has failed, and is to go on: awake, or to its end."""
+        self._settled = asyncio.Event()
+        """It neither loads nor restarts."""
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def is_wanted(self) -> bool:
+        """There is to be a process."""
+        return self._state not in _UNWANTED
+
+    @property
+    def is_starting(self) -> bool:
+        return self._state in _STARTING
+
+    def move(self, to: EngineState) -> None:
+        if to is self._state:
+            return
+        assert self._state.may_become(to), f"{self._state.value} -> {to.value}"
+        self._state = to
+        if to is EngineState.STOPPED:
+            self._stopped.set()
+        _set(self._is_wanted_again, is_so=to is EngineState.STOPPED or self.is_wanted)
+        if to is EngineState.LOADING:
+            self._settled.clear()
+        elif not self.is_starting:
+            self._settled.set()
+
+    async def wanted_again(self) -> None:
+        """Returns when it is to go on: awake, or to its end."""
+        await self._is_wanted_again.wait()
+
+    async def settled(self) -> EngineState:
+        """The state that loading leads to, once it is over."""
+        await self._settled.wait()
+        return self._state
+
+    async def pause(self, seconds: float) -> None:
+        """Returns earlier where it is stopped."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+
+
+def _set(event: asyncio.Event, *, is_so: bool) -> None:
+    if is_so:
+        event.set()
+    else:
+        event.clear()
+
+
+logger = logging.getLogger(__name__)
+
+_NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
+
+
+class Supervisor:
+    """Owns the engine process: starts it, ends it, and decides what its death means. What the process tells
+    goes to `news`. All methods belong to one event loop's thread."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        options: EngineOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        observer: EngineObserver = NOBODY,
+        hang_limits: HangLimits = HangLimits(),  # noqa: B008 (frozen)
+        max_crashes_a_minute: int = 5,
+        memory_killer: Callable[[], MemoryKiller] = MemoryKiller,
+        begins_asleep: bool = False,
+        foretold: ModelInfo | None = None,
+        partner: CoresPartner | None = None,
+    ) -> None:
+        """`command` starts the engine; the number of its socket's file descriptor is appended.
+
+        `begins_asleep`: until `wake`, and a model that cannot be loaded is a state; else it is loaded at
+        once, and must be. `foretold`: what is known of the model before it is loaded. `partner`: its part,
+        where engines share the cores.
+        """
+        self.news = EngineNews(options, observer=observer, foretold=foretold, partner=partner)
+        self.reason: str | None = None
+        """Why there is no engine, or none for the moment."""
+        self.failed_s: float | None = None
+        """When it failed, on the clock; None: it has not, or is tried again."""
+        self._must_start = not begins_asleep
+        """That no process has been ready yet is a reason to give up the server."""
+        self._command = tuple(command)
+        self._options = msgspec.structs.replace(options, shares_cores=partner is not None)
+        self._clock = clock
+        self._hang_limits = hang_limits
+        self._memory_killer = memory_killer
+        self._deaths = DeathRecord(max_a_minute=max_crashes_a_minute, clock=clock)
+        self._life = EngineLifecycle(EngineState.ASLEEP if begins_asleep else EngineState.LOADING)
+        self._process: EngineProcess | None = None
+        """None: there is none that listens."""
+        self._last_process: EngineProcess | None = None
+        """It may still be on its way out."""
+        self._start_failure: str | None = None
+        """What the present process has said about it."""
+        self._gone = asyncio.Event()
+        """There is no process, and none is being started."""
+        self._gone.set()
+
+    @property
+    def state(self) -> EngineState:
+        return self._life.state
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def status(self, count: Callable[[RequestState], dict[str, int]]) -> EngineStatus:
+        """`count`: how many requests are in a state, by the label of their priority."""
+        info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths
+        engine_rss_bytes = self._process.rss_bytes if self._process else 0
+        return EngineStatus(
+            state=self.state,
+            reason=self.reason,
+            loaded=self.news.progress.loaded if info is None or self.state in _NOT_LOADED else 1.0,
+            timed=self.news.progress.timed,
+            running=count(RequestState.RUNNING),
+            waiting=count(RequestState.WAITING),
+            kv_tokens=info.kv_tokens if info else 0,
+            kv_tokens_used=kv.pool_tokens_used if kv else 0,
+            restarts=deaths.num,
+            last_death=deaths.last,
+            deaths=deaths.known,
+            rss_bytes=resident_bytes() + engine_rss_bytes,
+            engine_rss_bytes=engine_rss_bytes,
+            kernels=info.kernels.described if info else {},
+        )
+
+    def send(self, *commands: Command) -> None:
+        """To the engine process, if there is one."""
+        if self._process is not None:
+            self._process.send(*commands)
+
+    async def run(self, clientele: ServedRequests) -> None:
+        """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
+        first one cannot start and must."""
+        while self.state is not EngineState.STOPPED:
+            if not self._life.is_wanted:
+                await self._life.wanted_again()
+                continue
+            death = await self._live_once(clientele)
+            if death is not None and self._life.is_wanted:
+                await self._replace(death, clientele)
+
+    def wake(self) -> None:
+        """Load the model again. It must be asleep, or have failed."""
+        self._life.move(EngineState.LOADING)
+        self.news.loads_again()
+        self.reason, self.failed_s = None, None
+        self._deaths.forgive()
+
+    async def settled(self) -> EngineState:
+        """The state that loading leads to, once it is over."""
+        return await self._life.settled()
+
+    async def sleep(self) -> None:
+        """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
+        if self.state is EngineState.ASLEEP:
+            return
+        self._life.move(EngineState.ASLEEP)
+        self.news.forget()
+        self.reason = None
+        if self._process is not None:
+            await self._process.close()
+        await self._gone.wait()
+
+    def fail(self, reason: str) -> None:
+        """No process is to be started, unless it is woken."""
+        self.reason, self.failed_s = reason, self._clock()
+        self._life.move(EngineState.FAILED)
+
+    def stop(self) -> None:
+        """No other process is started. One that loads has nothing to save and is not waited for."""
+        is_loading = self._life.is_starting
+        self._end()
+        if is_loading and self._process is not None:
+            self._process.kill()
+
+    async def wait_for_end(self) -> None:
+        """After `stop`: let the process go, or kill it if it stays."""
+        if self._process is not None:
+            await self._process.close()
+
+    def kill(self) -> None:
+        """For a `wait_for_end` that is not to wait, not even if it waits already."""
+        self._end()
+        if self._last_process is not None:
+            self._last_process.kill()
+
+    def _end(self) -> None:
+        self._life.move(EngineState.STOPPED)
+        self.news.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
+
+    async def _live_once(self, clientele: ServedRequests) -> Death | None:
+        """One engine process from spawn to death; None: it was told to end."""
+        self._gone.clear()
+        try:
+            return await self._one_life(clientele)
+        finally:
+            self._gone.set()
+
+    async def _one_life(self, clientele: ServedRequests) -> Death | None:
+        self._start_failure = None
+        options = msgspec.structs.replace(self._options, adapters=self.news.next_process())
+        try:
+            process = await EngineProcess.spawn(self._command, options)
+        except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
+            return Death.unborn(error)
+        self._process = self._last_process = process
+        was_wanted = self._life.is_wanted
+        if not was_wanted:
+            process.kill()
+        self.news.started(process.send)
+        watchdog = Watchdog(
+            process,
+            limits=self._hang_limits,
+            killer=self._memory_killer(),
+            clock=self._clock,
+            is_loading=lambda: self.state is not EngineState.READY,
+            owes=lambda: self.news.is_owed(clientele),
+            is_waiting=lambda: self.news.is_waiting,
+        )
+        try:
+            while (event := await watchdog.receive()) is not None and self._life.is_wanted:
+                if not process.is_closing:
+                    self._heard(event, clientele)
+        finally:
+            was_told_to_end = process.is_closing or not was_wanted
+            watchdog.stop()
+            self.news.lost(clientele)
+            self._process = None
+            await process.close()
+        return None if was_told_to_end else watchdog.death()
+
+    def _heard(self, event: Event, clientele: ServedRequests) -> None:
+        match event:
+            case Ready(info=info):
+                self._ready(info, clientele)
+            case StartFailed(message=message):
+                self._start_failed(message)
+            case _:
+                self.news.heard(event, clientele)
+
+    def _ready(self, info: ModelInfo, clientele: ServedRequests) -> None:
+        logger.info("ready: %s", info.summary)
+        self.reason = None
+        self._must_start = False
+        self._deaths.started()
+        self._life.move(EngineState.READY)
+        self.news.ready(info, clientele, self.send)
+
+    def _start_failed(self, message: str) -> None:
+        if self.state is EngineState.LOADING and self._must_start:
+            raise StartupError(message)
+        self._start_failure = message
+
+    async def _replace(self, death: Death, clientele: ServedRequests) -> None:
+        """Decide what the death means, and wait before the next start."""
+        is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless
+        if is_own_fault and self.news.adapters.died(death.message) and self.state is EngineState.LOADING:
+            return  # the next process does not load it
+        if self.state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
+            self._not_loaded(why, clientele)
+            return
+        if self._may_have_died_measuring(death, clientele):
+            logger.warning("steps are not timed any more: the engine may have died of that")
+            self._options = msgspec.structs.replace(self._options, calibrate="never")
+        self.reason = self._start_failure or death.message
+        logger.error("%s, %d requests live", self.reason, clientele.num_live)
+        if clientele.has_explained():
+            self._deaths.forgive()
+        self._book(death, clientele.died(death))
+        if (why := self._deaths.why_too_many) is not None:
+            self._give_up(why, clientele)
+            return
+        self._life.move(EngineState.RESTARTING)
+        await self._life.pause(self._deaths.backoff_s)
+
+    def _why_not_loaded(self, death: Death) -> str | None:
+        """None: somebody has killed it, and the next may come further."""
+        if not self._must_start and death.kind is DeathKind.KILL and self._start_failure is None:
+            return None
+        return self._start_failure or self.news.progress.failure(death)
+
+    def _not_loaded(self, why: str, clientele: ServedRequests) -> None:
+        """Raises `StartupError` where the model must be loaded."""
+        if self._must_start:
+            raise StartupError(why)
+        logger.error("%s is not loaded: %s", self._options.model_path, why)
+        self.fail(why)
+        again_s = self.state.retry_after_s
+        clientele.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+        self.news.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+
+    def _book(self, death: Death, search: SearchProgress) -> None:
+        self.news.died(death.cause)
+        self._deaths.book(
+            death,
+            search=search,
+            has_advanced=self.news.has_advanced,
+            while_restarting=self.state is EngineState.RESTARTING,
+        )
+
+    def _may_have_died_measuring(self, death: Death, clientele: ServedRequests) -> bool:
+        """By itself, ready, and with nothing else to do."""
+        is_idle = self.state is EngineState.READY and not clientele.num_live
+        return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
+
+    def _give_up(self, why: str, clientele: ServedRequests) -> None:
+        self.fail(f"{why}; the last time {self.reason}")
+        logger.critical("giving up: %s", self.reason)
+        clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
+        self.news.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))

@@ -1,0 +1,271 @@
+"""Decides which of several engines computes: one at a time, for they share a machine's cores.
+
+No I/O and no clock: time is an argument, in seconds. The rules are those within one model. Interactive work
+goes first, batch work keeps a share of the time, and within a class engines take turns by the time that they
+have used.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.fairness import Credit, FairTurns
+
+INTERACTIVE_TURN_S = 0.02
+"""A turn between interactive work of several engines ends after the step in which this time passes.
+
+Engines of short steps do not pay a hand-over for each step, and nobody reads so fast that the pause is seen.
+Measured with steps of 0.5 ms: two engines together compute as many tokens as one alone (docs/scheduling.md).
+"""
+BATCH_TURN_S = 1.0
+"""The same between batch work: one or two of its longest steps."""
+FIRST_PRICE_S = 0.13
+"""What a turn of batch work beside interactive work is expected to take before one was seen: a little more
+than a step may, which is `--preempt-threshold-ms`."""
+LONGEST_COURTESY_S = 2.0
+"""So long batch work whose turn is due lets interactive newcomers go first.
+
+It bounds its wait where newcomers come without end; one of these then waits for a short step.
+"""
+
+
+_NOT_WORTH_TELLING_S = 1e-3
+"""By so much a limit must change to be told again; it is less than any step."""
+
+
+class TurnGrant(NamedTuple):
+    """The turn is this participant's."""
+
+    name: str
+    limit_s: float | None
+    """How long it may keep it, counted from now: to the end of the step in which this time passes.
+
+    None: there is no limit yet.
+    """
+    beside_interactive: bool
+    """Interactive work of another waits meanwhile."""
+
+
+class ShortenedTurn(NamedTuple):
+    """The holder may keep the turn for a shorter time than it was told."""
+
+    name: str
+    after_s: float
+    """Counted from now."""
+    interrupts: bool
+    """A step of batch work alone that has long left is to be thrown away."""
+
+
+Decision = TurnGrant | ShortenedTurn
+
+
+class TurnTaker:
+    """One engine that shares the cores."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.work: Priority | None = None
+        """What it wants to compute, or computes."""
+        self.is_newcomer = False
+        """Its interactive work has had no turn yet since there was none."""
+        self.used_s = dict.fromkeys(Priority, 0.0)
+        """The time that it has held the turn for work of each class."""
+        self.price_s = FIRST_PRICE_S
+        """What a turn of batch work beside interactive work has taken, the last time."""
+
+
+class CoreTurns:
+    """Who holds the turn, and who is next. Tell it what happens, and do what it `decides`.
+
+    Batch work earns credit while it contends with interactive work of another engine. When that pays for a
+    turn, which is one short step, the turn is due. It lets newcomers go first, for a while. The credit lapses
+    when batch work gets a turn otherwise; not when it wants nothing, as it does between the requests of one
+    who sends them one after the other.
+    """
+
+    def __init__(self, *, batch_floor: float) -> None:
+        """`batch_floor`: a share of the time, 0 to 1; 0: none beside interactive work of others."""
+        self._participants: dict[str, TurnTaker] = {}
+        self._by_class = {work: FairTurns[TurnTaker](favours_newcomers=True) for work in Priority}
+        """Those that want or compute work of each class, by the seconds that they had the turn for it."""
+        self._holder: TurnTaker | None = None
+        self._granted_s = 0.0
+        """When the holder got the turn."""
+        self._until_s = math.inf
+        """How long the holder may keep it, as it was told."""
+        self._has_interrupted = False
+        """The holder was told to throw a step away."""
+        self._is_floor_turn = False
+        """The holder computes batch work though interactive work waits."""
+        self._credit = Credit(batch_floor)
+        """Of batch work, in seconds."""
+        self._due_since_s: float | None = None
+        self._booked_s = 0.0
+
+    # -- what happens ------------------------------------------------------------------------------------
+
+    def join(self, name: str, now_s: float) -> None:
+        """An engine has started. It wants nothing yet."""
+        assert name not in self._participants, f"there is a {name} already"
+        self._book(now_s)
+        self._participants[name] = TurnTaker(name)
+
+    def leave(self, name: str, now_s: float) -> None:
+        """An engine has died or ended: it holds nothing any more."""
+        self._book(now_s)
+        participant = self._participants.pop(name)
+        if self._holder is participant:
+            self._holder = None
+        for turns in self._by_class.values():
+            turns.leave(participant)
+
+    def wants(self, name: str, work: Priority | None, now_s: float) -> None:
+        """What the participant would compute, or computes, from now on; None: nothing."""
+        self._book(now_s)
+        self._set_work(self._participants[name], work)
+
+    def given_back(self, name: str, work: Priority | None, now_s: float) -> None:
+        """The holder has given the turn back, and wants this next."""
+        participant = self._participants[name]
+        assert self._holder is participant, f"{name} gives back what it does not hold"
+        self._book(now_s)
+        if self._is_floor_turn:
+            participant.price_s = max(now_s - self._granted_s, 1e-3)
+        self._holder = None
+        self._set_work(participant, work)
+
+    # -- what follows ------------------------------------------------------------------------------------
+
+    def decide(self, now_s: float) -> Decision | None:
+        """What the carrier must do now; it counts as done. None: nothing."""
+        self._book(now_s)
+        if self._holder is None:
+            return self._grant(now_s)
+        return self._recall(self._holder, now_s)
+
+    @property
+    def holder(self) -> str | None:
+        return self._holder.name if self._holder is not None else None
+
+    def used_s(self, name: str, work: Priority, now_s: float) -> float:
+        """The time that the participant has held the turn for work of this class."""
+        participant = self._participants[name]
+        is_at_it = participant is self._holder and participant.work is work
+        return participant.used_s[work] + (now_s - self._booked_s if is_at_it else 0.0)
+
+    def is_waiting(self, name: str) -> bool:
+        """Whether it wants the turn, and another has it."""
+        participant = self._participants[name]
+        return participant.work is not None and participant is not self._holder
+
+    def is_awaited(self, name: str) -> bool:
+        """Whether it holds the turn, and another wants it."""
+        others = (p for p in self._participants.values() if p is not self._holder)
+        return self.holder == name and any(p.work is not None for p in others)
+
+    def _grant(self, now_s: float) -> TurnGrant | None:
+        chosen = self._next(now_s)
+        if chosen is None or chosen.work is None:
+            return None
+        others_interactive = any(p is not chosen for p in self._waiting(Priority.INTERACTIVE))
+        self._is_floor_turn = chosen.work is Priority.BATCH and others_interactive
+        if chosen.work is Priority.BATCH:
+            self._due_since_s = None
+            if not self._is_floor_turn:
+                self._credit.lapse()
+        chosen.is_newcomer = False
+        self._holder, self._granted_s, self._has_interrupted = chosen, now_s, False
+        self._until_s = self._deadline_s(chosen, now_s)
+        return TurnGrant(chosen.name, self._limit_s(now_s), beside_interactive=others_interactive)
+
+    def _limit_s(self, now_s: float) -> float | None:
+        return None if self._until_s == math.inf else max(0.0, self._until_s - now_s)
+
+    def _recall(self, holder: TurnTaker, now_s: float) -> ShortenedTurn | None:
+        """Tell the holder if it must end earlier than it knows."""
+        if holder.work is None:
+            return None  # it is about to give the turn back by itself
+        until_s = self._deadline_s(holder, now_s)
+        interrupts = self._must_interrupt(holder) and not self._has_interrupted
+        if until_s > self._until_s - _NOT_WORTH_TELLING_S and not interrupts:
+            return None
+        self._until_s = min(until_s, self._until_s)
+        self._has_interrupted = self._has_interrupted or interrupts
+        return ShortenedTurn(holder.name, max(0.0, self._until_s - now_s), interrupts)
+
+    def _must_interrupt(self, holder: TurnTaker) -> bool:
+        """A turn that batch work has saved for is short and is left alone: else newcomers that come often
+        would take its share."""
+        is_batch = holder.work is Priority.BATCH and not self._is_floor_turn
+        return is_batch and bool(self._waiting(Priority.INTERACTIVE))
+
+    def _next(self, now_s: float) -> TurnTaker | None:
+        interactive, batch = self._waiting(Priority.INTERACTIVE), self._waiting(Priority.BATCH)
+        if not interactive or (batch and self._is_batchs_turn(interactive, now_s)):
+            return batch[0] if batch else None
+        return interactive[0]
+
+    def _is_batchs_turn(self, interactive: list[TurnTaker], now_s: float) -> bool:
+        """Whether batch work computes though interactive work waits."""
+        if self._due_since_s is None:
+            return False
+        has_newcomer = any(p.is_newcomer for p in interactive)
+        return not has_newcomer or now_s - self._due_since_s >= LONGEST_COURTESY_S
+
+    def _deadline_s(self, holder: TurnTaker, now_s: float) -> float:
+        """How long the holder may keep the turn, as things stand; infinity: as long as it has work."""
+        if holder.work is Priority.BATCH:
+            if self._waiting(Priority.INTERACTIVE):
+                return now_s
+            return self._fair_until_s(holder, Priority.BATCH, BATCH_TURN_S)
+        fair_s = self._fair_until_s(holder, Priority.INTERACTIVE, INTERACTIVE_TURN_S)
+        price_s = self._price_s()
+        return fair_s if price_s is None else min(fair_s, now_s + self._credit.due_in(price_s))
+
+    def _fair_until_s(self, holder: TurnTaker, work: Priority, least_s: float) -> float:
+        """When another of its class is next, if there is one that waits."""
+        waiting = self._waiting(work)
+        if not waiting:
+            return math.inf
+        return max(self._granted_s + least_s, self._booked_s + self._by_class[work].lead(waiting[0], holder))
+
+    def _price_s(self) -> float | None:
+        """What the next turn of batch work will take; None: none is wanted."""
+        waiting = self._waiting(Priority.BATCH)
+        return waiting[0].price_s if waiting else None
+
+    def _waiting(self, work: Priority) -> list[TurnTaker]:
+        """Who is next of this class comes first."""
+        return [participant for participant in self._by_class[work].order if participant is not self._holder]
+
+    # -- books -------------------------------------------------------------------------------------------
+
+    def _set_work(self, participant: TurnTaker, work: Priority | None) -> None:
+        if work is participant.work:
+            return
+        if participant.work is not None:
+            self._by_class[participant.work].leave(participant)
+        if work is not None:
+            self._by_class[work].join(participant)
+        participant.work = work
+        participant.is_newcomer = work is Priority.INTERACTIVE and participant is not self._holder
+
+    def _book(self, now_s: float) -> None:
+        """Book the time since the last booking, in which nothing has changed."""
+        seconds, self._booked_s = now_s - self._booked_s, now_s
+        holder = self._holder
+        work = holder.work if holder is not None else None
+        if holder is not None and work is not None:
+            holder.used_s[work] += seconds
+            self._by_class[work].use(holder, seconds)
+        self._book_credit(seconds, work, now_s)
+
+    def _book_credit(self, seconds: float, work: Priority | None, now_s: float) -> None:
+        if not all(self._by_class.values()):
+            return
+        self._credit.account(seconds, own=seconds if work is Priority.BATCH else 0.0)
+        price_s = self._price_s()
+        if price_s is not None and self._credit.pays_for(price_s) and self._due_since_s is None:
+            self._due_since_s = now_s

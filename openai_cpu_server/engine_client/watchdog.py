@@ -1,0 +1,156 @@
+"""Kills an engine process that hangs or cannot be read, and tells what it died of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from openai_cpu_server.contract.messages import Event, Handling, StepStarted
+from openai_cpu_server.engine_client.child import EngineProcess
+from openai_cpu_server.engine_client.deaths import Death, MemoryKiller
+
+TICK_S = 0.5
+"""How often to ask."""
+_FACTOR = 300.0
+"""How much slower than expected a step may be."""
+
+
+class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
+    step_s: float | None = 60.0
+    """Longest silence while something is computed; or 300 times what the step should take, if that is longer.
+    None: there is no limit."""
+    load_s: float | None = 1800.0
+    """Longest silence while the model is loaded and its steps are measured. None: there is no limit."""
+
+
+class HangDetector:
+    """Times the silence of one engine process. It is told of all news, and asked every `TICK_S`."""
+
+    def __init__(self, limits: HangLimits, *, now_s: float) -> None:
+        self.silence_s = 0.0
+        """Counts while something was owed, and only time in which this process itself ran."""
+        self.handling_s: float | None = None
+        """How long one request has been handled outside of steps, whatever else is heard; None: none is."""
+        self._limits = limits
+        self._asked_s = now_s
+        self._expected_s = 0.0
+
+    def news(self) -> None:
+        self.silence_s = 0.0
+
+    def step_begins(self, expected_ms: float) -> None:
+        self._expected_s = expected_ms / 1000
+
+    def handling(self, request_id: str | None) -> None:
+        """Another request is being handled outside of steps, or none any more."""
+        self.handling_s = None if request_id is None else 0.0
+
+    @property
+    def stuck_s(self) -> float:
+        """The longer of both."""
+        return max(self.silence_s, self.handling_s or 0.0)
+
+    def is_hung(self, now_s: float, *, is_loading: bool, owes: bool, is_waiting: bool = False) -> bool:
+        """`owes`: it has something to do. `is_waiting`: but it may not, for another engine computes.
+
+        A gap between two questions counts as one short wait: this process was stopped or had no CPU then, and
+        neither had the engine.
+        """
+        waited = min(now_s - self._asked_s, 2 * TICK_S)
+        self._asked_s = now_s
+        is_due = (is_loading or owes) and not is_waiting
+        self.silence_s = self.silence_s + waited if is_due else 0.0
+        if self.handling_s is not None:
+            self.handling_s += waited
+        limit = self._load_limit if is_loading else self._step_limit
+        return limit is not None and self.stuck_s > limit
+
+    @property
+    def _load_limit(self) -> float | None:
+        return self._limits.load_s
+
+    @property
+    def _step_limit(self) -> float | None:
+        if self._limits.step_s is None:
+            return None
+        return max(self._limits.step_s, _FACTOR * self._expected_s)
+
+
+logger = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Hears what the process says, and looks at it every `TICK_S` until `stop`."""
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        *,
+        limits: HangLimits,
+        killer: MemoryKiller,
+        clock: Callable[[], float],
+        is_loading: Callable[[], bool],
+        owes: Callable[[], bool],
+        is_waiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_waiting`: for its turn on cores that another engine computes on. That is no hang."""
+        self._process = process
+        self._detector = HangDetector(limits, now_s=clock())
+        self._killer = killer
+        self._clock = clock
+        self._is_loading = is_loading
+        self._owes = owes
+        self._is_waiting = is_waiting
+        self._hung_s: float | None = None
+        """The silence for which it was killed."""
+        self._unreadable: str | None = None
+        """Why it was killed for what it said."""
+        self._task = asyncio.create_task(self._watch())
+
+    async def receive(self) -> Event | None:
+        """The process's next event; None when it is gone, or was killed for one that cannot be read."""
+        try:
+            event = await self._process.receive()
+        except msgspec.DecodeError as error:
+            logger.error("a message of the engine process cannot be read: killing it")
+            self._unreadable = str(error)
+            self._process.kill()
+            return None
+        self._detector.news()
+        match event:
+            case StepStarted(expected_ms=expected_ms):
+                self._detector.step_begins(expected_ms)
+            case Handling(id=request_id):
+                self._detector.handling(request_id)
+        return event
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    def death(self) -> Death:
+        """What the process has died of, when it has ended."""
+        if self._unreadable is not None:
+            return Death.by_message(self._unreadable)
+        return Death.of(
+            self._process.exit_status, hang_s=self._hung_s, ran_out_of_memory=self._killer.has_struck
+        )
+
+    async def _watch(self) -> None:
+        """If it hangs it is killed, and then dead like any other."""
+        while not self._is_hung():
+            self._killer.look()
+            await asyncio.sleep(TICK_S)
+        self._hung_s = self._detector.stuck_s
+        logger.error("the engine process makes no progress: killing it")
+        self._process.kill()
+
+    def _is_hung(self) -> bool:
+        return self._detector.is_hung(
+            self._clock(),
+            is_loading=self._is_loading(),
+            owes=self._owes(),
+            is_waiting=self._is_waiting(),
+        )

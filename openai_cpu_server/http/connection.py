@@ -1,0 +1,376 @@
+"""One connection of the web server: how many there may be, how slow a request may come, and what of it is
+malformed. It subclasses uvicorn's protocol: look here first when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from types import FrameType
+from typing import Any, ClassVar, Protocol
+
+import httptools
+import msgspec
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+
+def authority(host: str, port: int) -> str:
+    """`127.0.0.1:8000`, `[::1]:8000`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 10.0
+
+
+class Complaints:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next_s = clock()
+        self._num_unsaid = 0
+
+    def note(self, client: tuple[str, int] | None, what: str) -> None:
+        """A line at once, then none for a while; the next one says how many there were meanwhile."""
+        self._num_unsaid += 1
+        now_s = self._clock()
+        if now_s < self._next_s:
+            return
+        said, self._num_unsaid, self._next_s = self._num_unsaid, 0, now_s + _INTERVAL_S
+        logger.warning("malformed requests: %d; the last, from %s: %s", said, client and client[0], what)
+
+
+class Hangup:
+    """Catches the signal. Make it in the main thread at the start: a signal that comes early is not lost.
+
+    The signal is noted rather than masked: threads that libraries have started before would not have the
+    mask.
+    """
+
+    def __init__(self) -> None:
+        self._has_come = False
+        signal.signal(signal.SIGHUP, self._note)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Call a function at each signal from now on, in the running loop; and now, if one has come."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, action)
+        if self._has_come:
+            action()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._has_come = True
+
+
+_MAX_HEADER_BYTES = 64 * 1024
+_MAX_FIELDS = 256
+"""A request's line, its headers and its trailers have no more bytes, and are no more, together."""
+_MAX_WAITING = 8
+"""So many requests may wait behind one that is answered."""
+_LINGER_S = 2.0
+_EXCESS_READ_S = 2.0
+"""The seconds in which a connection beyond the limit must send its request, which is then refused."""
+_UNSENT_BYTES = 128 * 1024
+"""Bytes of a response that the kernel takes before the client has room for them."""
+_NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+
+
+class HeldMessages(Protocol):
+    """A WebSocket's part of the memory for all bodies."""
+
+    def holds(self, num_bytes: int) -> bool:
+        """It holds so many bytes now. False: there is no room for them, and what was counted stays."""
+        ...
+
+    def release(self) -> None: ...
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    max_connections: int
+    read_timeout_s: float
+    """Seconds for the headers of a request, counted from the start of the
+    connection or the end of the last response."""
+    write_timeout_s: float
+    """The seconds after which a client that does not read is dropped."""
+    excess_mark: str
+    """The key in the connection's state that marks connections beyond the limit for the application."""
+    messages: Callable[[], HeldMessages]
+    """Makes what a WebSocket counts its messages in."""
+    complaints: Complaints
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    status: int
+    message: str
+    code: str
+
+
+_MALFORMED = _Refusal(400, "Invalid HTTP request received.", "invalid_http")
+_TOO_LARGE = _Refusal(431, "The request's headers are too large.", "headers_too_large")
+
+
+class _TooLarge(Exception):
+    """Stops the parser."""
+
+
+class _Full(Exception):
+    """Stops the parser: too many requests wait."""
+
+
+class Timer:
+    """One timer, which runs at most once at a time."""
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float, transport: asyncio.Transport) -> None:
+        """Drop the connection after this time, with whatever is unsent, unless the timer is stopped."""
+        self.stop()
+        self._handle = asyncio.get_running_loop().call_later(seconds, transport.abort)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """One timer runs while headers are awaited, another while the client takes no data."""
+
+    limits: ClassVar[ConnectionLimits]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._reading = Timer()
+        self._writing = Timer()
+        self._has_head = False
+        """A message is being read, and its headers are complete."""
+        self._drops_upgrade = False
+        self._is_over = False
+        """Nothing more is read."""
+        self._refusal = _MALFORMED
+        self._field_bytes = self._num_fields = 0
+        self._silent_bytes = 0
+        """Came since the parser had something to tell: it keeps them until it has."""
+        self._answered: RequestResponseCycle | None = None
+        super().connection_made(transport)
+        _bound_send_buffer(transport)
+        read_s = self.limits.read_timeout_s
+        if len(self.connections) > self.limits.max_connections:
+            self.app_state = {**self.app_state, self.limits.excess_mark: True}
+            read_s = min(read_s, _EXCESS_READ_S)
+        self._reading.start(read_s, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reading.stop()
+        self._writing.stop()
+        self.pipeline.clear()
+        if self._answered is not None:
+            _disconnect(self._answered)  # uvicorn tells the request that came last
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        self._unset_keepalive_if_required()
+        self._silent_bytes += len(data)
+        try:
+            self._read(data)
+            if self._silent_bytes > _MAX_HEADER_BYTES:
+                self._refuse(_TOO_LARGE)
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _Full):
+                self._end_after_accepted()
+            else:
+                self._refuse(self._refusal)
+
+    def _read(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                data = self._switched(data[stop.args[0] :])
+
+    def _switched(self, rest: bytes) -> bytes:
+        """Returns what is to be read as HTTP, where the parser has stopped at an Upgrade.
+
+        A server may ignore one (RFC 9110, 7.8): the request is read again without it, and its body too.
+        """
+        if self._should_upgrade():
+            self._open_socket()
+            return b""
+        if not self._drops_upgrade:
+            return b""  # CONNECT, which has been refused
+        head = [
+            b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        ]
+        head += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        self._drops_upgrade = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        return b"\r\n".join((*head, b"", rest))
+
+    def _should_upgrade(self) -> bool:
+        return self.parser.get_method() == b"GET" and super()._should_upgrade()
+
+    def _open_socket(self) -> None:
+        """What the reader of WebSockets reads itself must be ASCII. Who waits for an answer opens none."""
+        read = [value for name, value in self.headers if name.startswith(b"sec-websocket-")]
+        if self._is_answering() or not all(map(bytes.isascii, (self.url, *read))):
+            self._refuse(_MALFORMED)
+        else:
+            self.handle_websocket_upgrade()
+
+    # -- what the parser tells ---------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._silent_bytes = 0
+        self._has_head = False
+        self._field_bytes = self._num_fields = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Also of a trailer, which nobody reads: but for the count it would be kept for ever."""
+        self._num_fields += 1
+        self._count_field(len(name) + len(value))
+        if not self._has_head:
+            super().on_header(name, value)
+
+    def _count_field(self, num_bytes: int) -> None:
+        self._silent_bytes = 0
+        self._field_bytes += num_bytes
+        if self._field_bytes > _MAX_HEADER_BYTES or self._num_fields > _MAX_FIELDS:
+            self._refusal = _TOO_LARGE
+            raise _TooLarge
+
+    def on_headers_complete(self) -> None:
+        self._silent_bytes = 0
+        if self.parser.should_upgrade() and self._drops():
+            self._drops_upgrade = True
+            return
+        if self._is_answering() and len(self.pipeline) >= _MAX_WAITING:
+            raise _Full
+        self._reading.stop()
+        super().on_headers_complete()
+        self._has_head = True
+
+    def _drops(self) -> bool:
+        """CONNECT asks for another protocol without an Upgrade."""
+        return self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
+
+    def on_chunk_header(self) -> None:
+        self._silent_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._silent_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._silent_bytes = 0
+        self._has_head = False
+        if not self._drops_upgrade:
+            super().on_message_complete()
+
+    # -- responses, and their ends -----------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._writing.start(self.limits.write_timeout_s, self.transport)
+        elif self.cycle.response_complete:  # and no other request was behind it already
+            self._reading.start(self.limits.read_timeout_s, self.transport)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._writing.start(self.limits.write_timeout_s, self.transport)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing.start(self.limits.write_timeout_s, self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._writing.stop()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _end_after_accepted(self) -> None:
+        """Reads nothing more. Requests that were accepted get their answers; then the connection closes."""
+        self._is_over = True
+        self.cycle.keep_alive = False
+        self.limits.complaints.note(self.client, "too many requests wait on one connection")
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        """Answers a request that never reaches the application, or only a part of it, and closes."""
+        self.limits.complaints.note(self.client, refusal.message)
+        self._is_over = True
+        if self._is_answering() and not self._has_head:  # an earlier request gets its answer
+            self.cycle.keep_alive = False
+        elif self._is_answering() and (self.pipeline or self.cycle.response_started):
+            self.transport.abort()
+        else:
+            is_answered = self._has_head and self.cycle.response_complete
+            if not is_answered:
+                self._answer(refusal)
+            self._hang_up()
+
+    def _answer(self, refusal: _Refusal) -> None:
+        if self.cycle is not None:
+            _disconnect(self.cycle)
+        error = {
+            "message": refusal.message,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": refusal.code,
+        }
+        body = json.dumps({"error": error}).encode()
+        head = (
+            b"HTTP/1.1 %d %b" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()),
+            b"content-type: application/json",
+            b"content-length: %d" % len(body),
+            b"connection: close",
+        )
+        self.transport.write(b"\r\n".join((*head, b"", body)))
+
+    def _hang_up(self) -> None:
+        """What the client still sends is thrown away for a while: closing at once would reset the connection,
+        and the client would not see the answer."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._reading.start(_LINGER_S, self.transport)
+        else:
+            self.transport.close()
+            self._writing.start(self.limits.write_timeout_s, self.transport)
+
+
+def limited_connection(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """A protocol class for uvicorn, which makes one object of it for each connection."""
+    bound: dict[str, Any] = {"limits": limits}
+    return type("LimitedConnection", (LimitedConnection,), bound)
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Tells the application of this request that its client is gone; what it sends is thrown away."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+
+
+def _bound_send_buffer(transport: asyncio.Transport) -> None:
+    sock = transport.get_extra_info("socket")
+    if _NOT_SENT_LOWAT is not None and sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, _NOT_SENT_LOWAT, _UNSENT_BYTES)

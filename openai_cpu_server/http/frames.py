@@ -1,0 +1,174 @@
+"""One WebSocket of uvicorn's, with limits of time and size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, ClassVar
+
+from uvicorn._types import ASGIReceiveEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from openai_cpu_server.http.connection import ConnectionLimits, Timer
+
+_MAX_FRAGMENTS = 4096
+_BYTES_PER_S = 1024
+"""Each of so many bytes buys its message a second more, as it does a body."""
+_BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class LimitedSocket(WebSocketsSansIOProtocol):
+    """A connection that has become a WebSocket. It is dropped if its client takes no data.
+
+    A message is held until it is whole and the application has taken it. So long its bytes count among those
+    of all bodies. One that is late, in too many pieces, or too much beside others ends its socket.
+    """
+
+    limits: ClassVar[ConnectionLimits]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._writing = Timer()
+        self._held = self.limits.messages()
+        self._message = bytearray()
+        self._num_fragments = 0
+        self._waiting: deque[int] = deque()
+        """Sizes of the messages that the application has not taken."""
+        self._began_s: float | None = None
+        """When the message that is not whole began; None: there is none."""
+        self._late: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._writing.stop()
+        self._stop_waiting()
+        self._held.release()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except Exception as error:  # the libraries' own, of input that they did not expect
+            self._drop(f"not to be read as a WebSocket ({type(error).__name__})")
+            return
+        if not self.handshake_initiated:
+            self._drop("no handshake of a WebSocket")
+        else:
+            self._count()
+
+    def _drop(self, what: str) -> None:
+        self.limits.complaints.note(self.client, what)
+        if not self.handshake_initiated:
+            self.transport.write(_BAD_HANDSHAKE)
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def handle_text(self, event: Frame) -> None:
+        self.curr_msg_data_type = "text"
+        self.handle_cont(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self.curr_msg_data_type = "bytes"
+        self.handle_cont(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Pieces are joined as they come: a list of them would take many times their bytes."""
+        if self.close_sent:
+            return
+        if event.fin:
+            self._stop_waiting()
+            whole, self._message, self._num_fragments = self._message, bytearray(), 0
+            self.frames = [bytes(whole + event.data) if whole else bytes(event.data)]
+            self.send_receive_event_to_app()
+            return
+        self._message += event.data
+        self._num_fragments += 1
+        if self._num_fragments > _MAX_FRAGMENTS:
+            self._fail(CloseCode.POLICY_VIOLATION, f"a message has more than {_MAX_FRAGMENTS} pieces")
+
+    def send_receive_event_to_app(self) -> None:
+        (data,) = self.frames
+        if self.curr_msg_data_type == "text" and not _is_text(data):
+            self.frames = []
+            self._fail(CloseCode.INVALID_DATA, "a text is not UTF-8")
+            return
+        self._waiting.append(len(data))
+        super().send_receive_event_to_app()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        if message["type"] == "websocket.receive":
+            self._waiting.popleft()
+            self._count()
+        return message
+
+    def _count(self) -> None:
+        if self.disconnected or self.close_sent:
+            return
+        unfinished = self._unfinished_bytes()
+        if not self._held.holds(unfinished + sum(self._waiting)):
+            self._fail(CloseCode.TRY_AGAIN_LATER, "the server is reading too many large messages")
+        elif not self._is_unfinished():
+            self._stop_waiting()
+        elif self._began_s is None:
+            self._began_s = self.loop.time()
+            self._late = self.loop.call_later(self.limits.read_timeout_s, self._check_time)
+
+    def _unfinished_bytes(self) -> int:
+        return len(self._message) + len(self.conn.reader.buffer)
+
+    def _is_unfinished(self) -> bool:
+        return self._num_fragments > 0 or len(self.conn.reader.buffer) > 0
+
+    def _check_time(self) -> None:
+        """While the application takes no message, none is late: what comes of one is not read."""
+        assert self._began_s is not None
+        now_s = self.loop.time()
+        if self.read_paused:
+            self._began_s = now_s
+        due_s = self._began_s + self.limits.read_timeout_s + self._unfinished_bytes() / _BYTES_PER_S
+        if now_s < due_s:
+            self._late = self.loop.call_at(due_s, self._check_time)
+        else:
+            self._fail(CloseCode.POLICY_VIOLATION, "a message took too long to arrive")
+
+    def _stop_waiting(self) -> None:
+        self._began_s = None
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        """Closes with this code. It reads nothing more."""
+        self._stop_waiting()
+        self.limits.complaints.note(self.client, f"WebSocket: {reason}")
+        self.conn.fail(code, reason)
+        if self.conn.close_sent is None:  # it was not accepted yet
+            self.transport.abort()
+        else:
+            self.handle_parser_exception()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing.start(self.limits.write_timeout_s, self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._writing.stop()
+
+
+def limited_socket(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """The same for WebSockets as `limited_connection` for HTTP."""
+    bound: dict[str, Any] = {"limits": limits}
+    return type("LimitedSocket", (LimitedSocket,), bound)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

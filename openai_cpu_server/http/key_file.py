@@ -1,0 +1,176 @@
+"""Where keys come from: a new one, the file that lists them, and the ring that a server looks them up in."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.http.keys import ALL_SCOPES, Access, Allowance, Callers, Key, Scope
+
+Label = Literal["interactive", "batch"]
+Amount = Annotated[int, msgspec.Meta(ge=1)]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
+    priority: Label | None = None
+    max_priority: Label = "interactive"
+    models: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
+    admin: bool = False
+    """The key has all scopes."""
+    requests_per_minute: Amount | None = None
+    tokens_per_minute: Amount | None = None
+    tokens_per_day: Amount | None = None
+    concurrent: Amount | None = None
+    batch_tokens_per_day: Amount | None = None
+    stored_mb: Amount | None = None
+    files: Amount | None = None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keys: Annotated[dict[str, _Entry], msgspec.Meta(min_length=1)]
+
+
+def read_keys(path: Path) -> tuple[Key, ...]:
+    """Raises StartupError: one line says what is wrong and where, and never what is written there."""
+    try:
+        entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise StartupError(f"cannot read the keys of {path}: {_one_line(error)}") from None
+    _check_names(entries, path)
+    _check_priorities(entries, path)
+    keys = tuple(_key(name, entry) for name, entry in entries.items())
+    if len({key.digest for key in keys}) < len(keys):
+        raise StartupError(f"cannot read the keys of {path}: two keys have the same sha256")
+    return keys
+
+
+def _check_names(entries: dict[str, _Entry], path: Path) -> None:
+    for name in entries:
+        if not NAME.fullmatch(name):
+            raise StartupError(f"cannot read the keys of {path}: {name[:64]!r} is no name for a key")
+
+
+def _check_priorities(entries: dict[str, _Entry], path: Path) -> None:
+    for name, entry in entries.items():
+        if entry.priority is not None and _priority(entry.priority) < _priority(entry.max_priority):
+            raise StartupError(
+                f"cannot read the keys of {path}: the priority of {name!r} exceeds its max_priority"
+            )
+
+
+def _priority(label: Label) -> Priority:
+    return Priority[label.upper()]
+
+
+def _key(name: str, entry: _Entry) -> Key:
+    return Key(
+        name=name,
+        digest=bytes.fromhex(entry.sha256),
+        scopes=ALL_SCOPES if entry.admin else frozenset(entry.scopes),
+        priority=_priority(entry.priority) if entry.priority else None,
+        max_priority=_priority(entry.max_priority),
+        models=frozenset(entry.models) if entry.models is not None else None,
+        allowance=Allowance(
+            requests_per_minute=entry.requests_per_minute,
+            tokens_per_minute=entry.tokens_per_minute,
+            tokens_per_day=entry.tokens_per_day,
+            concurrent=entry.concurrent,
+            batch_tokens_per_day=entry.batch_tokens_per_day,
+            stored_mb=entry.stored_mb,
+            files=entry.files,
+        ),
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return error.strerror or "unreadable" if isinstance(error, OSError) else str(error).replace("\n", " ")
+
+
+_PREFIX = "sk-ocs-"
+_RANDOM_BYTES = 32
+
+
+class NewKey(NamedTuple):
+    key: str
+    """The key itself, which is kept nowhere."""
+    lines: str
+    """These go into the file of `--api-keys`."""
+
+
+def new_key(name: str) -> NewKey:
+    """Raises StartupError for a name that no file may have."""
+    if not NAME.fullmatch(name):
+        raise StartupError(f"{name[:64]!r} is no name for a key: use letters, digits and . _ @ -")
+    key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return NewKey(key, f'[keys."{name}"]\nsha256 = "{digest}"')
+
+
+logger = logging.getLogger(__name__)
+
+
+class KeyRing:
+    """`api_key` is one key for everything, `path` a file of keys. With neither the server is open."""
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        path: Path | None = None,
+        *,
+        is_open_to_gateways: bool = False,
+    ) -> None:
+        """`is_open_to_gateways`: what gateways read needs no key; those whose keys open more of it see more.
+
+        Raises StartupError for a file that cannot be used.
+        """
+        self._is_open_to_gateways = is_open_to_gateways
+        self._own = () if api_key is None else (_shared_key(api_key),)
+        self._path = path
+        self._keys = self._own + (read_keys(path) if path else ())
+
+    @property
+    def is_open(self) -> bool:
+        return not self._keys
+
+    def admits_strangers(self, access: Access) -> bool:
+        return self._is_open_to_gateways and access.callers is Callers.GATEWAYS
+
+    def with_digest(self, digest: bytes) -> Key | None:
+        """The key with this digest. It is compared with every key, whichever fits, so that time tells
+        nothing."""
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def named(self, name: str) -> Key | None:
+        """The key of this holder, as it is now."""
+        return next((key for key in self._keys if key.name == name), None)
+
+    def reload(self) -> None:
+        """Reads the file again, if there is one. A broken file changes nothing but the log."""
+        if self._path is None:
+            return
+        try:
+            self._keys = self._own + read_keys(self._path)
+        except StartupError as error:
+            logger.error("the keys stay as they were: %s", error)
+        else:
+            logger.info("%d API keys read from %s", len(self._keys) - len(self._own), self._path)
+
+
+def _shared_key(key: str) -> Key:
+    return Key(name="", digest=hashlib.sha256(key.encode()).digest(), scopes=ALL_SCOPES)

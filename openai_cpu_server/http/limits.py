@@ -1,0 +1,222 @@
+"""Limits of keys: requests and tokens over time, and calls at once; and what responses say of them. A call's
+prompt and the output that it asks for by number must fit; the prompt is counted when the call begins, the
+output as it was when the call ends. Without `max_tokens` nothing is held back for the output. A call that is
+refused after its prompt was counted gets it back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import msgspec
+
+from openai_cpu_server.errors import RequestsLimited, TokensLimited
+from openai_cpu_server.http.keys import Allowance, Key
+from openai_cpu_server.http.meter import Meter, Period, Quota, Unit, Window
+
+NAMES = tuple(
+    f"x-ratelimit-{what}-{unit}"
+    for unit in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+)
+
+
+def limit_headers(quota: Quota, window: Window, *, held: int) -> dict[str, str]:
+    """`held` is what running calls may still use."""
+    unit = quota.unit.value
+    return {
+        f"x-ratelimit-limit-{unit}": str(quota.limit),
+        f"x-ratelimit-remaining-{unit}": str(max(0, window.remaining(quota.limit) - held)),
+        f"x-ratelimit-reset-{unit}": duration(window.reset_s),
+    }
+
+
+def duration(seconds: float) -> str:
+    """Writes `0s`, `12ms`, `1.5s`, `6m0s`, `23h59m1s`; rounds up to milliseconds, or to seconds above a
+    minute."""
+    milliseconds = math.ceil(1000 * seconds)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s"
+
+
+_CONCURRENT_RETRY_S = 1.0
+_UNLIMITED = Allowance()
+
+
+@dataclass
+class _Account:
+    """What one key uses now, in this process."""
+
+    num_running: int = 0
+    held_tokens: int = 0
+    """Output tokens that running calls may still have."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """It is held from looking whether tokens fit until they are counted."""
+
+
+class RateLimits:
+    """The accounts of all keys. A server has one of these, whatever the way that calls come in."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._accounts: dict[str, _Account] = {}
+
+    def lease(self, key: Key | None, *, takes_place: bool = True) -> Lease:
+        """A lease for one request of this key. `takes_place`: it is one of those at once."""
+        name = key.name if key else ""
+        allowance = key.allowance if key else _UNLIMITED
+        if not takes_place:
+            allowance = msgspec.structs.replace(allowance, concurrent=None)
+        account = self._accounts.setdefault(name, _Account()) if takes_place else _Account()
+        return Lease(name, allowance, account, self._meter)
+
+    def row_lease(self, key: Key | None) -> Lease:
+        """A lease for one row of a batch of this key: it counts against the limit of rows, and no other."""
+        if key is None or key.allowance.batch_tokens_per_day is None:
+            return self.lease(None)
+        name, allowance = f"batch:{key.name}", Allowance(tokens_per_day=key.allowance.batch_tokens_per_day)
+        return Lease(name, allowance, self._accounts.setdefault(name, _Account()), self._meter)
+
+
+class Lease:
+    """One call's share of its key's limits. `async with` it while the call is served; then its output tokens
+    are counted."""
+
+    def __init__(self, name: str, allowance: Allowance, account: _Account, meter: Meter) -> None:
+        self.output_tokens = 0
+        """The running call sets it before the end."""
+        self.headers: dict[str, str] = {}
+        """What the response is to say of the limits, as far as they are known by now."""
+        self._name = name
+        self._allowance = allowance
+        self._account = account
+        self._meter = meter
+        self._is_kept = False
+        self._held_tokens = 0
+        self._taken: dict[Quota, int] = {}
+        """Tokens of the prompt, by the quota that they were counted against."""
+
+    async def __aenter__(self) -> Lease:
+        """Raises RequestsLimited."""
+        self._begin()
+        try:
+            await self._count_request()
+            await self._show()
+        except BaseException:
+            self._account.num_running -= 1
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._is_kept:
+            await self.end()
+
+    def keep(self) -> None:
+        """The call goes on behind its request: whoever keeps the lease calls `end` in its place."""
+        self._is_kept = True
+
+    async def end(self) -> None:
+        """The call has ended: its output tokens are counted."""
+        self._account.num_running -= 1
+        self._account.held_tokens -= self._held_tokens
+        for quota in _quotas(self._allowance, Unit.TOKENS):
+            await self._charge(quota)
+
+    async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
+        """Counts the prompt, and holds back room for the output. Raises TokensLimited."""
+        quotas = tuple(_quotas(self._allowance, Unit.TOKENS))
+        async with self._account.lock:
+            for quota in quotas:
+                await self._check_tokens(quota, prompt_tokens + output_tokens)
+            for quota in quotas:
+                await self._take(quota, prompt_tokens)
+            self._account.held_tokens += output_tokens
+            self._held_tokens = output_tokens
+        await self._show()
+
+    async def refund(self) -> None:
+        """Gives the tokens back: the call was refused after all, so it has used none and will use none."""
+        await self._give_back()
+        self.output_tokens = 0
+        self._account.held_tokens -= self._held_tokens
+        self._held_tokens = 0
+        await self._show()
+
+    async def _take(self, quota: Quota, prompt_tokens: int) -> None:
+        """Raises TokensLimited if another server was faster; then nothing is counted."""
+        if await self._meter.take(quota, self._name, prompt_tokens):
+            self._taken[quota] = prompt_tokens
+            return
+        try:
+            await self._check_tokens(quota, prompt_tokens)
+        except TokensLimited:
+            await self._give_back()
+            raise
+
+    async def _give_back(self) -> None:
+        for quota, tokens in self._taken.items():
+            await self._meter.give_back(quota, self._name, tokens)
+        self._taken.clear()
+
+    def _begin(self) -> None:
+        limit = self._allowance.concurrent
+        if limit is not None and self._account.num_running >= limit:
+            raise RequestsLimited(f"concurrent requests: Limit {limit}", retry_after_s=_CONCURRENT_RETRY_S)
+        self._account.num_running += 1
+
+    async def _count_request(self) -> None:
+        for quota in _quotas(self._allowance, Unit.REQUESTS):
+            if not await self._meter.take(quota, self._name, 1):
+                await self._show()
+                window = await self._meter.window(quota, self._name)
+                said = f"{quota.label}: Limit {quota.limit}, Requested 1"
+                raise RequestsLimited(said, retry_after_s=window.wait_s(1, quota.limit))
+
+    async def _check_tokens(self, quota: Quota, asked: int) -> None:
+        """Raises TokensLimited if so many do not fit beside what running calls may need."""
+        window = await self._meter.window(quota, self._name)
+        held = self._account.held_tokens
+        if asked + held <= window.remaining(quota.limit):
+            return
+        await self._show()
+        used = quota.limit - window.remaining(quota.limit) + held
+        raise TokensLimited(
+            f"{quota.label}: Limit {quota.limit}, Used {used}, Requested {asked}",
+            retry_after_s=window.wait_s(min(asked + held, max(asked, quota.limit)), quota.limit),
+        )
+
+    async def _charge(self, quota: Quota) -> None:
+        """Counts the output. If it exceeds what is left, what is left is counted."""
+        if self.output_tokens and not await self._meter.take(quota, self._name, self.output_tokens):
+            window = await self._meter.window(quota, self._name)
+            await self._meter.take(quota, self._name, window.remaining(quota.limit))
+
+    async def _show(self) -> None:
+        for unit in Unit:
+            for quota in _quotas(self._allowance, unit):
+                if quota.period is Period.MINUTE:
+                    window = await self._meter.window(quota, self._name)
+                    held = self._account.held_tokens if unit is Unit.TOKENS else 0
+                    self.headers.update(limit_headers(quota, window, held=held))
+
+
+def _quotas(allowance: Allowance, unit: Unit) -> Iterator[Quota]:
+    if unit is Unit.REQUESTS and allowance.requests_per_minute is not None:
+        yield Quota(unit, Period.MINUTE, allowance.requests_per_minute)
+    if unit is Unit.TOKENS and allowance.tokens_per_minute is not None:
+        yield Quota(unit, Period.MINUTE, allowance.tokens_per_minute)
+    if unit is Unit.TOKENS and allowance.tokens_per_day is not None:
+        yield Quota(unit, Period.DAY, allowance.tokens_per_day)

@@ -1,0 +1,273 @@
+"""Bytes become a body that was checked: strict types, `null` means absent, fields without effect are found,
+and what is wrong is told by its path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import ClassVar, NamedTuple, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails
+
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.http.unheeded import Hints, Refusal, Refusals, is_one_of
+from openai_cpu_server.json_size import MOST_NUMBERS, check_size
+
+_KINDS = {
+    "bool_type": "a boolean",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    # Our own, of unions: their messages say what is expected.
+    "text_or_list": None,
+    "text_or_object": None,
+    "prompt_kind": None,
+    "tool_choice": None,
+    "function_call": None,
+}
+_JSON_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+_BOUNDS = {
+    "greater_than": (">", "gt", "below_min"),
+    "greater_than_equal": (">=", "ge", "below_min"),
+    "less_than": ("<", "lt", "above_max"),
+    "less_than_equal": ("<=", "le", "above_max"),
+}
+_SIZES = {
+    "string_too_short": ("at least", "min_length", "characters", "string_below_min_length"),
+    "string_too_long": ("at most", "max_length", "characters", "string_above_max_length"),
+    "too_short": ("at least", "min_length", "items", "array_below_min_length"),
+    "too_long": ("at most", "max_length", "items", "array_above_max_length"),
+}
+_SHOWN = 40
+"""A message repeats so many characters of a number."""
+
+
+class Complaint(NamedTuple):
+    message: str
+    code: str
+
+
+def complaint(param: str, error: ErrorDetails) -> Complaint:
+    """`error` must have its input and context."""
+    kind = error["type"]
+    if kind in _KINDS:
+        return _wrong_type(param, error)
+    if kind in _BOUNDS:
+        return _out_of_bounds(param, error)
+    if kind in _SIZES:
+        return _wrong_size(param, error)
+    if kind == "part_type":
+        return Complaint(f"Invalid value for '{param}': {error['msg']}.", "unsupported_content")
+    said = error["msg"].removeprefix("Input should be ")
+    expected = f"expected {said}" if said != error["msg"] else said
+    return Complaint(f"Invalid value for '{param}': {expected}.", "invalid_value")
+
+
+def _wrong_type(param: str, error: ErrorDetails) -> Complaint:
+    expected = _KINDS[error["type"]] or error["msg"].removeprefix("Input should be ")
+    given = _JSON_KINDS[type(error["input"])]
+    return Complaint(f"Invalid type for '{param}': expected {expected}, but got {given}.", "invalid_type")
+
+
+def _out_of_bounds(param: str, error: ErrorDetails) -> Complaint:
+    sign, name, side = _BOUNDS[error["type"]]
+    bound = error["ctx"][name]
+    code = f"{'decimal' if isinstance(bound, float) else 'integer'}_{side}_value"
+    limit, given = f"{bound:g}" if isinstance(bound, float) else str(bound), str(error["input"])[:_SHOWN]
+    message = f"Invalid value for '{param}': expected a value {sign} {limit}, but got {given}."
+    return Complaint(message, code)
+
+
+def _wrong_size(param: str, error: ErrorDetails) -> Complaint:
+    least_or_most, name, units, code = _SIZES[error["type"]]
+    limit, given = error["ctx"][name], len(error["input"])
+    if isinstance(error["input"], dict):
+        units, code = "properties", "object_above_max_properties"
+    elif not given and isinstance(error["input"], list):
+        code = "empty_array"
+    unit = units.removesuffix("s") if limit == 1 else units
+    message = f"Invalid value for '{param}': expected {least_or_most} {limit} {unit}, but got {given}."
+    return Complaint(message, code)
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True, defer_build=True)
+
+    hints: ClassVar[Hints] = {}
+    refusals: ClassVar[Refusals] = {}
+    most_numbers: ClassVar[int] = MOST_NUMBERS
+    """A body may have so many values that are no strings, lists or objects."""
+    is_open: ClassVar[bool] = False
+    """Fields that no schema names change nothing here, whatever they are."""
+
+    @property
+    def extra(self) -> dict[str, object]:
+        """Fields that no schema names and that ask for something."""
+        return {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describes the fields without effect too, for they are accepted."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        schema["additionalProperties"] = cls.is_open
+        known = schema.setdefault("properties", {})
+        for name, hint in cls.hints.items():
+            known.setdefault(name, {"description": f"Ignored: {hint.why}.", "x-ignored": True})
+        for name, refusal in cls.refusals.items():
+            described = f"Nothing else is supported: {refusal.why}."
+            accepted = {"enum": [*refusal.accepted, None], "description": described, "x-refused": True}
+            known.setdefault(name, accepted)
+        return reference
+
+
+class Unheeded(NamedTuple):
+    """A field that nobody will read."""
+
+    path: str
+    """`messages[3].colour`."""
+    kind: str
+    """`messages[].colour`: the same for all elements of a list."""
+    is_harmless: bool
+    refusal: Refusal | None
+
+
+def unheeded(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
+    """The fields, at any depth, that no schema names or that have no effect with the value given."""
+    for name, value in body.extra.items():
+        if not _asks_for_nothing(body, name, value):
+            is_harmless = body.is_open or name in body.hints
+            yield Unheeded(at + name, kind + name, is_harmless, body.refusals.get(name))
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        if name in body.hints and value is not None and not _asks_for_nothing(body, name, value):
+            yield Unheeded(at + name, kind + name, is_harmless=True, refusal=None)
+        elif isinstance(value, Body):
+            yield from unheeded(value, f"{at}{name}.", f"{kind}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], (Body, str)):
+            for index, item in enumerate(value):
+                if isinstance(item, Body):  # beside texts, too
+                    yield from unheeded(item, f"{at}{name}[{index}].", f"{kind}{name}[].")
+
+
+def _asks_for_nothing(body: Body, name: str, value: object) -> bool:
+    refusal, hint = body.refusals.get(name), body.hints.get(name)
+    accepted = refusal.accepted if refusal is not None else hint.heeded if hint is not None else ()
+    return is_one_of(value, accepted)
+
+
+B = TypeVar("B", bound=Body)
+MOST_NAMED = 32
+"""So many ignored fields are named at most: a header has little room, and a conversation many messages."""
+
+
+IGNORED = "x-ignored-parameters"
+
+
+class Ignored(msgspec.Struct, frozen=True):
+    """Paths of fields that were left out."""
+
+    names: tuple[str, ...] = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {IGNORED: ",".join(self.names)} if self.names else {}
+
+
+def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
+    """`lenient`: fields that nobody knows are ignored as well as harmless ones.
+    Raises InvalidRequest, TooManyValues."""
+    check_size(data, most_numbers=schema.most_numbers)
+    return _checked(partial(schema.model_validate_json, data), lenient=lenient)
+
+
+def parse_fields(schema: type[B], fields: Mapping[str, object], *, lenient: bool) -> tuple[B, Ignored]:
+    """The same with a part of a body that was parsed before. Raises InvalidRequest."""
+    return _checked(partial(schema.model_validate, fields), lenient=lenient)
+
+
+def _checked(validated: Callable[[], B], *, lenient: bool) -> tuple[B, Ignored]:
+    try:
+        body = validated()
+    except ValidationError as error:
+        raise _invalid(error.errors(include_url=False)[0]) from None
+    kinds: dict[str, None] = {}
+    unknown: list[str] = []
+    for field in unheeded(body):
+        if field.refusal is not None:
+            raise _not_supported(field.path, field.refusal)
+        if not field.is_harmless:
+            unknown.append(field.path)
+        kinds[field.kind] = None
+    if unknown and not lenient:
+        raise _unknown(unknown)
+    return body, Ignored(_named(list(kinds)))
+
+
+def _named(kinds: list[str]) -> tuple[str, ...]:
+    more = ("...",) if len(kinds) > MOST_NAMED else ()
+    return (*map(header_safe, kinds[:MOST_NAMED]), *more)
+
+
+def path_of(location: Sequence[int | str]) -> str | None:
+    """`("messages", 0, "content", "<list>", 1, "type")` is `messages[0].content[1].type`.
+
+    Parts in brackets are pydantic's: tags of unions, and `[key]` where a key is wrong, not its value.
+    """
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith(("<", "[")):
+            path += f".{part[:64]}" if path else part[:64]
+    return path or None
+
+
+def _invalid(error: ErrorDetails) -> InvalidRequest:
+    if error["type"] == "json_invalid":
+        why = error["msg"].removeprefix("Invalid JSON: ")
+        return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
+    param = path_of(error["loc"])
+    if param is None:
+        return InvalidRequest("The request body must be a JSON object.", code="invalid_json")
+    if error["type"] == "missing":
+        message = f"Missing required parameter: '{param}'."
+        return InvalidRequest(message, param=param, code="missing_required_parameter")
+    wrong = complaint(param, error)
+    return InvalidRequest(wrong.message, param=param, code=wrong.code)
+
+
+def _unknown(names: Sequence[str]) -> InvalidRequest:
+    listed = ", ".join(f"'{name}'" for name in names[:8])
+    message = f"Unknown parameter: {listed}." if len(names) == 1 else f"Unknown parameters: {listed}."
+    return InvalidRequest(message, param=names[0], code="unknown_parameter")
+
+
+def header_safe(name: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:128])
+
+
+def _not_supported(path: str, refusal: Refusal) -> InvalidRequest:
+    values = dict.fromkeys(json.dumps(value) for value in refusal.accepted)
+    but = f" (accepted is only {' or '.join(values)})" if values else ""
+    message = f"'{path[:128]}' is not supported: {refusal.why}{but}."
+    return InvalidRequest(message, param=path, code="unsupported_parameter")

@@ -1,0 +1,236 @@
+"""The contract's `EmbedBackend` on llama.cpp: tokens go in, one row of numbers for each input comes out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from openai_cpu_server.contract.embedding import EmbedResult
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import Kernels, ModelInfo
+from openai_cpu_server.contract.step import Span
+from openai_cpu_server.errors import EmbeddingFailed, StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.cells.batch import TokenBatch
+from openai_cpu_server.llama.cells.context import (
+    SLOTS_MAX,
+    AbortSwitch,
+    DecodeOutcome,
+    OwnedContext,
+    common_params,
+)
+from openai_cpu_server.llama.gguf.file_types import model_kind
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.host import Machine, ThreadBinding
+from openai_cpu_server.llama.loading import repacks, switch_kernels
+from openai_cpu_server.llama.model.kv_size import LEAST_TOKENS, tokens_that_fit
+from openai_cpu_server.llama.model.model import Model
+from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+INPUTS_MAX = SLOTS_MAX
+"""Inputs of one step: each is a sequence of llama.cpp's."""
+
+
+class PoolingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    step_tokens: int
+    """The most tokens of all inputs of one step."""
+    threads: int
+    flash_attention: bool
+
+
+class PoolingContext(OwnedContext):
+    """Computes inputs together, each as a sequence of its own that sees no other.
+
+    An encoder keeps no memory of tokens, and needs a step's inputs at once. A causal model has cells for one
+    step; they are free again after it.
+    """
+
+    def __init__(
+        self, model: Model, options: PoolingOptions, abort: AbortSwitch, cores: ThreadBinding
+    ) -> None:
+        """Raises `StartupError`."""
+        super().__init__(model, _params(model, options), abort, cores)
+        self._batch = TokenBatch(options.step_tokens)
+        self.row_size = _row_size(model, self.handle)
+        """Numbers in the row of an input."""
+
+    def compute(self, inputs: Sequence[tuple[int, ...]]) -> DecodeOutcome:
+        """Compute the rows of these inputs. Raises `EmbeddingFailed`; the context is as good as before."""
+        assert 0 < len(inputs) <= INPUTS_MAX
+        # An output for every token: pooling reads them all.
+        spans = [Span(slot, 0, tokens, sample=False, targets=tokens) for slot, tokens in enumerate(inputs)]
+        self._batch.fill(spans)
+        log = native_log()
+        log.clear()
+        with self._cores.computing():
+            code = self._compute()
+        if code == 0:
+            return DecodeOutcome.DONE
+        if code == 2:
+            return DecodeOutcome.INTERRUPTED
+        raise EmbeddingFailed(f"llama.cpp returned {code}: {log.cause() or 'no reason given'}.")
+
+    def rows(self, count: int) -> bytes:
+        """The rows of the last computation's first `count` inputs: float32, `row_size` each."""
+        size = self.row_size * ctypes.sizeof(ctypes.c_float)
+        return b"".join(
+            ctypes.string_at(llama_cpp.llama_get_embeddings_seq(self.handle, slot), size)
+            for slot in range(count)
+        )
+
+    def _compute(self) -> int:
+        if self._memory is None:
+            return int(llama_cpp.llama_encode(self.handle, self._batch.native))
+        try:
+            return int(llama_cpp.llama_decode(self.handle, self._batch.native))
+        finally:
+            llama_cpp.llama_memory_clear(self._memory, False)
+
+
+def _params(model: Model, options: PoolingOptions) -> llama_cpp.llama_context_params:
+    params = common_params(flash_attention=options.flash_attention)
+    params.n_ctx = params.n_batch = params.n_ubatch = options.step_tokens
+    params.n_seq_max = INPUTS_MAX
+    params.n_threads = params.n_threads_batch = options.threads
+    params.embeddings = True
+    params.pooling_type = _pooling(model)
+    return params
+
+
+def _pooling(model: Model) -> int:
+    """What the file says. Where it says nothing an encoder's vectors are meant to be averaged, and a causal
+    model's last token is the only one that has seen all."""
+    header = model.header
+    if header.get_int(header.for_architecture("pooling_type")):
+        return int(llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED)
+    is_causal = model.generates_text
+    return int(llama_cpp.LLAMA_POOLING_TYPE_LAST if is_causal else llama_cpp.LLAMA_POOLING_TYPE_MEAN)
+
+
+def _row_size(model: Model, handle: object) -> int:
+    if llama_cpp.llama_pooling_type(handle) == llama_cpp.LLAMA_POOLING_TYPE_RANK:
+        return int(llama_cpp.llama_model_n_cls_out(model.handle))
+    return int(llama_cpp.llama_model_n_embd_out(model.handle))
+
+
+_STEP_TOKENS = 256
+"""The least room of a step. Longer inputs have more."""
+
+
+class LlamaEmbedder:
+    """Owns model and context. Not thread-safe but for `interrupt`."""
+
+    def __init__(self, model: Model, context: PoolingContext, abort: AbortSwitch, info: ModelInfo) -> None:
+        """The embedder owns `model` and `context` from here on, and closes them."""
+        self.info = info
+        self._model = model
+        self._context = context
+        self._abort = abort
+
+    @classmethod
+    def load_cold(
+        cls, options: EngineOptions, on_progress: Callable[[float], None], machine: Machine | None = None
+    ) -> LlamaEmbedder:
+        """Load a model; `warm_up` follows. Raises `StartupError` with one line; then nothing stays loaded.
+
+        Whoever is told of the progress may let others compute before it returns.
+        """
+        machine = machine or Machine()
+        header = GgufHeader(Path(options.model_path))
+        with ExitStack() as undo:
+            kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
+            free_bytes = max(0, machine.free_memory() - total_bytes(model_files(header)))
+            repack = repacks(options, header, our_products=kernels.products.is_on)
+            model = Model.open(header, repack=repack, on_progress=on_progress)
+            undo.callback(model.close)
+            vocabulary = Vocabulary(model)
+            max_input = _max_input(options, model, vocabulary.vocab_size, free_bytes)
+            abort, threads = AbortSwitch(), options.threads_batch or options.threads or machine.num_threads()
+            pooling = PoolingOptions(
+                step_tokens=max(max_input, _STEP_TOKENS),
+                threads=threads,
+                flash_attention=options.flash_attention,
+            )
+            context = PoolingContext(model, pooling, abort, ThreadBinding(threads))
+            undo.callback(context.close)
+            info = _info(model, vocabulary, context, pooling, max_input, kernels)
+            undo.pop_all()
+        return cls(model, context, abort, info)
+
+    def warm_up(self) -> bool:
+        """Compute one step of the largest size, so that all memory is there. False: it was interrupted."""
+        token, count = self._any_token(), self.info.max_input_tokens
+        with self._abort.armed():
+            return self._context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
+
+    def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
+        """Raises `EmbeddingFailed`; the embedder is as good as before."""
+        most = self.info.max_step_tokens
+        assert sum(map(len, inputs)) <= most, f"more than {most} tokens in a step"
+        with self._abort.armed():
+            if self._context.compute(inputs) is DecodeOutcome.INTERRUPTED:
+                return EmbedResult(interrupted=True)
+        rows = self._context.rows(len(inputs))
+        if not np.isfinite(np.frombuffer(rows, np.float32)).all():
+            raise EmbeddingFailed("What came of it are no numbers.")
+        return EmbedResult(rows)
+
+    def interrupt(self) -> None:
+        self._abort.press()
+
+    def close(self) -> None:
+        self._context.close()
+        self._model.close()
+
+    def _any_token(self) -> int:
+        return min(1, self.info.vocab_size - 1)
+
+
+def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes: int) -> int:
+    """The longest input in tokens: what the model was trained for, or what `--ctx-size` or the memory
+    allows. Raises `StartupError`."""
+    trained = model.context_trained
+    if options.kv_tokens is not None:
+        if options.kv_tokens < 1:
+            raise StartupError(f"--ctx-size must be at least 1, not {options.kv_tokens}.")
+        return min(trained or options.kv_tokens, options.kv_tokens)
+    return min(trained or LEAST_TOKENS, tokens_that_fit(free_bytes, vocab_size))
+
+
+def _info(
+    model: Model,
+    vocabulary: Vocabulary,
+    context: PoolingContext,
+    pooling: PoolingOptions,
+    max_input: int,
+    kernels: Kernels,
+) -> ModelInfo:
+    return ModelInfo(
+        path=str(model.path),
+        description=model.description,
+        architecture=model.header.architecture,
+        num_parameters=model.num_parameters,
+        file_bytes=model.file_bytes,
+        vocab_size=vocabulary.vocab_size,
+        context_trained=model.context_trained or max_input,
+        kv_tokens=0,
+        kv_bytes_per_token=0,
+        kv_type="f16",
+        max_seqs=INPUTS_MAX,
+        max_step_tokens=pooling.step_tokens,
+        max_step_outputs=INPUTS_MAX,
+        threads=context.threads,
+        end_tokens=vocabulary.end_tokens,
+        can_share=False,
+        can_trim=False,
+        kernels=kernels,
+        kind=model_kind(model.header),
+        embedding_size=context.row_size,
+        max_input_tokens=max_input,
+    )

@@ -1,0 +1,208 @@
+"""The machine: the memory and cores that this process may use, threads bound to cores of their own, and how
+busy other processes keep it. It loads no llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+
+class ThreadBinding:
+    """Binds the computing threads to cores, if there are as many threads as cores.
+
+    The threads meet after each of some hundred operations of a step, and spin until the last has come. On a
+    busy machine Linux puts two of them on one core for seconds: then each meeting takes a time slice
+    (measured: steps of 10 ms took 630). Fewer threads than cores are left to the kernel, which finds free
+    ones.
+
+    One object serves all contexts that one thread computes with, because llama.cpp's threads do.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        """`num_threads` counts the computing threads, the caller's included."""
+        self._all = _usable()
+        self._num_threads = num_threads
+        self._is_settled = len(self._all) != num_threads or num_threads < 2
+        self._own: int | None = None
+        """The core of the calling thread, if each thread has one."""
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Wrap this around each computation. The first one starts the other threads.
+
+        The caller is bound only inside, so that threads which it starts in between inherit nothing.
+        """
+        if not self._is_settled:
+            yield from self._first()
+        elif self._own is None:
+            yield
+        else:
+            with _bound(self._own, self._all):
+                yield
+
+    def _first(self) -> Iterator[None]:
+        before = _native_threads()
+        yield
+        self._is_settled = True
+        workers = sorted(_native_threads() - before)
+        if len(workers) == self._num_threads - 1:
+            own, *others = self._all
+            placed = [_bind(thread, [core]) for thread, core in zip(workers, others, strict=True)]
+            self._own = own if all(placed) else None
+
+
+def _usable() -> list[int]:
+    """The cores that may be used; empty where threads cannot be bound."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+
+
+def _native_threads() -> set[int]:
+    """The ids of this process's threads that Python did not start."""
+    every = {thread.id for thread in psutil.Process().threads()}
+    return every - {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
+
+
+@contextmanager
+def _bound(core: int, cores: Collection[int]) -> Iterator[None]:
+    """Bind the calling thread to one core inside the block, and to all of them again after it."""
+    _bind(0, [core])
+    try:
+        yield
+    finally:
+        _bind(0, cores)
+
+
+def _bind(thread: int, cores: Collection[int]) -> bool:
+    """Bind a thread; False if the thread or a core is gone."""
+    try:
+        os.sched_setaffinity(thread, cores)
+    except OSError:
+        return False
+    return True
+
+
+class Machine:
+    """Reads the limits afresh at each call. The paths are arguments for the sake of tests."""
+
+    def __init__(self, cgroups: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self")) -> None:
+        self._cgroups = cgroups
+        self._process = process
+
+    def free_memory(self) -> int:
+        """Bytes that the system can give without swapping, and that the control groups still allow."""
+        return max(0, min([psutil.virtual_memory().available, *self._memory_left()]))
+
+    def total_memory(self) -> int:
+        """Bytes that there are for this process and its neighbours, used or not: what its control groups may
+        take at most, where that is less than the machine has."""
+        names = ("memory.max", "memory.limit_in_bytes")
+        limits = [_number(group / name) for group in self._groups("memory") for name in names]
+        return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
+
+    def num_threads(self) -> int:
+        """One thread for each physical core, but no more than this process may run on or has a quota for."""
+        usable = _usable_cpus()
+        physical = psutil.cpu_count(logical=False) or usable
+        return max(1, min([usable, physical, *self._cpu_quotas()]))
+
+    def num_cpus(self) -> int:
+        """Hardware threads that this process may use at once."""
+        return max(1, min([_usable_cpus(), *self._cpu_quotas()]))
+
+    def _memory_left(self) -> list[int]:
+        return [
+            limit - usage + _reclaimable(group)
+            for group in self._groups("memory")
+            for limit_name, usage_name in (
+                ("memory.max", "memory.current"),
+                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            )
+            if (limit := _number(group / limit_name)) is not None
+            and (usage := _number(group / usage_name)) is not None
+        ]
+
+    def _cpu_quotas(self) -> list[int]:
+        quotas = []
+        for group in self._groups("cpu"):
+            quota, period = _quota(group)
+            if quota is not None and period and quota > 0:
+                quotas.append(quota // period)
+        return quotas
+
+    def _groups(self, controller: str) -> list[Path]:
+        """The process's control group and those around it, up to the mounted root."""
+        groups: list[Path] = []
+        for line in _lines(self._process / "cgroup"):
+            _, controllers, name = line.split(":", 2)
+            if controllers == "" or controller in controllers.split(","):
+                root = self._cgroups / controllers if controllers else self._cgroups
+                inner = root / name.lstrip("/")
+                groups += [inner, *(parent for parent in inner.parents if parent.is_relative_to(root))]
+        return groups
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quota(group: Path) -> tuple[int | None, int | None]:
+    """The CPU quota: microseconds of CPU per period of microseconds."""
+    fields = " ".join(_lines(group / "cpu.max")).split()
+    if len(fields) == 2:
+        return (int(fields[0]) if fields[0].isdecimal() else None), int(fields[1])
+    return _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of file pages that count as used, but are freed when memory is short, as for the whole system."""
+    fields = dict(line.split(" ", 1) for line in _lines(group / "memory.stat"))
+    names = ("inactive_file", "active_file")
+    return sum(int(fields.get(f"total_{name}", fields.get(name, "0"))) for name in names)
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None for "max" and if there is no such file."""
+    text = " ".join(_lines(path))
+    return int(text) if text.lstrip("-").isdecimal() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8").splitlines()
+    except OSError:
+        return []
+
+
+NOISY = 0.15
+"""If others take at least this share of the machine, measurements are not trusted."""
+
+
+class OtherProcesses:
+    """Measures other processes' share of all cores since the last question (or since the beginning)."""
+
+    def __init__(self) -> None:
+        self._before = _now()
+
+    def share(self) -> float:
+        """Their share, 0 to 1."""
+        (total, busy, own), (total_before, busy_before, own_before) = (now := _now()), self._before
+        self._before = now
+        others = (busy - busy_before) - (own - own_before)
+        return min(max(others / max(total - total_before, 1e-3), 0.0), 1.0)
+
+
+def _now() -> tuple[float, float, float]:
+    """Seconds of all cores so far: in total, not idle, and used by this process and its ended children."""
+    times = psutil.cpu_times()
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    process = psutil.Process().cpu_times()
+    own = process.user + process.system + process.children_user + process.children_system
+    return total, total - idle, own

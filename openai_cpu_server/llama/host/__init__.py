@@ -1,1 +1,0 @@
-"""The machine: its memory, its cores, and other processes' use of it."""

@@ -1,0 +1,92 @@
+"""Names of models on the hub (`hf:OWNER/REPO`, `hf:OWNER/REPO:QUANT`, `hf:OWNER/REPO/FILE`), and names of
+GGUF files. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from openai_cpu_server.errors import StartupError
+
+PREFIX = "hf:"
+_NAME = re.compile(rf"{PREFIX}(?P<repo>[^/:\s]+/[^/:\s]+)(?:/(?P<file>[^:]+)|:(?P<quant>[\w.-]+))?")
+
+
+class HubName(msgspec.Struct, frozen=True, kw_only=True):
+    repo: str
+    file: str | None = None
+    """The file, perhaps in folders; None: the best of the repository."""
+    quant: str | None = None
+
+    def __str__(self) -> str:
+        ending = f"/{self.file}" if self.file else f":{self.quant}" if self.quant else ""
+        return f"{PREFIX}{self.repo}{ending}"
+
+
+def parse_hub_name(text: str) -> HubName:
+    """Read a name. Raises StartupError."""
+    match = _NAME.fullmatch(text)
+    if match is None or not {"", ".", ".."}.isdisjoint((match["file"] or "file").split("/")):
+        raise StartupError(f"{text!r} is not hf:OWNER/REPO, hf:OWNER/REPO/FILE or hf:OWNER/REPO:QUANT")
+    return HubName(repo=match["repo"], file=match["file"], quant=match["quant"])
+
+
+_PREFERENCE = (
+    "Q4_K_M", "Q4_K_S", "Q4_K*", "Q5_K_M", "Q5_K_S", "Q5_K*", "Q4_0", "Q4_1", "IQ4*", "MXFP4*", "Q4*", "Q5*",
+    "Q6*", "Q3_K_M", "Q3_K_L", "Q3_K*", "Q8*", "IQ3*", "Q3*", "F16", "BF16", "F32", "Q2*", "IQ2*", "TQ*",
+    "IQ1*",
+)  # fmt: skip
+"""The best first: Q4_K_M, then the nearest sizes, then anything else that is better than nothing."""
+_QUANTISATION = re.compile(
+    r"(?<![a-z0-9])(I?Q\d(?:_(?:\d|K|NL|XXS|XS|S|M|L|XL))*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?(?:16|32))(?![a-z0-9])",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"(?P<model>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
+
+
+def parts(name: str) -> tuple[str, ...]:
+    """All files of the model that `name` is, or is a part of, in order."""
+    match = _PART.fullmatch(name)
+    count = int(match["parts"]) if match else 0
+    if match is None or not 1 <= int(match["part"]) <= count:
+        return (name,)
+    return tuple(f"{match['model']}-{part:05}-of-{count:05}{match['suffix']}" for part in range(1, count + 1))
+
+
+def models(names: Iterable[str]) -> list[str]:
+    """The whole models among the files of a repository, by their first parts."""
+    present = set(names)
+    return sorted(
+        name for name in present if _is_model(name) and parts(name)[0] == name and present >= {*parts(name)}
+    )
+
+
+def quantisation(name: str) -> str | None:
+    """The quantisation in capitals, such as `Q4_K_M`; None if the name does not say."""
+    found = _QUANTISATION.findall(name)
+    return {"FP16": "F16", "FP32": "F32"}.get(found[-1].upper(), found[-1].upper()) if found else None
+
+
+def preferred(candidates: Sequence[str], quant: str | None = None) -> str | None:
+    """The model to take: that of `quant` (`Q5_K_M`, `UD-Q4_K_XL`) if it is given, else the best."""
+    matching = [name for name in candidates if quant is None or _has_tag(name, quant)]
+    return min(matching, key=_order, default=None)
+
+
+def _is_model(name: str) -> bool:
+    file_name = name.lower().rpartition("/")[2]
+    is_calibration = "imatrix" in file_name and quantisation(file_name) is None
+    return file_name.endswith(".gguf") and "mmproj" not in file_name and not is_calibration
+
+
+def _has_tag(name: str, tag: str) -> bool:
+    return re.search(rf"(?<![a-z0-9]){re.escape(tag)}(?![a-z0-9_])", name, re.IGNORECASE) is not None
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    quant = quantisation(name) or ""
+    ranks = (rank for rank, pattern in enumerate(_PREFERENCE) if fnmatchcase(quant, pattern))
+    return next(ranks, len(_PREFERENCE)), name.count("/"), name

@@ -1,0 +1,267 @@
+"""Thoughts in front of an answer: how families of models mark them, where a prompt ends among them, and how a
+template is given them and told of them. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from openai_cpu_server.errors import TemplateFailed
+from openai_cpu_server.prompt.template import Message, PromptTemplate, content_text
+
+
+class ReasoningFormat(msgspec.Struct, frozen=True):
+    """One family's marks. White space around them belongs to neither thoughts nor answer."""
+
+    name: str
+    """The name in `--reasoning-format`."""
+    begin: str
+    end: str
+    signs: tuple[str, ...]
+    """A chat template that has all of these teaches the format."""
+    answer_begin: str = ""
+    """A mark between `end` and the answer."""
+    answer_alone: str = ""
+    """The mark of an answer without thoughts before it."""
+    turn_begin: str = ""
+    """What stands between `end` and anything else that follows, such as calls."""
+    answer_end: str = ""
+    gap: str = "\n\n"
+    """What a model is used to write between the marks and the answer."""
+    efforts: tuple[str, ...] = ()
+    """How hard the model can think, if it cannot do without; (): it can."""
+    has_channels: bool = False
+    """The tool format of these models has thoughts of its own, between calls too."""
+
+    @property
+    def empty(self) -> str:
+        """A block without thoughts, as the prompt of a model that is not to think ends with it."""
+        return f"{self.begin}\n\n{self.end}{self.gap}{self.answer_begin}"
+
+
+_ALL = (
+    # gpt-oss. Its channels are the format's own; these are the marks of thoughts that come first.
+    ReasoningFormat(
+        "harmony",
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        signs=("<|channel|>", "<|message|>"),
+        answer_begin="<|start|>assistant<|channel|>final<|message|>",
+        answer_alone="<|channel|>final<|message|>",
+        turn_begin="<|start|>assistant",
+        gap="",
+        efforts=("low", "medium", "high"),
+        has_channels=True,
+    ),
+    # Gemma 4.
+    ReasoningFormat("gemma", "<|channel>thought", "<channel|>", signs=("<|channel>", "<channel|>"), gap=""),
+    # Magistral and Ministral.
+    ReasoningFormat("mistral", "[THINK]", "[/THINK]", signs=("[THINK]",), gap=""),
+    # Command R7B and Command A.
+    ReasoningFormat(
+        "cohere",
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        signs=("<|START_THINKING|>",),
+        answer_begin="<|START_RESPONSE|>",
+        answer_end="<|END_RESPONSE|>",
+        gap="",
+    ),
+    ReasoningFormat("seed", "<seed:think>", "</seed:think>", signs=("<seed:think>",)),
+    ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>", signs=("<|inner_prefix|>",), gap=""),
+    ReasoningFormat(
+        "apriel",
+        "Here are my reasoning steps:",
+        "[BEGIN FINAL RESPONSE]",
+        signs=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        answer_end="[END FINAL RESPONSE]",
+        gap="\n",
+    ),
+    # Granite 3.3, then 3.2.
+    ReasoningFormat(
+        "granite",
+        "<think>",
+        "</think>",
+        signs=("<|start_of_role|>", "<think>", "<response>"),
+        answer_begin="<response>",
+        answer_end="</response>",
+        gap="",
+    ),
+    ReasoningFormat(
+        "granite-3.2",
+        "Here is my thought process:",
+        "Here is my response:",
+        signs=("Here is my thought process:",),
+    ),
+    # Hunyuan.
+    ReasoningFormat(
+        "hunyuan",
+        "<think>",
+        "</think>",
+        signs=("</think>", "<answer>"),
+        answer_begin="<answer>",
+        answer_end="</answer>",
+        gap="\n",
+    ),
+    # EXAONE Deep.
+    ReasoningFormat("thought", "<thought>", "</thought>", signs=("<thought>",)),
+    # Qwen, QwQ, DeepSeek, SmolLM3, GLM, Kimi, MiniMax, Nemotron, Magistral of 2506, Phi-4 and most others.
+    ReasoningFormat("think", "<think>", "</think>", signs=("</think>",)),
+)
+REASONING_FORMATS = {each.name: each for each in _ALL}
+
+
+def reasoning_format_for(template: PromptTemplate) -> ReasoningFormat | None:
+    """The format that the chat template teaches; None: the model does not think, as far as that tells."""
+    source = template.source
+    return next((each for each in _ALL if all(sign in source for sign in each.signs)), None)
+
+
+class ThinkingStage(enum.Enum):
+    """Where an output begins."""
+
+    BEFORE = "before"
+    """It may begin with thoughts, or with the answer."""
+    WITHIN = "within"
+    """The prompt has opened the thoughts."""
+    BEHIND = "behind"
+    """The prompt has closed the thoughts, or the answer has begun."""
+
+
+def stage_behind(prompt: str, form: ReasoningFormat) -> ThinkingStage:
+    """The stage behind a prompt that ends where the assistant's turn begins."""
+    text = prompt.rstrip()
+    if text.endswith(form.begin):
+        return ThinkingStage.WITHIN
+    return ThinkingStage.BEHIND if text.endswith((form.end, form.empty.rstrip())) else ThinkingStage.BEFORE
+
+
+def begun_answer(stage: ThinkingStage, reasoning: str, content: str, form: ReasoningFormat) -> str:
+    """What an answer that has begun already adds to a prompt of this stage. Text without thoughts is behind
+    them; thoughts without text go on."""
+    if form.begin in content or form.end in content:  # whoever writes the marks knows what they do
+        return content
+    if not reasoning and (not content or stage is not ThinkingStage.WITHIN):
+        return form.answer_alone + content if content and stage is ThinkingStage.BEFORE else content
+    opening = "" if stage is ThinkingStage.WITHIN else f"{form.begin}\n"
+    if not content:
+        return opening + reasoning
+    return f"{opening}{reasoning}\n{form.end}{form.gap}{form.answer_begin}{content}"
+
+
+def stage_within(stage: ThinkingStage, begun: str, form: ReasoningFormat) -> ThinkingStage:
+    """The stage behind what an answer begins with, in a prompt that was of this stage before."""
+    text = begun.lstrip()
+    if stage is ThinkingStage.BEFORE and text:
+        stage = ThinkingStage.WITHIN if text.startswith(form.begin) else ThinkingStage.BEHIND
+    return ThinkingStage.BEHIND if stage is ThinkingStage.WITHIN and form.end in text else stage
+
+
+_NEEDLE = "needle 7c2e"
+
+
+class ThoughtsField(enum.Enum):
+    """Where a template looks for the thoughts of a message. Of which turns, it decides."""
+
+    REASONING_CONTENT = "reasoning_content"
+    THINKING = "thinking"
+    REASONING = "reasoning"
+    PARTS = "parts"
+    """Among the parts of the content."""
+    NOWHERE = "nowhere"
+
+
+def echo_of(template: PromptTemplate) -> ThoughtsField:
+    """Found out by trying, with an answer and with a tool call."""
+    tried = (echo for echo in ThoughtsField if echo is not ThoughtsField.NOWHERE)
+    return next((echo for echo in tried if _shows(template, echo)), ThoughtsField.NOWHERE)
+
+
+def with_echo(message: Message, echo: ThoughtsField) -> dict[str, object]:
+    """A message as templates expect it, with its `reasoning_content` where the template wants that, or
+    without."""
+    fields = dict(message)
+    reasoning = fields.pop("reasoning_content", None)
+    if not isinstance(reasoning, str) or not reasoning or echo is ThoughtsField.NOWHERE:
+        return fields
+    content = fields.get("content")
+    if echo is ThoughtsField.PARTS:
+        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
+        return {**fields, "content": [{"type": "thinking", "thinking": reasoning}, *_list(said)]}
+    if echo is ThoughtsField.THINKING and content and fields.get("tool_calls"):
+        # gpt-oss' template refuses both beside calls, and shows either of them as thoughts.
+        return {**fields, "content": "", "thinking": f"{reasoning}\n\n{content_text(content)}"}
+    return {**fields, echo.value: reasoning}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
+    call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {}}}
+    asked = {"role": "user", "content": "a"}
+    thoughts = {"role": "assistant", "reasoning_content": _NEEDLE}
+    answered = with_echo({**thoughts, "content": "b"}, echo)
+    called = with_echo({**thoughts, "content": "", "tool_calls": [call]}, echo)
+    result = {"role": "tool", "content": "c", "tool_call_id": "000000000", "name": "f"}
+    return _finds(template, [asked, answered]) or _finds(template, [asked, called, result])
+
+
+def _finds(template: PromptTemplate, messages: Sequence[Message]) -> bool:
+    try:
+        return _NEEDLE in template.render(messages, add_generation_prompt=False)
+    except TemplateFailed:
+        return False
+
+
+class TemplateReasoning(msgspec.Struct, frozen=True):
+    """A template whose model thinks."""
+
+    form: ReasoningFormat
+    echo: ThoughtsField
+    has_switch: bool
+    """It can be told to think, and not to."""
+    thinks_unasked: bool
+    """It can be told not to, and thinks otherwise."""
+    reads_effort: bool
+    """It tells the model how hard to think."""
+
+    def wants_thoughts(self, prompt: str) -> bool:
+        """Whether the model surely begins with thoughts behind a prompt that has not opened them.
+
+        A prompt with the mark in it has taught the model to write it.
+        """
+        return self.thinks_unasked or self.form.begin in prompt
+
+
+def switch(on: bool) -> dict[str, object]:
+    """The variables that make templates think or not, under all their names."""
+    return {"enable_thinking": on, "thinking": on, "reasoning": on}
+
+
+def template_reasoning(
+    template: PromptTemplate, form: ReasoningFormat | None = None
+) -> TemplateReasoning | None:
+    """`form`: the user's choice, which goes before what the template teaches. None: the model does not
+    think."""
+    form = form or reasoning_format_for(template)
+    if form is None:
+        return None
+    unasked, on, off = (_tried(template, said) for said in ({}, switch(on=True), switch(on=False)))
+    return TemplateReasoning(
+        form=form,
+        echo=echo_of(template),
+        has_switch=on != off,
+        thinks_unasked=unasked != off,
+        reads_effort="reasoning_effort" in template.source,
+    )
+
+
+def _tried(template: PromptTemplate, variables: dict[str, object]) -> str:
+    try:
+        return template.render([{"role": "user", "content": "a"}], extra=variables)
+    except TemplateFailed:
+        return ""

@@ -1,0 +1,164 @@
+"""What surrounds a replica: its CPUs, TLS, Ray's environment, addresses of calls. It imports no Ray."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import ssl
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from openai_cpu_server.config.environment import foreign_settings
+from openai_cpu_server.storage.private_files import private_folder
+
+
+class NoSuchReplica(Exception):
+    """The replica that a call was for does not run any more."""
+
+
+class ReplicaAddress(str):
+    """The name of a replica; "": any. `tell` is called, in any thread, with the names of all that run.
+
+    Ray Serve makes the request router itself, in the process of the handle, and gives it nothing but the
+    arguments of calls: so they carry what it is to tell.
+    """
+
+    __slots__ = ("tell",)
+    tell: Callable[[frozenset[str]], None]
+
+    def __new__(cls, replica: str, tell: Callable[[frozenset[str]], None]) -> ReplicaAddress:
+        made = super().__new__(cls, replica)
+        made.tell = tell
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+_NODES = Path("/sys/devices/system/node")
+
+
+class CpuClaim:
+    """The CPUs that this process has claimed, until it ends."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: where the locks are, the same for all on the machine."""
+        self._folder = folder or Path(tempfile.gettempdir()) / f"openai-cpu-server-cpus-{os.getuid()}"
+        self._locks: dict[int, int] = {}
+
+    def claim(self, num: int, usable: Iterable[int], nodes: Mapping[int, int]) -> tuple[int, ...]:
+        """So many CPUs of those that are usable and free, on as few NUMA nodes as can be; (): there are not
+        enough. `nodes`: by CPU, its node."""
+        private_folder(self._folder)
+        with (self._folder / "claiming.lock").open("w") as others:
+            fcntl.flock(others, fcntl.LOCK_EX)  # one at a time: it takes a millisecond
+            for cpu in usable:
+                self._lock(cpu)
+            chosen = choose_cpus(num, list(self._locks), nodes)
+            for cpu in [cpu for cpu in self._locks if cpu not in chosen]:
+                os.close(self._locks.pop(cpu))
+        return chosen
+
+    def release(self) -> None:
+        """All are free again."""
+        while self._locks:
+            os.close(self._locks.popitem()[1])
+
+    def _lock(self, cpu: int) -> None:
+        descriptor = os.open(self._folder / f"{cpu}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return
+        self._locks[cpu] = descriptor
+
+
+def choose_cpus(num: int, free: Iterable[int], nodes: Mapping[int, int]) -> tuple[int, ...]:
+    """(): there are not enough. The node where least is left over is best, if one is enough."""
+    by_node: dict[int, list[int]] = {}
+    for cpu in sorted(free):
+        by_node.setdefault(nodes.get(cpu, 0), []).append(cpu)
+    enough = [cpus for cpus in by_node.values() if len(cpus) >= num]
+    if enough:
+        return tuple(min(enough, key=len)[:num])
+    largest_first = [cpu for cpus in sorted(by_node.values(), key=len, reverse=True) for cpu in cpus]
+    return tuple(largest_first[:num]) if len(largest_first) >= num else ()
+
+
+def numa_nodes(folder: Path = _NODES) -> dict[int, int]:
+    """By CPU, its node. {}: the machine has none, or does not say."""
+    nodes = {}
+    for path in folder.glob("node[0-9]*/cpulist"):
+        node = int(path.parent.name.removeprefix("node"))
+        nodes.update(dict.fromkeys(_listed(path.read_text()), node))
+    return nodes
+
+
+def _listed(text: str) -> list[int]:
+    """`0-3,8` -> 0 1 2 3 8."""
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            cpus += range(int(first), int(last or first) + 1)
+    return cpus
+
+
+OF_NEW_CLUSTER = {
+    # So often Serve's controller looks at everything; its ten times a second take as much as all replicas
+    # together. Replicas that are lost are noticed by those who talk to them.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Replicas have /metrics of their own, and nobody knows the free port that Ray's would be on.
+    "RAY_enable_metrics_collection": "0",
+    # The log monitor tells drivers what workers print. Ours does not want to know, and it cannot be left out;
+    # it need not look for new files ten times a second.
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "60",
+}
+_OF_REPLICAS = {
+    # One event loop a process: a token that crosses threads costs two wake-ups more.
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    # Engines and API replicas are what the machine is for: Ray would let all else go first (nice 15).
+    "RAY_worker_niceness": "0",
+    # Ray's own metrics of calls, of which there are few.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+}
+
+
+def of_replicas() -> dict[str, str]:
+    """In any cluster."""
+    told = foreign_settings()
+    return {name: told.get(name, value) for name, value in _OF_REPLICAS.items()}
+
+
+def server_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
+    """None: Ray speaks plain TCP here."""
+    if not _is_on(env):
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    return _with_certificates(context, env)
+
+
+def client_tls(env: Mapping[str, str]) -> ssl.SSLContext | None:
+    """None: Ray speaks plain TCP here."""
+    if not _is_on(env):
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # Ray's nodes are known by address; the authority is the cluster's own
+    return _with_certificates(context, env)
+
+
+def _is_on(env: Mapping[str, str]) -> bool:
+    return env.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
+def _with_certificates(context: ssl.SSLContext, env: Mapping[str, str]) -> ssl.SSLContext:
+    """Each side shows its certificate. Raises KeyError and OSError, where Ray could not have started."""
+    context.load_cert_chain(env["RAY_TLS_SERVER_CERT"], env["RAY_TLS_SERVER_KEY"])
+    if "RAY_TLS_CA_CERT" in env:
+        context.load_verify_locations(env["RAY_TLS_CA_CERT"])
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,0 +1,355 @@
+"""All models of a server with their engines: run together, loaded, unloaded, replaced and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from openai_cpu_server.config.adapters import AdapterSource
+from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.contract.adapter import AdapterState
+from openai_cpu_server.contract.engine import EngineState, LiveRequest
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.live import ServedTotals
+from openai_cpu_server.errors import (
+    AdapterFailed,
+    EngineUnavailable,
+    ModelNotLoaded,
+    ModelTooLarge,
+    ServerError,
+)
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.models.keeper import LoadObserver, ModelKeeper
+from openai_cpu_server.models.memory_budget import MemoryBudget
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.reader.pool import ReaderPool
+from openai_cpu_server.server.model_builder import EnginesObserver, FileStamp, LoadedModel, ModelBuilder
+from openai_cpu_server.server.plans import ModelPlan, planned_routers
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1024 * 1024
+_BUDGET_SHARE = 0.8
+"""The rest is for the API process, for requests' bodies, and for what else grows on the machine."""
+_LAST_CALLS_S = 2.0
+"""A request that has chosen a model and is still being resolved gets so long to be submitted."""
+_LOOK_S = 0.05
+_LOOK_AT_FILES_S = 1.0
+"""A sleeping model whose file has changed is read anew within so long: its requests must be tokenised for the
+file that will be loaded."""
+
+
+class ModelFleetObserver(EnginesObserver, LoadObserver, Protocol):
+    """Is told of all engines, and of models that come and go."""
+
+
+class ModelSet:
+    """The models of a server, each with its engine: built at the start, and again from files that have
+    changed. It runs nothing."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        plans: Sequence[ModelPlan],
+        observer: ModelFleetObserver,
+        readers: ReaderPool,
+    ) -> None:
+        """Raises StartupError where the only model cannot be read, and for a router that leads nowhere."""
+        self.is_alone = len(plans) == 1 and settings.memory is None
+        """An only model, which is loaded at once and stays."""
+        self.keeper = ModelKeeper(
+            MemoryBudget(sys.maxsize if self.is_alone else _budget_bytes(settings)), observer
+        )
+        self._builder = ModelBuilder(settings, observer, self.keeper, readers, num_models=len(plans))
+        self._models = self._built(plans)
+        kinds = {
+            name: None if model.is_broken else model.served.kind
+            for model in self._models
+            for name in model.plan.names
+        }
+        self.registry = ModelRegistry(
+            [model.served for model in self._models], planned_routers(settings, plans, kinds)
+        )
+
+    def __iter__(self) -> Iterator[LoadedModel]:
+        """Those that serve, the default first."""
+        return iter(list(self._models))
+
+    @property
+    def default(self) -> LoadedModel:
+        return self._models[0]
+
+    def named(self, name: str) -> LoadedModel:
+        return next(model for model in self._models if model.plan.name == name)
+
+    def serves(self, model: LoadedModel) -> bool:
+        """Whether no other has taken its place."""
+        return model in self._models
+
+    def want_first(self) -> None:
+        """Load the default and those that are pinned; the others sleep until they are asked for."""
+        for model in self._models:
+            if (model is self.default or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
+                with contextlib.suppress(ServerError):
+                    self.keeper.want(model.kept)
+
+    def built_anew(self, old: LoadedModel) -> LoadedModel:
+        """From its file as it is now. It sleeps, and may be broken. It takes seconds."""
+        again = self._builder.alone_again if self.is_alone else self._builder.one_of_several
+        return again(_with_adapters(old))
+
+    def admit(self, new: LoadedModel) -> None:
+        """Its memory counts from now on. Raises ModelTooLarge, ModelNotLoaded."""
+        if (why := self.keeper.why_never(new.kept)) is not None:
+            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+        if new.is_broken:
+            raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
+        self.keeper.add(new.kept)
+
+    async def load_beside(self, old: LoadedModel, new: LoadedModel) -> bool:
+        """False: there is no room for both. Then requests wait for the new one until the old one has gone."""
+        if old.kept.is_in_memory and not self.keeper.fits_beside(new.kept):
+            return False
+        await self.keeper.load(new.kept)
+        return True
+
+    def replace(self, old: LoadedModel, new: LoadedModel) -> None:
+        """The new one is chosen from now on; the old one ends what it has, and is to be forgotten then."""
+        self._models[self._models.index(old)] = new
+        self.registry.replace(old.served, new.served)
+        old.kept.is_replaced, old.kept.is_pinned = True, False
+
+    def forget(self, old: LoadedModel) -> None:
+        self.registry.forget(old.served)
+        self.keeper.remove(old.kept)
+
+    def _built(self, plans: Sequence[ModelPlan]) -> list[LoadedModel]:
+        """In the order of the plans; those that are pinned have their memory first."""
+        build = self._builder.alone if self.is_alone else self._builder.one_of_several
+        built: dict[str, LoadedModel] = {}
+        for plan in sorted(plans, key=lambda plan: not plan.is_pinned):
+            built[plan.name] = model = build(plan)
+            self.keeper.add(model.kept)
+        return [built[plan.name] for plan in plans]
+
+
+class ModelFleet:
+    """Runs the engines of all models of a server, and owns them. All methods belong to one event loop's
+    thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        plans: Sequence[ModelPlan],
+        observer: ModelFleetObserver,
+        readers: ReaderPool,
+    ) -> None:
+        """It owns the readers from here on. Raises StartupError as `ModelSet` does."""
+        try:
+            self._models = ModelSet(settings, plans, observer, readers)
+        except BaseException:
+            readers.close()
+            raise
+        self.registry = self._models.registry
+        self.readers = readers
+        self._runs: dict[EngineClient, asyncio.Task[None]] = {}
+        self._others: set[asyncio.Task[None]] = set()
+        self._replacing: dict[str, asyncio.Lock] = {plan.name: asyncio.Lock() for plan in plans}
+        self._has_failed: asyncio.Future[None] | None = None
+        self._retired_totals = ServedTotals()
+
+    # -- an engine of all engines -------------------------------------------------------------------------
+
+    @property
+    def default(self) -> EngineClient:
+        return self._models.default.engine
+
+    @property
+    def totals(self) -> ServedTotals:
+        return _sum([*(model.engine.totals for model in self._models), self._retired_totals])
+
+    def requests(self) -> list[LiveRequest]:
+        return [request for model in self.registry for request in model.engine.requests()]
+
+    async def run(self) -> None:
+        """Serve until `close`. Raises `StartupError` if the only model cannot be loaded."""
+        self._has_failed = asyncio.get_running_loop().create_future()
+        keeping = asyncio.create_task(self._models.keeper.run())
+        for model in self._models:
+            self._start(model.engine)
+        if not self._models.is_alone:
+            self._models.want_first()
+        self._spawn(self._look_at_files())
+        try:
+            await asyncio.wait([self._has_failed, keeping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            keeping.cancel()
+            for task in self._others:
+                task.cancel()
+        for done in (self._has_failed, keeping):
+            if done.done() and not done.cancelled():
+                done.result()
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing more, and give what runs or waits this long to end."""
+        await asyncio.gather(*(engine.drain(seconds) for engine in self._engines))
+
+    async def close(self) -> None:
+        """End all requests and processes."""
+        await asyncio.gather(*(engine.close() for engine in self._engines))
+        await asyncio.to_thread(self.readers.close)
+        if self._has_failed is not None and not self._has_failed.done():
+            self._has_failed.set_result(None)
+
+    def kill(self) -> None:
+        """For a `close` that is not to wait, not even if it waits already."""
+        for engine in self._engines:
+            engine.kill()
+
+    # -- for administrators -------------------------------------------------------------------------------
+
+    async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
+        """Returns when it is loaded. A file that has changed since, or `replace`, is loaded beside the model
+        and takes its place. Raises ModelTooLarge, ModelNotLoaded, EngineUnavailable."""
+        async with self._replacing[model.name]:
+            serving = self._models.named(model.name)
+            if serving.engine.is_ending:
+                raise EngineUnavailable("The server is about to end.", EngineState.DRAINING.retry_after_s)
+            if replace or serving.is_broken or FileStamp.of(serving.plan.path) != serving.stamp:
+                return (await self._replaced(serving)).served
+            await self._models.keeper.load(serving.kept)
+            return serving.served
+
+    async def unload(self, model: ServedModel) -> None:
+        """Returns when its process has ended. Raises ModelInUse."""
+        await self._models.keeper.unload(self._models.named(model.name).kept)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    @property
+    def _engines(self) -> Iterable[EngineClient]:
+        return list(self._runs) or [model.engine for model in self._models]
+
+    def _start(self, engine: EngineClient) -> None:
+        task = asyncio.create_task(engine.run())
+        self._runs[engine] = task
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """An engine that could not be run ends all."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._has_failed is not None and not self._has_failed.done():
+            self._has_failed.set_exception(error)
+
+    async def _look_at_files(self) -> None:
+        """Sleeping models keep up with their files. One that is loaded waits for an administrator's word."""
+        seen: dict[str, FileStamp | None] = {}
+        while True:
+            await asyncio.sleep(_LOOK_AT_FILES_S)
+            for model in self._models:
+                plan, stamp = model.plan, FileStamp.of(model.plan.path)
+                if model.kept.is_in_memory or stamp in (None, model.stamp, seen.get(plan.name)):
+                    continue
+                seen[plan.name] = stamp  # what cannot be read now is tried again when it changes again
+                try:
+                    await self._read_anew(model)
+                except (ServerError, OSError) as error:  # such as a file that goes while it is being read
+                    logger.warning("%s: %s has changed, and stays unread: %s", plan.name, plan.path, error)
+
+    async def _read_anew(self, old: LoadedModel) -> None:
+        async with self._replacing[old.plan.name]:
+            is_used = old.kept.is_in_memory or old.engine.residency.has_requests
+            if not self._models.serves(old) or is_used:
+                return
+            self._take_place(old, await self._built_anew(old))
+            logger.info("%s: %s has changed, and was read anew", old.plan.name, old.plan.path)
+
+    async def _built_anew(self, old: LoadedModel) -> LoadedModel:
+        """It sleeps, and runs. Raises ModelTooLarge, ModelNotLoaded."""
+        new = await asyncio.to_thread(self._models.built_anew, old)
+        self._models.admit(new)
+        self._start(new.engine)
+        return new
+
+    def _take_place(self, old: LoadedModel, new: LoadedModel) -> None:
+        self._models.replace(old, new)
+        self._spawn(self._retire(old))
+
+    async def _replaced(self, old: LoadedModel) -> LoadedModel:
+        """The new one serves; the old one goes with its last request."""
+        new, keeper = await self._built_anew(old), self._models.keeper
+        try:
+            was_loaded = await self._models.load_beside(old, new)
+            if was_loaded:
+                await _carry_adapters(old.engine, new.engine)
+        except BaseException:
+            keeper.remove(new.kept)
+            self._spawn(self._end(new.engine))
+            raise
+        self._take_place(old, new)
+        if not was_loaded:
+            await keeper.load(new.kept)
+            await _carry_adapters(old.engine, new.engine)
+        logger.info("%s: %s has been loaded anew", new.plan.name, new.plan.path)
+        return new
+
+    async def _retire(self, old: LoadedModel) -> None:
+        """End it after its last request, and after the last that has chosen it already."""
+        await asyncio.sleep(_LAST_CALLS_S)
+        while old.engine.residency.has_requests:  # noqa: ASYNC110 (once for a file that has changed)
+            await asyncio.sleep(_LOOK_S)
+        self._models.forget(old)
+        self._retired_totals = _sum([self._retired_totals, old.engine.totals])
+        await self._end(old.engine)
+
+    async def _end(self, engine: EngineClient) -> None:
+        await engine.close()
+        task = self._runs.pop(engine, None)
+        if task is not None:
+            await asyncio.wait([task])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+
+def _sum(parts: Sequence[ServedTotals]) -> ServedTotals:
+    return ServedTotals(
+        requests=sum(part.requests for part in parts),
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        output_tokens=sum(part.output_tokens for part in parts),
+    )
+
+
+def _with_adapters(model: LoadedModel) -> ModelPlan:
+    """Its plan, with the adapters that it has now: some may have come and gone since its start."""
+    offered = [status.adapter for status in model.engine.adapters()]
+    adapters = tuple(AdapterSource(adapter.name, adapter.path, adapter.scale) for adapter in offered)
+    return msgspec.structs.replace(model.plan, adapters=adapters)
+
+
+async def _carry_adapters(old: EngineClient, new: EngineClient) -> None:
+    """Those that have come or gone while the new one was loading."""
+    wanted = {s.adapter.name: s.adapter for s in old.adapters() if s.state is not AdapterState.FAILED}
+    had = {status.adapter.name: status.adapter.key for status in new.adapters()}
+    failed = {status.adapter.name for status in old.adapters()} - wanted.keys()
+    for name in had.keys() - wanted.keys() - failed:
+        new.unload_adapter(name)
+    for name, adapter in wanted.items():
+        if had.get(name) != adapter.key:
+            with contextlib.suppress(AdapterFailed):  # it has said why, and it is for the old file only
+                await new.load_adapter(adapter)
+
+
+def _budget_bytes(settings: Settings) -> int:
+    if settings.memory is not None:
+        return settings.memory * _MIB
+    return int(_BUDGET_SHARE * Machine().free_memory())

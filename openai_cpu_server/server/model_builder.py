@@ -1,0 +1,335 @@
+"""One served model, made of its plan: its files, vocabulary and template, and the process of its engine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from openai_cpu_server.config.models import ModelOptions
+from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.contract.engine import Engine
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.culprits import CulpritLedger
+from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCores
+from openai_cpu_server.engine_client.subscribers import EngineObserver
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.engine_client.watchdog import HangLimits
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.file_types import file_type_name, model_kind
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
+from openai_cpu_server.models.grammars import ModelGrammars
+from openai_cpu_server.models.keeper import KeptModel, ModelKeeper
+from openai_cpu_server.models.memory_budget import MemoryNeed
+from openai_cpu_server.models.served import ModelThinking, ServedModel, UnreadableModel
+from openai_cpu_server.prompt.reasoning import TemplateReasoning
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
+from openai_cpu_server.reader.child import ReaderChild
+from openai_cpu_server.reader.messages import ModelSource
+from openai_cpu_server.reader.model import ReadGrammars, ReadModel
+from openai_cpu_server.reader.pool import ReaderPool
+from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee
+
+_MIB = 1024 * 1024
+
+
+class FileStamp(NamedTuple):
+    """It tells two states of a file apart."""
+
+    inode: int
+    mtime_ns: int
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileStamp | None:
+        """None: there is no such file."""
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        return cls(found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+class FileContent:
+    """What is in the files of a model, as they were when this was made."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._stamps = {path: FileStamp.of(path) for path in files}
+
+    def digest(self) -> str | None:
+        """SHA-256 over all of them. None: they have changed, or cannot be read."""
+        digest = hashlib.sha256()
+        try:
+            for path in self._stamps:
+                _add_file(digest, path)
+        except OSError:
+            return None
+        is_same = all(FileStamp.of(path) == stamp for path, stamp in self._stamps.items())
+        return digest.hexdigest() if is_same else None
+
+
+def _add_file(digest: hashlib._Hash, path: Path) -> None:
+    with path.open("rb") as file:
+        while chunk := file.read(_MIB):
+            digest.update(chunk)
+
+
+_FRONT = "openai_cpu_server.kernels.front"
+_PROCESS = "openai_cpu_server.engine.process"
+
+
+def supervised(
+    settings: Settings,
+    options: EngineOptions,
+    observer: EngineObserver,
+    *,
+    begins_asleep: bool,
+    foretold: ModelInfo | None = None,
+    partner: CoresPartner | None = None,
+    cpus: Collection[int] = (),
+) -> Supervisor:
+    """`cpus`: the engine computes on these only; (): on all that this process may use. The rest is as
+    `Supervisor` wants it."""
+    return Supervisor(
+        (*_pinned(cpus), _PROCESS, settings.log_format),
+        options,
+        observer=observer,
+        hang_limits=HangLimits(
+            step_s=settings.hang_seconds or None, load_s=settings.load_hang_seconds or None
+        ),
+        max_crashes_a_minute=settings.max_crashes_per_minute,
+        begins_asleep=begins_asleep,
+        foretold=foretold,
+        partner=partner,
+    )
+
+
+def _pinned(cpus: Collection[int]) -> tuple[str, ...]:
+    """What runs a module of ours on these CPUs, with the kernels in front of ggml."""
+    if not cpus:
+        return (sys.executable, "-m", _FRONT)
+    pin = f"import os, runpy; os.sched_setaffinity(0, {sorted(cpus)})"
+    run = f"runpy.run_module({_FRONT!r}, run_name='__main__', alter_sys=True)"
+    return (sys.executable, "-c", f"{pin}; {run}")
+
+
+logger = logging.getLogger(__name__)
+
+
+class ModelParts(NamedTuple):
+    """All that can be known of a model without an engine."""
+
+    plan: ModelPlan
+    header: GgufHeader
+    kind: ModelKind
+    read: ReadModel
+    options: EngineOptions
+    grammars: ModelGrammars
+
+    @classmethod
+    def open(
+        cls, settings: Settings, plan: ModelPlan, share: MemoryShare | None, readers: ReaderPool
+    ) -> ModelParts:
+        """`share`: None for a model that has the machine for itself. Raises StartupError."""
+        header = GgufHeader(plan.path)
+        kind = model_kind(header)
+        if plan.adapters and kind is not ModelKind.GENERATES:
+            raise StartupError(f"{plan.name} generates no text, and takes no adapters")
+        read = ReadModel(readers, _source(plan, kind))
+        try:
+            options = engine_options(
+                settings, plan, read.tokenizer, readers, cache_bytes=cache_bytes(plan, share)
+            )
+        except BaseException:
+            read.close()
+            raise
+        if kind is ModelKind.GENERATES and not read.facts.has_template:
+            logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
+        is_flexible = plan.options.json_whitespace == "flexible"
+        grammars = ModelGrammars(ReadGrammars(readers), is_flexible=is_flexible)
+        return cls(plan, header, kind, read, options, grammars)
+
+    def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
+        """The readers forget the model with it."""
+        served = ServedModel(
+            names=self.plan.names,
+            created=int(time.time()),
+            engine=engine,
+            tokenizer=self.read.tokenizer,
+            prompts=self.read.prompts,
+            rerank=self.read.rerank,
+            tool_format=TOOL_FORMATS[self.read.facts.tool_format],
+            grammars=self.grammars,
+            kind=self.kind,
+            may_retry=may_retry,
+            quantisation=file_type_name(self.header.get_int("general.file_type") or 0),
+            thinking=_thinking(self.plan.options, self.read.facts.reasoning),
+            content_digest=FileContent(model_files(self.header)).digest,
+        )
+        weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
+        return served
+
+
+def reader_pool(
+    settings: Settings, plans: Iterable[ModelPlan], *, children: Sequence[ReaderChild] = ()
+) -> ReaderPool:
+    """The readers of a server with these models."""
+    if settings.sandbox == "off":
+        return ReaderPool(children=children)
+    paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
+    return ReaderPool([*(path.parent for path in paths), settings.profile_dir], children=children)
+
+
+def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:
+    """Raises StartupError for a template that cannot be read."""
+    options = plan.options
+    return ModelSource(
+        path=str(plan.path),
+        generates=kind is ModelKind.GENERATES,
+        chat_template=read_text(options.chat_template) if options.chat_template else None,
+        tool_format=options.tool_format,
+        reasoning_format=options.reasoning_format,
+    )
+
+
+def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> ModelThinking | None:
+    """None: the model does not think, or what it writes is to be shown as it is."""
+    if reasoning is None:
+        return None
+    is_on = {"auto": None, "on": True, "off": False}[options.reasoning]
+    return ModelThinking(reasoning, is_on=is_on, budget=options.reasoning_budget)
+
+
+_NOTHING = MemoryNeed(weights=0, cells=0, buffers=0)
+
+
+class LoadedModel(NamedTuple):
+    """A served model, with its engine, which lives as long as somebody runs it."""
+
+    plan: ModelPlan
+    served: ServedModel
+    engine: EngineClient
+    kept: KeptModel
+    stamp: FileStamp | None
+    """As its file was when this was made."""
+    is_broken: bool
+    """Its file cannot be read."""
+
+
+class EnginesObserver(Protocol):
+    def of_model(self, model: str) -> EngineObserver:
+        """Who is told of this model's engine."""
+        ...
+
+
+class ModelBuilder:
+    """Makes the models of one server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        observer: EnginesObserver,
+        keeper: ModelKeeper,
+        readers: ReaderPool,
+        *,
+        num_models: int,
+    ) -> None:
+        self._settings = settings
+        self._observer = observer
+        self._keeper = keeper
+        self._readers = readers
+        self._num_models = num_models
+        self._culprits = CulpritLedger(time.monotonic)
+        self._cores = SharedCores(batch_floor=settings.batch_floor) if num_models > 1 else None
+
+    def alone(self, plan: ModelPlan) -> LoadedModel:
+        """A model that has the machine for itself, and must be loaded at once. Raises StartupError."""
+        return self._house(plan, None)
+
+    def alone_again(self, plan: ModelPlan) -> LoadedModel:
+        """The same from a file that has changed. It sleeps: the old one serves until this one can."""
+        try:
+            return self._house(plan, None, begins_asleep=True)
+        except StartupError as error:
+            return self._broken(plan, str(error))
+
+    def one_of_several(self, plan: ModelPlan) -> LoadedModel:
+        """A model that sleeps. What is wrong with its file is its state."""
+        share = MemoryShare(self._keeper.budget.limit_bytes, self._num_models, plan.memory_bytes)
+        try:
+            house = self._house(plan, share)
+        except StartupError as error:
+            return self._broken(plan, str(error))
+        if (why := self._keeper.why_never(house.kept)) is not None:
+            logger.error("%s is not served: %s", plan.name, why)
+            house.engine.residency.fail(why)
+        return house
+
+    def _house(
+        self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool = False
+    ) -> LoadedModel:
+        """Raises StartupError."""
+        stamp, parts = FileStamp.of(plan.path), ModelParts.open(self._settings, plan, share, self._readers)
+        try:
+            foreseen = foresee(parts.options, parts.read.tokenizer, share)
+        except BaseException:
+            parts.read.close()
+            raise
+        is_alone = share is None
+        told = (parts.options, None) if is_alone else (foreseen.options, foreseen.info)
+        engine = self._engine(plan.name, *told, begins_asleep=begins_asleep)
+        kept = self._kept(plan, engine, foreseen.need)
+        kept.comes_back = self._num_models == 1
+        served = parts.served(engine, may_retry=lambda: self._keeper.may_retry(kept))
+        return LoadedModel(plan, served, engine, kept, stamp, is_broken=False)
+
+    def _broken(self, plan: ModelPlan, reason: str) -> LoadedModel:
+        logger.error("%s is not served: %s", plan.name, reason)
+        engine = self._engine(plan.name, EngineOptions(model_path=str(plan.path)), None, begins_asleep=True)
+        engine.residency.fail(reason)
+        unreadable = UnreadableModel(reason)
+        served = ServedModel(
+            names=plan.names,
+            created=int(time.time()),
+            engine=engine,
+            tokenizer=unreadable,
+            prompts=unreadable,
+            tool_format=format_for(None),
+            grammars=ModelGrammars(unreadable),
+        )
+        kept = self._kept(plan, engine, _NOTHING)
+        return LoadedModel(plan, served, engine, kept, FileStamp.of(plan.path), is_broken=True)
+
+    def _engine(
+        self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
+    ) -> EngineClient:
+        settings = self._settings
+        supervisor = supervised(
+            settings,
+            options,
+            self._observer.of_model(name),
+            begins_asleep=begins_asleep or foretold is not None,
+            foretold=foretold,
+            partner=self._cores.join(name) if self._cores is not None else None,
+        )
+        return EngineClient(
+            supervisor,
+            max_queue=settings.max_queue,
+            max_held_bytes=settings.stream_buffer_mb * _MIB,
+            culprits=self._culprits,
+        )
+
+    def _kept(self, plan: ModelPlan, engine: EngineClient, need: MemoryNeed) -> KeptModel:
+        kept = KeptModel(
+            plan.name, engine.residency, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes
+        )
+        engine.on_wanted = lambda: self._keeper.want(kept)
+        return kept

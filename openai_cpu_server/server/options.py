@@ -1,0 +1,158 @@
+"""What the API, the batch jobs and an engine process are told, of all settings."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.models import fields_for
+from openai_cpu_server.config.settings import Settings, revealed
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.contract.replica import cache_namespace, key_identity
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.http.clients import is_loopback
+from openai_cpu_server.http.options import ApiOptions, SchedulingOptions
+from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.model_source import AdapterFiles, resolve_model
+from openai_cpu_server.prompt.chat_prompts import whole_prompt
+from openai_cpu_server.reader.model import profiled
+from openai_cpu_server.reader.pool import ReaderPool
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan
+
+_MIB = 1024 * 1024
+
+
+def api_options(settings: Settings) -> ApiOptions:
+    """What both call by the same name, and what the API is told in other words and units."""
+    in_other_words = {
+        "api_key": revealed(settings.api_key),
+        "max_body_bytes": settings.max_body_mb * _MIB,
+        "max_bodies_bytes": max(settings.max_bodies_mb, settings.max_body_mb) * _MIB,
+        "max_file_bytes": settings.max_file_mb * _MIB,
+        "default_priority": settings.priority,
+        "isolate_by_key": settings.isolates_by_key,
+        "request_timeout_s": settings.request_timeout,
+        "cors_origins": tuple(settings.cors_origin),
+        "hosts": _hosts(settings),
+        "is_admin_open": settings.open_admin or is_on_loopback(settings.host),
+        "trusted_proxies": tuple(settings.trusted_proxy),
+        "prices": {model: table.price for model, table in settings.prices.items()},
+        "compares_turns": settings.semantic_cache is not None,
+        "scheduling": SchedulingOptions(
+            **msgspec.structs.asdict(settings.scheduling), max_queue=settings.max_queue
+        ),
+    }
+    return ApiOptions(**fields_for(ApiOptions, settings, of=Settings) | in_other_words)
+
+
+def _hosts(settings: Settings) -> frozenset[str] | None:
+    """The names that clients may call the server by; None: any, for it has names that it does not know."""
+    if not settings.allowed_host and not is_on_loopback(settings.host):
+        return None
+    return frozenset({"localhost", settings.host.lower(), *settings.allowed_host})
+
+
+def is_on_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if not host:
+        return False  # all addresses
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(is_loopback(str(address[0])) for *_, address in found)
+
+
+def job_options(settings: Settings, model: str) -> JobOptions:
+    return JobOptions(
+        model=model,
+        max_rows=settings.max_batch_rows,
+        max_line_bytes=settings.max_body_mb * _MIB,
+        concurrency=settings.batch_concurrency,
+        response_lifetime_s=settings.response_days * 24 * 3600,
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+def engine_options(
+    settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, readers: ReaderPool, *, cache_bytes: int
+) -> EngineOptions:
+    """The user's choice, else what `tune` has found, else the defaults."""
+    of = plan.options
+    options = settings.engine_options(
+        plan.path,
+        cache_bytes=cache_bytes,
+        draft_model_path=resolve_model(of.draft_model) if of.draft_model else None,
+        adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
+        adapter_folders=adapter_files(settings).folders,
+        pinned_prompts=tuple(_pinned(path, tokenizer) for path in of.pin_prompt),
+        pinned_namespace=_pinned_namespace(settings),
+        of=of,
+    )
+    _warn_of_threads(max(of.threads or 1, of.threads_batch or 1), Machine().num_cpus())
+    if of.pin_prompt and settings.api_keys is not None and settings.isolates_by_key:
+        logger.warning("pinned prompts serve no key of --api-keys, unless with --cache-isolation off")
+    if of.profile != "auto" or not settings.profile_dir.is_dir():
+        return options
+    given = frozenset(of.model_fields_set | settings.model_fields_set)
+    profile = profiled(readers, options, str(settings.profile_dir), given)
+    if profile.found is not None:
+        logger.info("using the profile that was tuned for this model here: %s", profile.found)
+    return profile.options
+
+
+def adapter_files(settings: Settings) -> AdapterFiles:
+    """Raises StartupError for a folder that is none."""
+    folder = settings.adapter_dir
+    if folder is None:
+        return AdapterFiles(None)
+    folder = expanded(folder)
+    if not folder.is_dir():
+        raise StartupError(f"--adapter-dir: there is no folder {folder}")
+    return AdapterFiles(folder)
+
+
+def read_text(path: Path) -> str:
+    """Raises StartupError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from None
+
+
+def cache_bytes(plan: ModelPlan, share: MemoryShare | None) -> int:
+    """The size of its prefix cache. `share`: None for a model that has the machine for itself."""
+    if plan.options.cache_mb is not None:
+        return plan.options.cache_mb * _MIB
+    return Machine().total_memory() // 4 if share is None else share.cache_bytes
+
+
+def _warn_of_threads(asked: int, cpus: int) -> None:
+    if asked > cpus:
+        logger.warning("%d threads on %d CPUs wait for each other: steps take many times longer", asked, cpus)
+
+
+def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens of a prompt as they stand at the beginning of a request: with BOS, control tokens read as
+    such."""
+    text = read_text(path)
+    tokens = whole_prompt(text, tokenizer, most_tokens=None)
+    if not tokens:
+        raise StartupError(f"there is nothing to pin in {path}")
+    return tokens
+
+
+def _pinned_namespace(settings: Settings) -> str:
+    """Pinned prompts serve the holders of the server's key, where keys are isolated."""
+    if not settings.isolates_by_key or settings.api_key is None:
+        return ""
+    identity = key_identity(settings.api_key.get_secret_value().encode())
+    return cache_namespace(salt=None, key=identity)

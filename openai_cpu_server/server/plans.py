@@ -1,0 +1,315 @@
+"""Which models are to be served, by which names, from which files, with which options, and the memory that
+each will take."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server.config.adapters import AdapterOption, AdapterSource
+from openai_cpu_server.config.models import ModelOptions, ModelTable
+from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.file_types import file_type_name, model_kind
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.gguf.tensors import model_tensors
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.model.kv_size import (
+    CELLS_GRANULARITY,
+    DRAFT_KV_TYPE,
+    KVType,
+    batch_tokens,
+    bytes_per_cell,
+    pool_cells,
+    tokens_that_fit,
+)
+from openai_cpu_server.model_source import FoundModel, model_to_serve
+from openai_cpu_server.models.memory_budget import MemoryNeed
+from openai_cpu_server.models.routing.options import RouterOptions, problem
+from openai_cpu_server.models.routing.router import ModelRouter
+from openai_cpu_server.reader.model import ReadTokenizer
+
+NO_TABLE = ModelTable.model_validate({})
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.:/@+-]*)=(?P<source>.+)")
+
+
+class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as it is to be served. Its file has been found, and not been opened."""
+
+    names: tuple[str, ...]
+    """The first is its own."""
+    path: Path
+    options: ModelOptions
+    keep_alive_s: float | None
+    """Seconds without a request after which it is unloaded; None: never."""
+    is_pinned: bool
+    memory_bytes: int | None
+    """What it may take at most."""
+    adapters: tuple[AdapterSource, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def planned_models(settings: Settings) -> list[ModelPlan]:
+    """At least one, the default first. Raises StartupError with one line."""
+    found = [*_named(settings.model), *_in_tables(settings.models)] or [(model_to_serve(None), NO_TABLE)]
+    if settings.served_model_name is not None:
+        found = [(_renamed(settings.served_model_name, found), found[0][1])]
+    own_names = [*(model.name for model, _ in found), *_router_tables(settings)]
+    _require_distinct(own_names)
+    aliases = _aliases(settings.aliases, own_names)
+    _require_models_of(settings.adapter, [model.name for model, _ in found])
+    plans = [_plan(model, table, aliases, settings) for model, table in found]
+    routers = router_options(settings, plans)
+    _require_distinct(
+        [name for names in (*(p.names for p in plans), *(r.names for r in routers)) for name in names]
+    )
+    if len(plans) > 1 and settings.cache_file is not None:
+        raise StartupError("--cache-file is for one model; with several, give each its own in [models.NAME]")
+    return plans
+
+
+def planned_routers(
+    settings: Settings, plans: Sequence[ModelPlan], kinds: Mapping[str, ModelKind | None]
+) -> list[ModelRouter]:
+    """`kinds`: by each name of the models; None: its file cannot be read. Raises StartupError for a router
+    that leads nowhere."""
+    options = router_options(settings, plans)
+    if (said := problem(options, kinds)) is not None:
+        raise StartupError(said)
+    return [ModelRouter(each) for each in options]
+
+
+def router_options(settings: Settings, plans: Sequence[ModelPlan]) -> list[RouterOptions]:
+    """The tables that are routers, each by its name and its aliases."""
+    tables = _router_tables(settings)
+    aliases = _aliases(settings.aliases, [*(plan.name for plan in plans), *tables])
+    return [
+        table.router.options(_names(name, table, aliases)) for name, table in tables.items() if table.router
+    ]
+
+
+def _router_tables(settings: Settings) -> dict[str, ModelTable]:
+    return {name: table for name, table in settings.models.items() if table.router is not None}
+
+
+def named_source(given: str) -> tuple[str | None, str]:
+    """The name and the source in a value of `--model`. A file whose name has a `=` in it is a file."""
+    match = _NAME.fullmatch(given)
+    if match is None or given.startswith("hf:") or Path(given).is_file():
+        return None, given
+    return match["name"], match["source"]
+
+
+def _named(given: list[str]) -> Iterator[tuple[FoundModel, ModelTable]]:
+    for value in given:
+        name, source = named_source(value)
+        model = model_to_serve(source)
+        yield FoundModel(name or model.name, model.path), NO_TABLE
+
+
+def _in_tables(tables: Mapping[str, ModelTable]) -> Iterator[tuple[FoundModel, ModelTable]]:
+    for name, table in tables.items():
+        if table.router is not None:
+            continue
+        yield FoundModel(name, model_to_serve(table.source or name).path), table
+
+
+def _renamed(name: str, found: list[tuple[FoundModel, ModelTable]]) -> FoundModel:
+    if len(found) > 1:
+        names = ", ".join(model.name for model, _ in found)
+        raise StartupError(
+            f"--served-model-name is for one model, and there are {len(found)} ({names}): name each by "
+            "--model NAME=SPEC"
+        )
+    return FoundModel(name, found[0][0].path)
+
+
+def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], settings: Settings) -> ModelPlan:
+    keep_alive_s = settings.idle_unload if table.keep_alive is None else table.keep_alive
+    return ModelPlan(
+        names=_names(model.name, table, aliases),
+        path=model.path,
+        options=table.over(settings),
+        keep_alive_s=None if table.pinned else keep_alive_s,
+        is_pinned=table.pinned,
+        memory_bytes=None if table.memory is None else table.memory * 1024 * 1024,
+        adapters=_adapters(model.name, table, settings),
+    )
+
+
+def _names(name: str, table: ModelTable, aliases: Mapping[str, str]) -> tuple[str, ...]:
+    """Its own, and all others."""
+    return (name, *table.aliases, *(alias for alias, meant in aliases.items() if meant == name))
+
+
+def _adapters(model: str, table: ModelTable, settings: Settings) -> tuple[AdapterSource, ...]:
+    """Those of its table and of the command line. Raises StartupError for two of one name."""
+    given = (option.source for option in settings.adapter if option.model in (None, model))
+    adapters = (*table.adapters, *given)
+    twice = [name for name, count in Counter(adapter.name for adapter in adapters).items() if count > 1]
+    if twice:
+        raise StartupError(f"the model {model} has two adapters of the name {twice[0]!r}")
+    return adapters
+
+
+def _require_models_of(adapters: list[AdapterOption], names: list[str]) -> None:
+    """Raises StartupError for adapters of a model that is not served, or of nobody knows which."""
+    for option in adapters:
+        if option.model is None and len(names) > 1:
+            raise StartupError(f"--adapter {option.source.name}: say for which model, MODEL/NAME=PATH")
+        if option.model is not None and option.model not in names:
+            raise StartupError(f"--adapter: there is no model {option.model}, only {', '.join(names)}")
+
+
+def _aliases(given: Mapping[str, str], names: list[str]) -> dict[str, str]:
+    """By alias: the model's own name. Raises StartupError for one that loops, or that means nothing."""
+    return {alias: _meaning(alias, given, names) for alias in given}
+
+
+def _meaning(alias: str, given: Mapping[str, str], names: list[str]) -> str:
+    seen = [alias]
+    while (name := given[seen[-1]]) not in names:
+        if name in seen:
+            raise StartupError(f"[aliases] {' -> '.join([*seen, name])} is a loop")
+        if name not in given:
+            raise StartupError(f"[aliases] {alias}: there is no model {name!r}; there is {', '.join(names)}")
+        seen.append(name)
+    return name
+
+
+def _require_distinct(names: list[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise StartupError(f"two models have the name {twice[0]!r}: name one by --model NAME=SPEC")
+
+
+_PROCESS_BYTES = 150 * 1024 * 1024
+"""An engine process without its model: Python, llama.cpp, numpy, llguidance."""
+
+
+class MemoryShare(NamedTuple):
+    """What one of several models may count on."""
+
+    budget_bytes: int
+    """For all models."""
+    num_models: int
+    own_bytes: int | None
+    """What this one may take at most."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the budget a quarter is for prefix caches, as of the machine where a model is alone."""
+        return (self.own_bytes or self.budget_bytes // self.num_models) // 4
+
+
+class ForeseenModel(NamedTuple):
+    options: EngineOptions
+    """With the size of the KV pool."""
+    need: MemoryNeed
+    info: ModelInfo
+
+
+def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShare | None) -> ForeseenModel:
+    """`share`: None for a model that is alone. Raises StartupError for files that cannot be read."""
+    header = GgufHeader(Path(options.model_path))
+    draft = GgufHeader(Path(options.draft_model_path)) if options.draft_model_path else None
+    kind, kv_type = model_kind(header), KVType.named(options.kv_type)
+    generates = kind is ModelKind.GENERATES
+    weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
+    token_bytes = bytes_per_cell(header, kv_type) if generates else 0
+    draft_bytes = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
+    need = MemoryNeed(
+        weights=weights,
+        cells=0,
+        buffers=_PROCESS_BYTES + _buffer_bytes(header, options, vocabulary.vocab_size),
+        cache=options.cache_bytes if generates else 0,
+    )
+    cells = _cells(options.kv_tokens, token_bytes + draft_bytes, need, share) if generates else 0
+    if generates:
+        options = msgspec.structs.replace(options, kv_tokens=cells)
+    elif options.kv_tokens is None:
+        # Said once: what memory is free at each load would make it another length, and refuse late.
+        longest = tokens_that_fit(_free_bytes(share) - need.total, vocabulary.vocab_size)
+        options = msgspec.structs.replace(options, kv_tokens=longest)
+    need = msgspec.structs.replace(need, cells=cells * (token_bytes + draft_bytes))
+    return ForeseenModel(options, need, _info(header, kind, options, vocabulary, cells, token_bytes))
+
+
+def _free_bytes(share: MemoryShare | None) -> int:
+    if share is None:
+        return Machine().free_memory()
+    return share.budget_bytes if share.own_bytes is None else share.own_bytes
+
+
+def _buffer_bytes(header: GgufHeader, options: EngineOptions, vocab_size: int) -> int:
+    """Activations and logits of the largest step, in f32: a row has the logits of all tokens, or some copies
+    of the widest activation."""
+    width = header.get_int(header.for_architecture("feed_forward_length")) or 0
+    return 4 * batch_tokens(options) * (vocab_size + 4 * width)
+
+
+def _cells(requested: int | None, token_bytes: int, need: MemoryNeed, share: MemoryShare | None) -> int:
+    """As many as asked for; else up to 16,384 in half of what is free beside the weights, of which with
+    several models each has an equal part."""
+    if requested is not None:
+        return requested
+    if share is None:
+        free = Machine().free_memory() - need.weights
+    elif share.own_bytes is not None:
+        free = 2 * (share.own_bytes - need.total)  # all of it: this is what the model may have
+    else:
+        free = (share.budget_bytes - need.total) // share.num_models
+    try:
+        return pool_cells(None, token_bytes, max(0, free))
+    except StartupError:
+        return CELLS_GRANULARITY  # it will be said that it does not fit, with all of the arithmetic
+
+
+def _info(
+    header: GgufHeader,
+    kind: ModelKind,
+    options: EngineOptions,
+    vocabulary: ReadTokenizer,
+    cells: int,
+    token_bytes: int,
+) -> ModelInfo:
+    """What cannot be known before (kernels, what the memory can do) stands at the least, and nobody asks for
+    it before the model is loaded."""
+    trained = header.get_int(header.for_architecture("context_length")) or cells
+    parameters = sum(tensor.num_values for tensor in model_tensors(header))
+    embeds = kind is not ModelKind.GENERATES
+    width = header.get_int(header.for_architecture("embedding_length")) or 0
+    number = header.get_int("general.file_type")
+    file_type = None if number is None else file_type_name(number)
+    return ModelInfo(
+        path=options.model_path,
+        description=" ".join(filter(None, (header.architecture, f"{parameters / 1e6:.4g}M", file_type))),
+        architecture=header.architecture,
+        num_parameters=parameters,
+        file_bytes=total_bytes(model_files(header)),
+        vocab_size=vocabulary.vocab_size,
+        context_trained=trained,
+        kv_tokens=cells,
+        kv_bytes_per_token=token_bytes,
+        kv_type=options.kv_type,
+        max_seqs=options.max_seqs,
+        max_step_tokens=batch_tokens(options),
+        max_step_outputs=options.max_seqs,
+        threads=options.threads or Machine().num_threads(),
+        end_tokens=vocabulary.end_tokens,
+        can_share=False,
+        can_trim=False,
+        kind=kind,
+        embedding_size=(1 if kind is ModelKind.RERANKS else width) if embeds else 0,
+        max_input_tokens=min(trained, options.kv_tokens or trained) if embeds else 0,
+    )

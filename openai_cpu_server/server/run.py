@@ -1,0 +1,287 @@
+"""Wires the layers together and runs them: model, tokenizer, template, engine, API, web server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import uvicorn
+
+from openai_cpu_server.api.application import ServedApplication, create_api
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
+from openai_cpu_server.api.parts import ModelKeeping
+from openai_cpu_server.config.environment import tune_engines
+from openai_cpu_server.config.folders import user_data_dir
+from openai_cpu_server.config.settings import Settings, revealed
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.http.body import BodyQuota
+from openai_cpu_server.http.connection import (
+    Complaints,
+    ConnectionLimits,
+    Hangup,
+    authority,
+    limited_connection,
+)
+from openai_cpu_server.http.frames import limited_socket
+from openai_cpu_server.http.gate import EXCESS_CONNECTION
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.meter import Meter
+from openai_cpu_server.http.server import WebServer, room_for_connections
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.run.rows import RunRow
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.observe.tracing import open_tracing
+from openai_cpu_server.observe.watch import Watch
+from openai_cpu_server.reader.child import ReaderChild
+from openai_cpu_server.server.answer_cache import open_recall
+from openai_cpu_server.server.fleet import ModelFleet
+from openai_cpu_server.server.model_builder import reader_pool
+from openai_cpu_server.server.options import adapter_files, api_options, is_on_loopback, job_options
+from openai_cpu_server.server.plans import ModelPlan, planned_models
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_CONNECTIONS_S = 1
+"""After Ctrl-C connections get this time to send their last bytes."""
+_MIB = 1024 * 1024
+
+
+def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
+    hangup = Hangup()
+    set_up_logs(settings.log_level, settings.log_format)
+    plans = planned_models(settings)
+    pool = reader_pool(settings, plans, children=readers)
+    with listening(settings.host, settings.port) as listener:
+        tune_engines()
+        tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
+        watch = Watch.new(model=plans[0].name, tracing=tracing)
+        pool.on_death = watch.reader_died
+        fleet = ModelFleet(settings, plans, watch, pool)
+        served = open_api(settings, fleet.registry, watch, keeping=fleet)
+        config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
+        started = time.monotonic()
+        try:
+            server = WebServer(
+                config,
+                fleet,
+                drain_s=settings.drain_seconds,
+                checkpoint=served.jobs.stop if served.jobs else _no_checkpoint,
+            )
+            asyncio.run(_run(server, fleet, listener, hangup, served))
+        finally:
+            _log_totals(fleet, time.monotonic() - started)
+            watch.close()
+
+
+class ServedApi(NamedTuple):
+    """The API of some models, and what works behind it."""
+
+    api: ServedApplication
+    keys: KeyRing
+    jobs: Jobs | None
+    recall: AnswerLookup | None
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Meanwhile the cache of answers is open and batch jobs run; at the end they are left resumable."""
+        async with self.recall or contextlib.nullcontext(), _running(self.jobs, self.api):
+            yield
+
+
+def open_api(
+    settings: Settings,
+    models: ModelRegistry,
+    watch: Watch,
+    *,
+    keeping: ModelKeeping | None = None,
+) -> ServedApi:
+    """`keeping`: what loads and unloads models; None: they stay as they are. Raises StartupError with one
+    line."""
+    recall = open_recall(settings, models, watch)
+    keys, jobs = _keys(settings), _jobs(settings, models.default.name)
+    if keys.is_open and not is_on_loopback(settings.host):
+        logger.warning(
+            "without --api-key or --api-keys, everybody who reaches %s may use this server%s",
+            settings.host or "it",
+            " and administrate it (--open-admin)" if settings.open_admin else "",
+        )
+    api = create_api(
+        models,
+        api_options(settings),
+        keys=keys,
+        limits=RateLimits(Meter.open(revealed(settings.limits_url))),
+        jobs=jobs,
+        watch=watch,
+        find_adapter=adapter_files(settings).of_client,
+        keeping=keeping,
+        recall=recall,
+    )
+    return ServedApi(api, keys, jobs, recall)
+
+
+def _keys(settings: Settings) -> KeyRing:
+    return KeyRing(
+        revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
+    )
+
+
+class OfflineModels(NamedTuple):
+    """Models, and what runs rows of a batch job on them, without a server."""
+
+    fleet: ModelFleet
+    run_row: RunRow
+
+
+def offline(settings: Settings, plans: Sequence[ModelPlan]) -> OfflineModels:
+    """Whoever uses it must run the fleet, and close it. Raises StartupError with one line."""
+    tune_engines()
+    watch = Watch.new(model=plans[0].name)
+    fleet = ModelFleet(settings, plans, watch, reader_pool(settings, plans))
+    return OfflineModels(fleet, create_api(fleet.registry, api_options(settings), watch=watch).run_row)
+
+
+def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> uvicorn.Config:
+    """`close_s`: what connections get to end when the server does. Raises StartupError for a certificate
+    that cannot be used."""
+    limits = ConnectionLimits(
+        max_connections=room_for_connections(settings.max_connections),
+        read_timeout_s=settings.read_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
+        excess_mark=EXCESS_CONNECTION,
+        messages=lambda: BodyQuota(api.bodies, sys.maxsize),
+        complaints=Complaints(),
+    )
+    config = uvicorn.Config(
+        api.app,
+        http=limited_connection(limits),
+        ws=limited_socket(limits),
+        ws_max_size=settings.max_body_mb * _MIB,
+        ws_per_message_deflate=False,  # saves little in small messages, and costs CPU
+        lifespan="off",
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        proxy_headers=False,  # uvicorn would believe them from 127.0.0.1; see --trusted-proxy
+        timeout_graceful_shutdown=close_s,
+        server_header=False,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_keyfile_password=revealed(settings.ssl_keyfile_password),
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise StartupError(f"cannot use --ssl-certfile {settings.ssl_certfile}: {error}") from None
+    return config
+
+
+async def _run(
+    server: WebServer,
+    fleet: ModelFleet,
+    listener: socket.socket,
+    hangup: Hangup,
+    served: ServedApi,
+) -> None:
+    """Runs engines and web server side by side; an only engine that cannot start ends both."""
+    scheme = "https" if server.config.is_ssl else "http"
+    logger.info("listening on %s://%s", scheme, authority(*listener.getsockname()[:2]))
+    hangup.call(served.keys.reload)
+    engine_task = asyncio.create_task(fleet.run())
+    engine_task.add_done_callback(server.stop_if_failed)
+    async with served.working():
+        await server.serve(sockets=[listener])
+    await engine_task
+
+
+@contextlib.asynccontextmanager
+async def web_serving(
+    settings: Settings, api: ServedApplication, *, close_s: int
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Meanwhile requests are answered, on a port that other processes may share. At the end those that run
+    have `close_s`. Raises StartupError."""
+    config = _web_config(settings, api, close_s=close_s)
+    with listening(settings.host, settings.port, is_shared=True) as listener:
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield task
+        finally:
+            server.should_exit = True
+            await asyncio.wait([task])
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
+    """Binds a socket, before anything slow begins. `is_shared`: others who say so too may have the port, and
+    each gets a share of the connections. `::` is all addresses, those of IPv4 too, where the system can."""
+    host = host.strip("[]")
+    try:
+        listener = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=1024,
+            reuse_port=is_shared,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
+    except OSError as error:
+        raise StartupError(f"cannot listen on {authority(host, port)}: {error}") from None
+    with listener:
+        # Connections inherit it. asyncio would set it for those of a socket made with IPPROTO_TCP alone, and
+        # without it a kept-alive client gets bodies and tokens some 40 ms late: they wait for its next ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield listener
+
+
+def _jobs(settings: Settings, model: str) -> Jobs | None:
+    """None: no batch API, because nobody wants one or because the user's directory cannot keep it."""
+    where = revealed(settings.jobs_db)
+    if where == "none":
+        return None
+    try:
+        database = open_database(where or str(user_data_dir() / "jobs.db"))
+    except StartupError as error:
+        if where is not None:
+            raise
+        logger.warning("there is no batch API: %s", error)
+        return None
+    return Jobs(database, job_options(settings, model))
+
+
+@contextlib.asynccontextmanager
+async def _running(jobs: Jobs | None, api: ServedApplication) -> AsyncIterator[None]:
+    if jobs is None:
+        yield
+        return
+    tasks = [asyncio.create_task(work) for work in (jobs.run(api.run_row), jobs.keep_book())]
+    try:
+        yield
+    finally:
+        await api.settle()
+        await jobs.close()
+        await asyncio.gather(*tasks)
+
+
+async def _no_checkpoint() -> None:
+    """There are no jobs."""
+
+
+def _log_totals(fleet: ModelFleet, seconds: float) -> None:
+    totals = fleet.totals
+    logger.info(
+        "served %d requests, %d prompt tokens, %d output tokens in %s",
+        totals.requests,
+        totals.prompt_tokens,
+        totals.output_tokens,
+        timedelta(seconds=round(seconds)),
+    )

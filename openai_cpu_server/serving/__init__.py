@@ -1,1 +1,0 @@
-"""From settings to served models: which there are, what each needs, and the engines that stand for them."""

@@ -1,0 +1,212 @@
+"""How the rules of a grammar hang together: the order in which llguidance compiles them and the stack that
+takes, what may be empty, and what begins with itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from openai_cpu_server.structured.languages.expr import Alt, Expr, Ref, Repeat, Rules, Seq
+
+MOST_LEVELS = 3_000
+"""A rule counts as two levels and as one for each expression around the next rule's name. A level takes about
+1 KiB of stack on x86-64 (`tests/structured/test_chains.py` runs the deepest on 8 MiB)."""
+_PIECE = 600
+"""Chains up to here are compiled as they are."""
+_OF_RULE = 2
+
+CURE = "make the circle of rules that refer to one another shorter"
+_SHOWN = 4
+
+
+class CompileOrder(msgspec.Struct, frozen=True):
+    first: tuple[str, ...] = ()
+    """The rules to compile before the root, in this order."""
+    deepest: tuple[str, ...] = ()
+    """Rules within one another that are too many for the stack, from the outermost on; empty if none are."""
+
+
+def order(rules: dict[str, Expr], root: str, most_levels: int = MOST_LEVELS) -> CompileOrder:
+    """How to compile these rules, beginning with the root. Names of no rule in them are ignored."""
+    found = _Visit(rules, most_levels)
+    found.all_from(root)
+    first = tuple(found.ends_of_pieces)
+    if first:
+        found = _Visit(rules, most_levels)
+        for name in (*first, root):
+            found.all_from(name)
+    return CompileOrder(first, found.deepest)
+
+
+def described(deepest: Sequence[str]) -> str:
+    path = " -> ".join([*deepest[:_SHOWN], "...", deepest[-1]])
+    return f"{len(deepest)} rules lie within one another ({path}), which is too many"
+
+
+class _Open:
+    """A rule that is being compiled."""
+
+    def __init__(self, name: str, expr: Expr, levels: int) -> None:
+        self.name = name
+        self.names = _named(expr, _OF_RULE)
+        self.levels = levels
+        """The levels of all rules that are open, up to this one."""
+        self.height = 0
+        """The levels that the rules within this one take, as far as they end no piece."""
+
+
+class _Visit:
+    """Visits rules as llguidance does: depth first, in the order in which they are named."""
+
+    def __init__(self, rules: dict[str, Expr], most_levels: int) -> None:
+        self._rules = rules
+        self._most_levels = most_levels
+        self._met: set[str] = set()
+        self.ends_of_pieces: list[str] = []
+        self.deepest: tuple[str, ...] = ()
+
+    def all_from(self, start: str) -> None:
+        if start in self._met:
+            return
+        stack = [self._opened(start, 0)]
+        while stack:
+            here = stack[-1]
+            inner = next(((n, x) for n, x in here.names if n in self._rules and n not in self._met), None)
+            if inner is not None:
+                stack.append(self._opened(inner[0], here.levels + inner[1]))
+                self._note(stack)
+                continue
+            stack.pop()
+            height = self._closed(here)
+            if stack:
+                outer = stack[-1]
+                outer.height = max(outer.height, height + here.levels - outer.levels)
+
+    def _opened(self, name: str, levels: int) -> _Open:
+        self._met.add(name)
+        return _Open(name, self._rules[name], levels)
+
+    def _closed(self, rule: _Open) -> int:
+        """The height that counts for the rules around this one."""
+        if rule.height < _PIECE:
+            return rule.height
+        self.ends_of_pieces.append(rule.name)
+        return 0
+
+    def _note(self, stack: list[_Open]) -> None:
+        if stack[-1].levels > self._most_levels and not self.deepest:
+            self.deepest = tuple(rule.name for rule in stack)
+
+
+def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
+    """The names in an expression, from left to right, with the number of levels around them."""
+    if isinstance(expr, Ref):
+        yield expr.name, level
+    elif expr.references:
+        for part in expr.parts:
+            yield from _named(part, level + 1)
+
+
+class Nullables:
+    """The expressions of a grammar that may match the empty text, at any depth.
+
+    Most show it by themselves. Only where it depends on rules, the rules are looked at, once per place: the
+    work is linear.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._named: dict[Expr, list[Expr]] = {}
+        for name, expr in rules.items():
+            self._named.setdefault(expr, []).append(Ref(name))
+        self._found: set[Expr] = set()
+        self._parents, self._missing = _dependent(rules.values())
+        self._spread([Ref(name) for name, expr in rules.items() if expr.is_nullable])
+
+    def __contains__(self, expr: Expr) -> bool:
+        return expr.is_nullable or expr in self._found
+
+    def _spread(self, queue: list[Expr]) -> None:
+        """Note these expressions, and all that may be empty because they may be."""
+        self._found.update(queue)
+        for expr in queue:
+            for parent in [*self._parents.get(expr, ()), *self._named.get(expr, ())]:
+                if isinstance(parent, Seq):
+                    self._missing[parent] -= 1
+                if parent not in self._found and not self._missing.get(parent):
+                    self._found.add(parent)
+                    queue.append(parent)
+
+
+def _dependent(roots: Iterable[Expr]) -> tuple[dict[Expr, list[Expr]], dict[Expr, int]]:
+    """Expressions on which others depend, with those others, twice if they occur there twice.
+    For each sequence: how many of its items depend on rules."""
+    parents: dict[Expr, list[Expr]] = {}
+    missing: dict[Expr, int] = {}
+    queue = [x for x in dict.fromkeys(roots) if _is_open(x)]
+    seen = set(queue)
+    for expr in queue:
+        parts = [x for x in expr.parts if _is_open(x)]
+        if isinstance(expr, Seq):
+            missing[expr] = len(parts)
+        for part in parts:
+            parents.setdefault(part, []).append(expr)
+        fresh = [x for x in dict.fromkeys(parts) if x not in seen]
+        seen.update(fresh)
+        queue += fresh
+    return parents, missing
+
+
+def _is_open(expr: Expr) -> bool:
+    """Whether it depends on rules if the expression may be empty."""
+    if expr.is_nullable or not expr.references:
+        return False
+    return not isinstance(expr, Seq) or all(x.is_nullable or x.references for x in expr.items)
+
+
+def find_left_recursion(rules: Rules) -> list[str] | None:
+    """The names along one such cycle; None if there is none. Names of no rule in them are ignored."""
+    nullable = Nullables(rules)
+    done: set[str] = set()
+    for start in rules:
+        cycle = _cycle_from(start, rules, nullable, done)
+        if cycle:
+            return cycle
+    return None
+
+
+def _cycle_from(start: str, rules: Rules, nullable: Nullables, done: set[str]) -> list[str] | None:
+    """Search depth first; `path` holds the rules that are open."""
+    if start in done:
+        return None
+    path = {start: leftmost(rules[start], nullable)}
+    while path:
+        name = next(reversed(path))
+        for first in path[name]:
+            if first not in rules:
+                continue
+            if first in path:
+                return list(path)[list(path).index(first) :]
+            if first not in done:
+                path[first] = leftmost(rules[first], nullable)
+                break
+        else:
+            done.add(name)
+            del path[name]
+    return None
+
+
+def leftmost(expr: Expr, nullable: Nullables) -> Iterator[str]:
+    """The rules that the expression may begin with."""
+    if isinstance(expr, Ref):
+        yield expr.name
+    elif isinstance(expr, Alt):
+        for item in expr.items:
+            yield from leftmost(item, nullable)
+    elif isinstance(expr, Repeat):
+        yield from leftmost(expr.item, nullable)
+    elif isinstance(expr, Seq):
+        for item in expr.items:
+            yield from leftmost(item, nullable)
+            if item not in nullable:
+                return

@@ -1,0 +1,281 @@
+"""Finds where a reader that takes the longest lexeme would go wrong: those lexemes must be broken."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from openai_cpu_server.structured.errors import SchemaTooLarge
+from openai_cpu_server.structured.languages.automaton import Deriver
+from openai_cpu_server.structured.languages.charset import CharSet, partition
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    NOTHING,
+    Alt,
+    Chars,
+    Expr,
+    Repeat,
+    Seq,
+    Text,
+    Token,
+    alt,
+    every_expression,
+    literal,
+    repeat,
+    seq,
+    star,
+)
+from openai_cpu_server.structured.lark.places import FirstBytes, following, lead_of_char, places
+from openai_cpu_server.structured.lark.plan import LexemePlan, Share, TooMuch, Work, is_character
+from openai_cpu_server.structured.lark.quoted import QuotedStrings
+from openai_cpu_server.structured.options import Budget, Limits
+
+_LARGEST_COUNT = 3
+_DEEPEST = 40
+
+
+class LexemeLoosener:
+    def __init__(self) -> None:
+        self._known: dict[Expr, Expr] = {}
+
+    def loosened(self, expr: Expr) -> Expr:
+        """A language that contains all words of the expression, perhaps more, and has a small automaton."""
+        if expr not in self._known:
+            found = self._compute(expr)
+            self._known[expr] = found if found.depth <= _DEEPEST else star(Chars(_alphabet(found)))
+        return self._known[expr]
+
+    def _compute(self, expr: Expr) -> Expr:
+        if isinstance(expr, Text):
+            return literal(expr.text)
+        if isinstance(expr, Seq):
+            return seq(*map(self.loosened, expr.items))
+        if isinstance(expr, Alt):
+            return alt(*map(self.loosened, expr.items))
+        if isinstance(expr, Repeat):
+            high = expr.high if expr.high is not None and expr.high <= _LARGEST_COUNT else None
+            return repeat(self.loosened(expr.item), min(expr.low, _LARGEST_COUNT), high)
+        return expr
+
+
+def _alphabet(expr: Expr) -> CharSet:
+    sets = [x.set for x in every_expression([expr]) if isinstance(x, Chars)]
+    return CharSet.of(*(r for each in sets for r in each.ranges))
+
+
+def words(expr: Expr) -> Iterator[str]:
+    """The alternatives that are nothing but a literal."""
+    for item in expr.items if isinstance(expr, Alt) else (expr,):
+        word = _word(item)
+        if word is not None:
+            yield word
+
+
+def without_words(expr: Expr) -> Expr:
+    """The expression without those alternatives."""
+    return alt(*(x for x in (expr.items if isinstance(expr, Alt) else (expr,)) if _word(x) is None))
+
+
+def _word(expr: Expr) -> str | None:
+    if isinstance(expr, Text):
+        return expr.text
+    if isinstance(expr, Chars) and expr.set.size == 1:
+        return chr(expr.set.ranges[0][0])
+    if isinstance(expr, Seq) and expr.items:
+        parts = [_word(x) for x in expr.items]
+        return None if None in parts else "".join(x for x in parts if x)
+    return None
+
+
+MOST_WORK = 3_000
+"""Derivatives. Beyond so many, every lexeme except words counts as in conflict;
+if only words are left, these do."""
+
+
+def conflicting(plan: LexemePlan, work: Work, share: Share) -> set[str]:
+    """The names of lexemes to break; empty if the plan can be read as it is. Raises InvalidGrammar.
+
+    At first it takes all lexemes to be read everywhere. If some conflict, it looks at the lexemes of each
+    place, as far as its share of the work goes.
+    """
+    found = _conflicts(plan.lexemes, following(plan, work), work)
+    if found is not None and not found:
+        return set()
+    suspects = set(plan.lexemes) if found is None else found
+    try:
+        return _confirmed(plan, suspects, share)
+    except TooMuch:
+        return _largest(plan.lexemes) if found is None else found
+
+
+def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
+    """The suspects that conflict with lexemes at the same place. Raises TooMuch."""
+    leads = FirstBytes()
+    confirmed: set[str] = set()
+    for place in places(plan, work):
+        firsts = leads.union(plan.lexemes[name] for name in place if name in suspects)
+        lexemes = {name: x for name in place if leads.mask(x := plan.lexemes[name]) & firsts}
+        here = _conflicts(lexemes, place, work) if lexemes else set()
+        confirmed |= _largest(lexemes) if here is None else here
+    return confirmed
+
+
+def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
+    """The names of lexemes in conflict; None if finding them is too much work."""
+    lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
+    try:
+        found = _Search(lexemes, follow, work).found()
+    except SchemaTooLarge:
+        return None
+    return {name for name in found if not is_character(lexemes[name])}
+
+
+def _largest(lexemes: dict[str, Expr]) -> set[str]:
+    """The lexemes that can be broken; words only if there are no others."""
+    breakable = {name for name, expr in lexemes.items() if not is_character(expr)}
+    return {name for name in breakable if without_words(lexemes[name]) != NOTHING} or breakable
+
+
+def _shortened(lexemes: dict[str, Expr], work: Work) -> dict[str, Expr]:
+    """The lexemes with one character for each string in quotes, if that is exact for all of them."""
+    quoted, found = QuotedStrings(work), dict[str, Expr]()
+    for name, expr in lexemes.items():
+        short = quoted.shortened(expr)
+        if short is None:
+            return lexemes
+        found[name] = short
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _one_of_each(sets: frozenset[CharSet]) -> list[str]:
+    """One character of each class that the sets tell apart; none that is in no set."""
+    codes = [each.ranges[0][0] for each in partition(sets)]
+    return [chr(code) for code in codes if any(code in each for each in sets)]
+
+
+class _Group(msgspec.Struct):
+    """Lexemes that are equal once loosened."""
+
+    follow: int = 0
+    members: list[str] = msgspec.field(default_factory=list)
+
+
+State = tuple[tuple[Expr, Expr], ...]
+"""For all lexemes that can still go on or end: (loosened lexeme, what is left of it)."""
+
+
+class _Search:
+    def __init__(self, lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> None:
+        self._follow = follow
+        self._work = work
+        self._budget = Budget(Limits(regex_work=MOST_WORK, regex_states=MOST_WORK))
+        self._deriver = Deriver(self._budget)
+        self._groups: dict[Expr, _Group] = {}
+        self._words: dict[str, list[str]] = {}
+        """Each word, with the names of the lexemes that contain it."""
+        self._steps: dict[tuple[State, str], State] = {}
+        self._known_followers: dict[State, int] = {}
+        self._leads = FirstBytes()
+        self._loosener = LexemeLoosener()
+        self._found: set[str] = set()
+        for name, expr in _shortened(lexemes, work).items():
+            self._add(name, expr)
+
+    def _add(self, name: str, expr: Expr) -> None:
+        for word in words(expr):
+            self._work.spend(2 + len(word) // 16)
+            self._words.setdefault(word, []).append(name)
+        self._work.spend(6)
+        rest = without_words(expr)
+        if rest not in (NOTHING, EMPTY):
+            group = self._groups.setdefault(self._loosener.loosened(rest), _Group())
+            group.follow |= self._follow[name]
+            group.members.append(name)
+
+    def found(self) -> set[str]:
+        start: State = tuple((expr, expr) for expr in self._groups)
+        self._explore(start)
+        for word in self._words:
+            self._read(word, start)
+        self._compare_words()
+        return self._found
+
+    def _explore(self, start: State) -> None:
+        seen, queue = {start}, [start]
+        for state in queue:
+            self._work.spend(4 + len(state))
+            if state is not start:
+                self._note(self._followers(state), state)
+            for char in self._characters(state):
+                target = self._step(state, char)
+                if target and target not in seen:
+                    seen.add(target)
+                    queue.append(target)
+                    self._budget.check("regex_states", len(seen))
+
+    def _characters(self, state: State) -> list[str]:
+        """One character for each way in which the lexemes can go on."""
+        sets = frozenset[CharSet]().union(*(self._leads.fronts(rest) for _, rest in state))
+        self._budget.spend("regex_work", 1 + len(sets) ** 2 // 4)
+        return _one_of_each(sets)
+
+    def _step(self, state: State, char: str) -> State:
+        key = (state, char)
+        found = self._steps.get(key)
+        if found is None:
+            before = self._budget.spent("regex_work")
+            moved = ((group, self._deriver.derive(rest, ord(char))) for group, rest in state)
+            found = self._steps[key] = tuple((group, rest) for group, rest in moved if rest != NOTHING)
+            self._work.spend(4 + len(state) + 6 * (self._budget.spent("regex_work") - before))
+        return found
+
+    def _followers(self, state: State) -> int:
+        """The bytes that may come next if a lexeme ends here."""
+        if state in self._known_followers:
+            return self._known_followers[state]
+        mask = 0
+        for group, rest in state:
+            if rest.is_nullable:
+                mask |= self._groups[group].follow
+        self._known_followers[state] = mask
+        return mask
+
+    def _note(self, following: int, state: State) -> None:
+        """Note the lexemes that would swallow the beginning of what follows another lexeme."""
+        for group, rest in state if following else ():
+            if following & self._leads.mask(rest):
+                self._found.update(self._groups[group].members)
+
+    def _read(self, word: str, state: State) -> None:
+        """Read the word along the other lexemes until none of them goes on."""
+        self._work.spend(1)
+        for position, char in enumerate(word):
+            if position and self._followers(state) & lead_of_char(char):
+                self._found.update(self._words[word])
+            state = self._step(state, char)
+            if not state:
+                return
+            self._work.spend(1)
+        self._note(self._union(self._words[word]), state)
+
+    def _compare_words(self) -> None:
+        """Compare each word with the words that it begins with;
+        in sorted order these come shortly before it."""
+        beginnings: list[tuple[str, int]] = []
+        for word in sorted(self._words):
+            while beginnings and not word.startswith(beginnings[-1][0]):
+                beginnings.pop()
+            self._work.spend(1 + len(beginnings))
+            for beginning, follow in beginnings:
+                if follow & lead_of_char(word[len(beginning)]):
+                    self._found.update(self._words[word])
+            beginnings.append((word, self._union(self._words[word])))
+
+    def _union(self, names: Iterable[str]) -> int:
+        mask = 0
+        for name in names:
+            mask |= self._follow[name]
+        return mask

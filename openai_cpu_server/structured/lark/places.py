@@ -1,0 +1,321 @@
+"""The first bytes of lexemes, what may follow each, and which of them a reader can meet at one place."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterable
+
+from openai_cpu_server.structured.languages.charset import CharSet
+from openai_cpu_server.structured.languages.expr import ROOT, Alt, Chars, Expr, Ref, Repeat, Seq, Text
+from openai_cpu_server.structured.languages.rules import Nullables, leftmost
+from openai_cpu_server.structured.lark.plan import LexemePlan, Work, is_lexeme
+
+ALL_BYTES = (1 << 256) - 1
+_LENGTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, 0x10FFFF))
+
+
+@functools.lru_cache(maxsize=4096)
+def lead_bytes(chars: CharSet) -> int:
+    return functools.reduce(int.__or__, (_of_range(low, high) for low, high in chars.ranges), 0)
+
+
+def _of_range(low: int, high: int) -> int:
+    mask = 0
+    for first, last in _LENGTHS:
+        start, stop = max(low, first), min(high, last)
+        if start <= stop:
+            mask |= _between(_lead(start), _lead(stop))
+    return mask
+
+
+def _between(low: int, high: int) -> int:
+    return (1 << (high + 1)) - (1 << low)
+
+
+def _lead(code: int) -> int:
+    """The first byte of a character. A surrogate gets that of its neighbours, which adds no byte to a set."""
+    return chr(code).encode("utf-8", "surrogatepass")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def lead_of_char(char: str) -> int:
+    return 1 << _lead(ord(char))
+
+
+class FirstBytes:
+    """Finds the first bytes of expressions that consist of characters only, and remembers them."""
+
+    def __init__(self) -> None:
+        self._fronts: dict[Expr, frozenset[CharSet]] = {}
+        self._masks: dict[Expr, int] = {}
+
+    def fronts(self, expr: Expr) -> frozenset[CharSet]:
+        """The sets of characters that the expression may begin with."""
+        if expr not in self._fronts:
+            self._fronts[expr] = self._compute(expr)
+        return self._fronts[expr]
+
+    def mask(self, expr: Expr) -> int:
+        """The bytes that the expression may begin with."""
+        if expr not in self._masks:
+            self._masks[expr] = functools.reduce(int.__or__, map(lead_bytes, self.fronts(expr)), 0)
+        return self._masks[expr]
+
+    def union(self, expressions: Iterable[Expr]) -> int:
+        return functools.reduce(int.__or__, map(self.mask, expressions), 0)
+
+    def _compute(self, expr: Expr) -> frozenset[CharSet]:
+        if isinstance(expr, Chars):
+            return frozenset((expr.set,))
+        if isinstance(expr, Text):
+            return frozenset((CharSet.chars(expr.text[0]),) if expr.text else ())
+        found: frozenset[CharSet] = frozenset()
+        for part in expr.parts:
+            found |= self.fronts(part)
+            if isinstance(expr, Seq) and not part.is_nullable:
+                break
+        return found
+
+
+def following(plan: LexemePlan, work: Work) -> dict[str, int]:
+    """The bytes that may follow each lexeme, by its name. Raises InvalidGrammar."""
+    return _Following(plan, work).result()
+
+
+class _Following:
+    def __init__(self, plan: LexemePlan, work: Work) -> None:
+        self._plan = plan
+        self._work = work
+        work.spend(10 * len(plan.lexemes) + 2 * len(plan.rules))
+        self._nullable = Nullables(plan.rules | plan.lexemes)
+        leads = FirstBytes()
+        self._first: dict[Expr, int] = {Ref(n): leads.mask(expr) for n, expr in plan.lexemes.items()}
+        self._follow: dict[str, int] = dict.fromkeys([*plan.rules, *plan.lexemes], 0)
+        self._lasts: dict[str, list[str]] = {}
+        """For each rule the names with which it may end."""
+        for name in self._leftmost_last():
+            self._first[Ref(name)] = self._first_of(plan.rules[name])
+
+    def _leftmost_last(self) -> list[str]:
+        """The rules, each after those that it may begin with. (There is no left recursion.)"""
+        needs = {
+            name: {x for x in leftmost(expr, self._nullable) if not is_lexeme(x)}
+            for name, expr in self._plan.rules.items()
+        }
+        order: dict[str, None] = {}
+        for start in needs:
+            stack = [start]
+            while stack:
+                missing = [x for x in needs[stack[-1]] if x not in order]
+                if missing:
+                    stack.append(missing[0])
+                else:
+                    order[stack.pop()] = None
+        return list(order)
+
+    def _first_of(self, expr: Expr) -> int:
+        found = self._first.get(expr)
+        if found is None:
+            found = self._first[expr] = self._union(expr)
+        return found
+
+    def _union(self, expr: Expr) -> int:
+        mask = 0
+        for part in expr.parts:
+            mask |= self._first_of(part)
+            if isinstance(expr, Seq) and part not in self._nullable:
+                break
+        return mask
+
+    def result(self) -> dict[str, int]:
+        for name, expr in self._plan.rules.items():
+            lasts: list[str] = []
+            self._spread(expr, 0, lasts)
+            self._lasts[name] = list(dict.fromkeys(lasts))
+        self._inherit()
+        return {name: self._follow[name] for name in self._plan.lexemes}
+
+    def _spread(self, expr: Expr, after: int, lasts: list[str] | None) -> None:
+        """Tell the parts what follows them within the rule. `lasts` collects the names with which the rule
+        may end; None: something else comes behind this expression."""
+        self._work.spend(1)
+        if isinstance(expr, Ref):
+            self._follow[expr.name] |= after
+            if lasts is not None:
+                lasts.append(expr.name)
+            return
+        for part in reversed(expr.parts):
+            again = self._first_of(part) if isinstance(expr, Repeat) and expr.high != 1 else 0
+            self._spread(part, after | again, lasts)
+            if isinstance(expr, Seq):
+                is_empty = part in self._nullable
+                after, lasts = self._first_of(part) | (after if is_empty else 0), lasts if is_empty else None
+            else:
+                assert isinstance(expr, (Alt, Repeat)), expr
+
+    def _inherit(self) -> None:
+        """What follows a rule follows all with which the rule may end, until nothing changes."""
+        queue, waiting = deque(self._plan.rules), set(self._plan.rules)
+        while queue:
+            name = queue.popleft()
+            waiting.discard(name)
+            after = self._follow[name]
+            self._work.spend(1 + len(self._lasts[name]) // 8)
+            for last in self._lasts[name]:
+                if after & ~self._follow[last]:
+                    self._follow[last] |= after
+                    if last in self._lasts and last not in waiting:
+                        waiting.add(last)
+                        queue.append(last)
+
+
+Place = dict[str, int]
+"""The lexemes of one place by name, with the first bytes of what may follow each there."""
+
+
+def places(plan: LexemePlan, work: Work) -> list[Place]:
+    """All places, once each. Raises what `work` raises."""
+    return _Places(plan, work).found()
+
+
+class _Mentions:
+    """The mentions of names in rules, numbered.
+    `after` tells which mentions may come next in the same rule."""
+
+    def __init__(self, plan: LexemePlan, work: Work) -> None:
+        self._work = work
+        self.nullable = Nullables(plan.rules | plan.lexemes)
+        self.names: list[str] = []
+        self.after: list[set[int]] = []
+        self.firsts: dict[str, list[int]] = {}
+        self.callers: dict[str, list[int]] = {name: [] for name in plan.rules}
+        self.ended: dict[int, str] = {}
+        """For each mention with which a rule may end: the rule."""
+        for name, expr in plan.rules.items():
+            self.firsts[name], lasts = self._walk(expr)
+            self.ended.update(dict.fromkeys(lasts, name))
+
+    def _walk(self, expr: Expr) -> tuple[list[int], list[int]]:
+        """The first and the last mentions of an expression."""
+        self._work.spend(1)
+        if isinstance(expr, Ref):
+            return self._mention(expr.name)
+        if isinstance(expr, Seq):
+            return self._sequence(expr)
+        pairs = [self._walk(part) for part in expr.parts]
+        firsts, lasts = [p for f, _ in pairs for p in f], [p for _, last in pairs for p in last]
+        if isinstance(expr, Repeat) and expr.high != 1:
+            self._join(lasts, firsts)
+        else:
+            assert isinstance(expr, (Alt, Repeat)), expr
+        return firsts, lasts
+
+    def _mention(self, name: str) -> tuple[list[int], list[int]]:
+        number = len(self.names)
+        self.names.append(name)
+        self.after.append(set())
+        if not is_lexeme(name):
+            self.callers[name].append(number)
+        return [number], [number]
+
+    def _sequence(self, expr: Seq) -> tuple[list[int], list[int]]:
+        firsts: list[int] = []
+        lasts: list[int] = []
+        may_lead = True
+        for part in expr.items:
+            first, last = self._walk(part)
+            self._join(lasts, first)
+            firsts += first if may_lead else []
+            may_lead = may_lead and part in self.nullable
+            lasts = last + (lasts if part in self.nullable else [])
+        return firsts, lasts
+
+    def _join(self, lasts: list[int], firsts: list[int]) -> None:
+        self._work.spend(len(lasts) + len(lasts) * len(firsts) // 4)
+        for number in lasts:
+            self.after[number].update(firsts)
+
+
+class _Places:
+    def __init__(self, plan: LexemePlan, work: Work) -> None:
+        self._work = work
+        self._mentions = _Mentions(plan, work)
+        self._lexemes = plan.lexemes
+        leads = FirstBytes()
+        self._masks = {name: leads.mask(expr) for name, expr in plan.lexemes.items()}
+        self._nexts: dict[int, frozenset[int]] = {}
+
+    def found(self) -> list[Place]:
+        start = self._reached(self._mentions.firsts[ROOT], [])
+        seen, queue, found = {start}, [start], []
+        for state in queue:
+            place, targets = self._read(state)
+            found.append(place)
+            fresh = targets - seen
+            seen |= fresh
+            queue += fresh
+        return list({frozenset(place.items()): place for place in found}.values())
+
+    def _read(self, state: frozenset[int]) -> tuple[Place, set[frozenset[int]]]:
+        """The place of this state, and the states behind it."""
+        by_name: dict[str, list[int]] = {}
+        for number in state:
+            by_name.setdefault(self._mentions.names[number], []).append(number)
+        place, targets = {}, set()
+        for name in by_name:
+            numbers = [n for other in self._alike(name, by_name) for n in by_name[other]]
+            target = self._behind(numbers)
+            place[name] = self._first_bytes(target)
+            targets.add(target)
+        return place, targets
+
+    def _alike(self, name: str, others: Iterable[str]) -> list[str]:
+        """This lexeme, and others that might match the same text."""
+        self._work.spend(1)
+        if isinstance(self._lexemes[name], Text):
+            others = [x for x in others if not isinstance(self._lexemes[x], Text)]
+        self._work.spend(len(list(others)) // 4)
+        return [name, *(x for x in others if x != name and self._masks[x] & self._masks[name])]
+
+    def _first_bytes(self, state: frozenset[int]) -> int:
+        mask = 0
+        for number in state:
+            mask |= self._masks[self._mentions.names[number]]
+        return mask
+
+    def _behind(self, numbers: list[int]) -> frozenset[int]:
+        for number in numbers:
+            if number not in self._nexts:
+                self._nexts[number] = self._reached([], [number])
+        found = frozenset[int]().union(*(self._nexts[n] for n in numbers))
+        self._work.spend(1 + len(found) // 4)
+        return found
+
+    def _reached(self, expected: Iterable[int], read: Iterable[int]) -> frozenset[int]:
+        """The lexemes that may come next, if these mentions are expected and those have just been read."""
+        mentions = self._mentions
+        seen, done, queue = set(expected), set(read), list(expected)
+        ends = list(read)
+        while queue or ends:
+            self._work.spend(1)
+            if ends:
+                fresh, ended = self._behind_one(ends.pop())
+            else:
+                fresh, ended = self._within(mentions.names[last := queue.pop()], last)
+            queue += [n for n in fresh if n not in seen]
+            seen.update(fresh)
+            ends += [n for n in ended if n not in done]
+            done.update(ended)
+        return frozenset(n for n in seen if is_lexeme(mentions.names[n]))
+
+    def _behind_one(self, number: int) -> tuple[Iterable[int], Iterable[int]]:
+        """The mentions behind this one;
+        and the mentions of its rule, which are read too if the rule ends here."""
+        rule = self._mentions.ended.get(number)
+        return self._mentions.after[number], () if rule is None else self._mentions.callers[rule]
+
+    def _within(self, name: str, number: int) -> tuple[Iterable[int], Iterable[int]]:
+        if is_lexeme(name):
+            return (), ()
+        return self._mentions.firsts[name], (number,) if Ref(name) in self._mentions.nullable else ()

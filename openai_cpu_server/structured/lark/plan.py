@@ -1,0 +1,220 @@
+"""Decides which parts of a grammar become lexemes: whole regular rules, and regular items of the others. Its
+work is counted, so that a grammar passes or fails on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from openai_cpu_server.structured.errors import InvalidGrammar
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    ROOT,
+    Alt,
+    Chars,
+    Expr,
+    Ref,
+    Repeat,
+    Seq,
+    Text,
+    Token,
+    alt,
+    literal,
+    repeat,
+    seq,
+)
+
+MOST_STEPS = 600_000
+"""The most steps of all stages together; a step takes about a microsecond."""
+
+
+class Work:
+    def __init__(self, allowed: int = MOST_STEPS) -> None:
+        self._allowed = allowed
+        self.spent = 0
+
+    def spend(self, steps: int) -> None:
+        """Count steps. Raises InvalidGrammar once the sum exceeds the limit."""
+        self.spent += steps
+        if self.spent > self._allowed:
+            message = f"too large, or too ambiguous: more than {self._allowed} steps to translate"
+            raise InvalidGrammar(1, 1, message)
+
+
+class TooMuch(Exception):
+    """A share is used up, and there is a cheaper way to go on."""
+
+
+class Share(Work):
+    """A part of the work with a limit of its own."""
+
+    def __init__(self, whole: Work, allowed: int) -> None:
+        super().__init__(allowed)
+        self._whole = whole
+
+    def spend(self, steps: int) -> None:
+        """Count steps of the share and of the whole. Raises TooMuch, InvalidGrammar."""
+        self._whole.spend(steps)
+        self.spent += steps
+        if self.spent > self._allowed:
+            raise TooMuch
+
+
+DEEPEST_LEXEME = 300
+_MOST_PUT_IN = 30_000
+"""The most nodes that putting rules into others may make in a grammar. After that, rules stay rules."""
+
+
+class RegularRules:
+    """Replaces references by the rules' expressions. `inlined` are the rules that may be one lexeme each."""
+
+    def __init__(self, rules: dict[str, Expr], work: Work) -> None:
+        """Look at these rules. Raises InvalidGrammar."""
+        self._work = work
+        self.inlined: dict[str, Expr] = {}
+        self._known: dict[Expr, Expr | None] = {}
+        self._num_put_in = 0
+        for name in bottom_up(rules):
+            found = self.of(rules[name])
+            if found is not None:
+                self.inlined[name] = found
+
+    def of(self, expr: Expr) -> Expr | None:
+        """The expression without references; None if it is not regular, or too deep."""
+        if expr not in self._known:
+            self._known[expr] = self._of(expr)
+        return self._known[expr]
+
+    def _of(self, expr: Expr) -> Expr | None:
+        if isinstance(expr, Ref):
+            return self.inlined.get(expr.name)
+        if isinstance(expr, Token):
+            return None
+        if not expr.references:
+            return expr
+        kept: list[Expr] = []
+        for part in expr.parts:
+            found = self.of(part) if part.references else part
+            if found is None:
+                return None
+            kept.append(found)
+        found = _rebuilt(expr, kept)
+        self._num_put_in += len(found.parts)
+        self._work.spend(1 + len(found.parts) // 4)
+        fits = self._num_put_in < _MOST_PUT_IN and found.depth <= DEEPEST_LEXEME
+        return found if fits else None
+
+
+def _rebuilt(expr: Expr, parts: list[Expr]) -> Expr:
+    if isinstance(expr, Seq):
+        return seq(*parts)
+    if isinstance(expr, Alt):
+        return alt(*parts)
+    assert isinstance(expr, Repeat), expr
+    return repeat(parts[0], expr.low, expr.high)
+
+
+def bottom_up(rules: dict[str, Expr]) -> list[str]:
+    """The rules, each after those that it names;
+    rules that need themselves, and rules that need those, are missing."""
+    missing = {name: len(expr.references) for name, expr in rules.items()}
+    users: dict[str, list[str]] = {}
+    for name, expr in rules.items():
+        for used in expr.references:
+            users.setdefault(used, []).append(name)
+    order = [name for name, count in missing.items() if not count]
+    for name in order:
+        for user in users.get(name, ()):
+            missing[user] -= 1
+            if not missing[user]:
+                order.append(user)
+    return order
+
+
+_MARK = "#"
+"""The first character of a lexeme's name; no rule's name begins so."""
+
+
+class LexemePlan:
+    """`rules` are what is left of the grammar, with references to `lexemes` by name."""
+
+    def __init__(
+        self, rules: dict[str, Expr], regular: RegularRules, whole: Callable[[Expr], bool], work: Work
+    ) -> None:
+        """Plan these rules. Raises InvalidGrammar."""
+        self._work = work
+        self._source = rules
+        self._regular = regular
+        self._whole = whole
+        self._names: dict[Expr, Ref] = {}
+        self._known: dict[Expr, Expr] = {}
+        self.lexemes: dict[str, Expr] = {}
+        self.rules: dict[str, Expr] = {ROOT: self._planned(Ref(ROOT))}
+        if self.rules[ROOT] == Ref(ROOT):
+            del self.rules[ROOT]
+            self._add_rules()
+
+    def _add_rules(self) -> None:
+        """Plan the root and every rule that it leads to."""
+        queue = [ROOT]
+        seen = {ROOT}
+        for name in queue:
+            expr = self.rules[name] = self._planned(self._source[name])
+            fresh = sorted(n for n in expr.references if not is_lexeme(n) and n not in seen)
+            seen.update(fresh)
+            queue += fresh
+
+    def _planned(self, expr: Expr) -> Expr:
+        if expr not in self._known:
+            self._known[expr] = self._plan(expr)
+        return self._known[expr]
+
+    def _plan(self, expr: Expr) -> Expr:
+        self._work.spend(2)
+        if expr == EMPTY:
+            return expr
+        if isinstance(expr, Token):
+            return self._lexeme(expr)
+        language = None if isinstance(expr, Seq) else self._regular.of(expr)
+        if language is not None and language.is_nullable:
+            filled = _filled(language)
+            if filled is not None and self._whole(filled):
+                return Repeat(self._lexeme(filled), 0, 1)
+        elif language is not None and self._whole(language):
+            return self._lexeme(language)
+        if isinstance(expr, Ref):
+            return expr
+        if isinstance(expr, Text):
+            self._work.spend(4 * len(expr.text))
+            return self._planned(literal(expr.text))
+        if isinstance(expr, Seq):
+            return Seq(tuple(self._planned(x) for x in expr.items))
+        if isinstance(expr, Alt):
+            return Alt(tuple(self._planned(x) for x in expr.items))
+        assert isinstance(expr, Repeat), expr
+        return Repeat(self._planned(expr.item), expr.low, expr.high)
+
+    def _lexeme(self, language: Expr) -> Expr:
+        if language not in self._names:
+            name = f"{_MARK}{len(self._names)}"
+            self._names[language] = Ref(name)
+            self.lexemes[name] = language
+        return self._names[language]
+
+
+def _filled(language: Expr) -> Expr | None:
+    """The language without the empty text; None where that is not simple."""
+    if isinstance(language, Repeat) and not language.item.is_nullable:
+        return repeat(language.item, 1, language.high)
+    if isinstance(language, Alt):
+        options = [x if not x.is_nullable else _filled(x) for x in language.items if x != EMPTY]
+        return None if None in options else alt(*(x for x in options if x is not None))
+    return None
+
+
+def is_lexeme(name: str) -> bool:
+    return name.startswith(_MARK)
+
+
+def is_character(language: Expr) -> bool:
+    """Whether the lexeme is always one character or token: it cannot be broken and need not be."""
+    return isinstance(language, (Chars, Token)) or (isinstance(language, Text) and len(language.text) == 1)

@@ -1,1 +1,0 @@
-"""The web server around the application: connections, signals, open files."""
