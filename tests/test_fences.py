@@ -20,103 +20,75 @@ NAME = PACKAGE.name
 
 ALLOWED = {
     "__init__": set[str](),
-    "__main__": {"commands.cli"},
+    "__main__": {"cli.main"},
+    # Below everything.
     "errors": set[str](),
-    # What is written where others might read along.
-    "private_files": set[str](),
-    "user_folders": {"errors", "private_files"},
-    # What is kept elsewhere: it knows nothing of what that is.
-    "storage": {"private_files"},
-    # What a child process may do: it knows nothing of what the child is for.
-    "sandbox": set[str](),
     "json_size": {"errors"},
     # Who of several is next: numbers only. What takes turns lies in several rooms, so this lies below them.
     "fairness": set[str](),
+    # What is kept elsewhere, or where others might read along: it knows nothing of what that is.
+    "storage": set[str](),
+    # Native code's processes: how they are started and what they may do, whatever they are for.
+    "child_processes": set[str](),
     "contract": {"errors"},
-    "option_parser": {"errors"},
-    "option_sources": {"errors", "user_folders"},
-    "adapter_options": set[str](),
-    "model_options": {"adapter_options", "contract", "router_options"},
-    "router_options": {"models.routing.options"},
-    "price_options": {"contract.usage"},
-    "ray_options": set[str](),
-    "config": set[str](),
-    # What of the environment is other programs', and what processes inherit.
+    # Options, and where they come from.
+    "config": {"contract", "errors"},
+    "config.adapters": set[str](),
     "config.environment": set[str](),
-    "config.command_line": {"errors", "option_parser", "option_sources", "settings", "user_folders"},
-    "settings": {
-        "adapter_options",
-        "contract",
-        "errors",
-        "model_options",
-        "option_sources",
-        "price_options",
-        "ray_options",
-        "user_folders",
-    },
-    "model_source": {"adapter_options", "contract.adapter", "errors", "llama.gguf", "user_folders"},
-    "prompt": {"contract", "errors", "json_size"},
+    "config.folders": {"errors", "storage.private_files"},
+    "config.replicas": set[str](),
+    "config.routers": {"models.routing.options"},
+    # Texts, templates, grammars: they know no process, no HTTP and no engine.
+    "prompt": {"contract.model_info", "errors", "json_size"},
     "structured": {"contract.grammar", "errors"},
+    # The engine's side. The scheduler knows no backend, the core no llama.cpp; `process` alone joins them.
     "scheduler": {"contract", "fairness"},
-    # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
-    "dispatch": {"contract", "errors", "fairness", "sandbox.spawn"},
-    # Chooses between engines by what they tell: for it there is no Ray and no network.
-    "replicas": {"contract"},
     "engine": {"contract", "errors", "scheduler"},
+    "engine.process": {"child_processes", "contract", "engine", "llama", "observe.logs"},
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": {"contract"},
-    "llama": {
-        "contract",
-        "errors",
-        "kernels.library",
-        "kernels.proof",
-        "private_files",
-    },
-    # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
-    "models": {"contract", "errors", "prompt"},
+    "llama": {"contract", "errors", "kernels.library", "kernels.proof", "storage.private_files"},
+    "model_source": {"config.adapters", "config.folders", "contract.adapter", "errors", "llama.gguf"},
+    # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
+    "engine_client": {"child_processes.spawn", "contract", "errors", "fairness"},
     # The API process's way to the processes that read texts with native code, and these themselves.
-    "reader": {"contract", "errors", "prompt", "sandbox.spawn"},
+    "reader": {"child_processes.spawn", "contract", "errors", "prompt"},
     "reader.work": {"errors", "llama", "prompt", "reader.messages", "structured.maker"},
-    "reader.process": {
-        "contract.frames",
-        "engine.offspring",
-        "llama.model.native",
-        "reader",
-        "sandbox.confine",
-    },
-    # Several engines elsewhere: the pure choice between them, and the way to them.
-    "replicas.remote": {"contract", "dispatch.requests", "errors"},
-    "replicas.host": {"contract", "dispatch", "errors"},
-    # The only room that knows Ray: it wires API replicas and engine replicas, as `app` does one server.
+    "reader.process": {"child_processes", "contract.framing", "llama.model.native", "reader"},
+    # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
+    "replicas": {"contract"},
+    "replicas.remote": {"contract", "engine_client", "errors"},
+    "replicas.host": {"contract", "engine_client", "errors"},
+    # It wires API replicas and engine replicas, as `server` does one server.
     "replicas.ray": {
-        "app",
         "config",
         "contract",
-        "dispatch",
+        "engine_client",
         "errors",
         "models",
         "observe",
-        "ray_options",
-        "private_files",
         "reader.pool",
-        "serving",
-        "settings",
-        "user_folders",
+        "server",
+        "storage.private_files",
     },
-    # The files of the page: for it there is no HTTP.
-    "page": set[str](),
+    # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
+    "models": {"contract", "errors", "prompt"},
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
-    "answers": {"contract", "errors", "storage", "user_folders"},
+    "answers": {"config.folders", "contract", "errors", "storage"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
-    # that `api` provides and `app` hands over.
-    "jobs": {"contract.usage", "errors", "json_size", "storage", "user_folders"},
+    # that `api` provides and `server` hands over.
+    "jobs": {"config.folders", "contract.figures", "errors", "json_size", "storage"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
     # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
     "observe": {"", "contract", "errors"},
+    # The files of the page: for it there is no HTTP.
+    "page": set[str](),
+    # What is HTTP: it knows keys and routes, and no family of the API. It is told what to serve.
+    "http": {"", "contract", "errors", "jobs.records", "json_size", "observe", "storage.breaker"},
     "api": {
         "",
-        "adapter_options",
         "answers",
+        "config.adapters",
         "contract",
         "errors",
         "http",
@@ -126,82 +98,37 @@ ALLOWED = {
         "observe",
         "page",
         "prompt",
-        "storage.breaker",
     },
-    # What is HTTP: it knows keys and routes, and no family of the API. The web server is told what to serve.
-    "http": {
-        "",
-        "api.access",
-        "api.errors",
-        "api.gates",
-        "api.options",
-        "api.schemas.base",
-        "contract",
-        "errors",
-        "jobs.records",
-        "observe",
-    },
-    "web": set[str](),
-    "server": {"api", "jobs.options", "model_options", "settings"},
-    # Beside `app`, which puts the server around it: models with their engines, made of settings.
-    "serving": {
-        "adapter_options",
+    # How a server is put together, of settings: all that lies below it, but for the engine's own code.
+    "server": {
         "answers",
-        "api.calls.recall",
+        "api",
+        "config",
         "contract",
-        "dispatch",
+        "engine_client",
         "errors",
+        "http",
+        "jobs",
         "llama.gguf",
         "llama.host",
         "llama.model.kv_size",
-        "llama.model.room",
-        "model_options",
         "model_source",
         "models",
+        "observe",
         "prompt",
         "reader",
-        "settings",
-        "user_folders",
     },
-    "commands": {"", "errors"},
-    "commands.cli": {"commands", "errors", "user_folders"},
-    "commands.table": {"", "errors", "kernels.library", "reader.child"},
-    "commands.serve": {"app", "config", "reader.child"},
-    "commands.key": {"api.access.new_key", "errors"},
-    "commands.grammar": {"contract.grammar", "errors", "llama.grammar.grammar_check", "structured"},
-    "commands.batch": {
-        "app",
-        "config",
-        "contract",
-        "errors",
-        "jobs",
-        "observe.logs",
-        "option_sources",
-        "private_files",
-        "server.api_options",
-        "serving.plans",
-        "settings",
-    },
-    "commands.ray": {"", "config", "errors", "replicas.ray"},
-    "commands.tune": {
-        "config",
-        "contract",
-        "errors",
-        "llama",
-        "model_source",
-        "sandbox.environment",
-        "settings",
-        "user_folders",
-    },
-    "commands.quantize": {
-        "engine.offspring",
-        "errors",
-        "llama",
-        "model_source",
-        "sandbox.environment",
-        "user_folders",
-    },
-    "commands.inspect": {
+    # Commands import late what they need: each knows its own rooms.
+    "cli": {"", "errors"},
+    "cli.main": {"", "cli", "config.folders", "errors", "kernels.library", "reader.child"},
+    "cli.serve": {"config", "reader.child", "server"},
+    "cli.key": {"errors", "http.key_file"},
+    "cli.grammar": {"contract.grammar", "errors", "llama.grammar.grammar_check", "structured"},
+    "cli.batch": {"config", "contract", "errors", "jobs", "observe.logs", "server", "storage.private_files"},
+    "cli.ray": {"config", "errors", "replicas.ray"},
+    "cli.tune": {"child_processes.spawn", "config", "contract", "errors", "llama", "model_source"},
+    "cli.quantize": {"child_processes", "config.folders", "errors", "llama", "model_source"},
+    "cli.inspect": {
         "config",
         "contract",
         "errors",
@@ -209,26 +136,7 @@ ALLOWED = {
         "model_source",
         "prompt",
         "scheduler.cost_model",
-        "settings",
     },
-    "app": {
-        "",
-        "api",
-        "config",
-        "errors",
-        "http",
-        "jobs",
-        "models.registry",
-        "observe",
-        "reader.child",
-        "reader.pool",
-        "server",
-        "serving",
-        "settings",
-        "user_folders",
-        "web",
-    },
-    "engine.process": {"contract", "engine", "llama", "observe.logs", "sandbox.confine"},
 }
 """Layer (or one file of it) -> what it may import besides itself; "" is the package's own `__init__`."""
 
@@ -237,25 +145,17 @@ ONLY_IN = {
     "llguidance": {"llama"},
     "starlette": {"api", "http"},
     "sse_starlette": {"api"},
-    "uvicorn": {"app", "web"},
-    "limits": {"api"},
+    "uvicorn": {"http", "server"},
+    "httptools": {"http"},
+    "websockets": {"http"},
+    "limits": {"http"},
     "redis": {"answers"},
     "sqlite3": {"answers", "storage"},
-    "pydantic": {
-        "api",
-        "config",
-        "http",
-        "model_options",
-        "option_sources",
-        "price_options",
-        "ray_options",
-        "router_options",
-        "settings",
-    },
-    "pydantic_settings": {"config", "option_sources", "settings"},
+    "pydantic": {"api", "config", "http"},
+    "pydantic_settings": {"config"},
     "huggingface_hub": {"model_source"},
     "jinja2": {"prompt"},
-    "rich": {"commands"},
+    "rich": {"cli"},
     "sqlalchemy": {"answers", "jobs", "storage"},
     "prometheus_client": {"observe"},
     "opentelemetry": {"observe"},
@@ -263,26 +163,21 @@ ONLY_IN = {
 PURE = {
     "fairness",
     "replicas.autoscaling",
-    "replicas.load",
-    "replicas.pool",
-    "replicas.prefixes",
     "replicas.report",
     "replicas.router",
     "scheduler",
     "structured",
 }
 ROOMS_UPWARDS = {
-    "dispatch": ("cores", "adapters", "process", "requests"),
     "replicas": ("remote", "host", "ray"),
     "jobs": ("store", "run"),
     "structured": ("languages", "scalars", "gbnf", "writing", "lark", "schema", "logic", "values"),
 }
 """The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
 FOR_ALL_ROOMS = {
-    "dispatch": {"death"},
-    "replicas": {"autoscaling", "frames", "link", "load", "pool", "prefixes", "report", "router", "wire"},
+    "replicas": {"autoscaling", "report", "router", "wire"},
     "jobs": {"options", "records"},
-    "structured": {"errors", "options", "report"},
+    "structured": {"errors", "options"},
 }
 
 
@@ -399,7 +294,7 @@ def test_libraries_stay_in_their_rooms() -> None:
 def test_what_must_not_die_reads_nothing_with_native_code() -> None:
     """The API process knows neither llama.cpp nor llguidance, and runs no templates: a reader process does,
     which may die."""
-    reached = reached_from("app", "commands.serve", "replicas.ray.api_replica")
+    reached = reached_from("server.run", "cli.serve", "replicas.ray.api_replica")
     assert "api.application" in reached
     assert "reader.pool" in reached
     for module in reached:
@@ -433,12 +328,12 @@ def test_pure_layers_use_the_standard_library_only_and_do_no_io() -> None:
 def test_only_the_settings_read_the_environment() -> None:
     """But for where the system says the user's folders are, and for what of it children inherit."""
     readers = {
-        "config.command_line",
+        "child_processes.spawn",
         "config.environment",
-        "option_sources",
-        "sandbox.environment",
-        "settings",
-        "user_folders",
+        "config.folders",
+        "config.parser",
+        "config.settings",
+        "config.sources",
     }
     for module, nodes in parsed().items():
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

@@ -1,4 +1,4 @@
-"""The house stays in shape: names, files, classes, and the way of one chat through it. See docs/contributing.md."""
+"""The house stays in shape: names, files, classes. See docs/contributing.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def trees() -> dict[str, ast.Module]:
 
 
 def num_lines(module: str) -> int:
-    return PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8").count("\n")
+    path = PACKAGE.joinpath(*module.split("."))
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8").count("\n")
 
 
 def classes() -> list[tuple[str, ast.ClassDef]]:
@@ -44,8 +45,8 @@ def importers() -> dict[str, set[str]]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name):
                 inner = (node.module or "").removeprefix(PACKAGE.name).lstrip(".")
                 for alias in node.names:
-                    whole = f"{inner}.{alias.name}".lstrip(".")
-                    found[whole if whole in trees() else inner].add(module)
+                    names = (f"{inner}.{alias.name}".lstrip("."), inner, f"{inner}.__init__".lstrip("."))
+                    found[next(name for name in names if name in trees())].add(module)
     return found
 
 
@@ -70,9 +71,9 @@ def test_a_small_file_of_one_neighbour_belongs_into_it() -> None:
         if len(users) != 1 or num_lines(module) >= SMALL_LINES:
             continue
         (user,) = users
-        if user.rpartition(".")[0] == module.rpartition(".")[0]:
-            if num_lines(module) + num_lines(user) <= ROOM_LINES:
-                small[module] = user
+        is_neighbour = user.rpartition(".")[0] == module.rpartition(".")[0]
+        if is_neighbour and num_lines(module) + num_lines(user) <= ROOM_LINES:
+            small[module] = user
     assert small == {}
 
 

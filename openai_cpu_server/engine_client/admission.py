@@ -48,7 +48,7 @@ class RequestCarrier(Protocol):
         ...
 
 
-class Admission:
+class RequestAdmission:
     """Makes live requests of API calls, in front of an engine here and of replicas elsewhere."""
 
     def __init__(

@@ -21,7 +21,7 @@ from openai_cpu_server.contract.engine import (
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.engine_client.admission import Admission
+from openai_cpu_server.engine_client.admission import RequestAdmission
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import ServedTotals
@@ -122,7 +122,7 @@ class EngineClient:
         self._news, self._adapters = supervisor.news, supervisor.news.adapters
         self._replay = RequestReplay(clock, self._adapters.free, culprits)
         self._adapters.is_used = self._replay.uses_adapter
-        self._admission = Admission(
+        self._admission = RequestAdmission(
             self._replay,
             culprits,
             self.adapters,

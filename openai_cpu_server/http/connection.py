@@ -254,7 +254,9 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._silent_bytes = 0
-        if self.parser.should_upgrade() and self._drops():
+        # CONNECT asks for another protocol without an Upgrade.
+        is_connect = self.parser.get_method() == b"CONNECT"
+        if self.parser.should_upgrade() and not is_connect and not self._should_upgrade():
             self._drops_upgrade = True
             return
         if self._is_answering() and len(self.pipeline) >= _MAX_WAITING:
@@ -262,10 +264,6 @@ class LimitedConnection(HttpToolsProtocol):
         self._reading.stop()
         super().on_headers_complete()
         self._has_head = True
-
-    def _drops(self) -> bool:
-        """CONNECT asks for another protocol without an Upgrade."""
-        return self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
 
     def on_chunk_header(self) -> None:
         self._silent_bytes = 0

@@ -1,4 +1,4 @@
-"""The books of the slots, of the KV pool in blocks, and of the prefix cache; and the verbs for the backend."""
+"""The books of slots, of the KV pool in blocks, and of the prefix cache; and the verbs for the backend."""
 
 from __future__ import annotations
 

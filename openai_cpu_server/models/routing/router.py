@@ -1,4 +1,4 @@
-"""One router: it decides by rules or shares, or asks a model that writes a route's name or one that embeds."""
+"""One router: it decides by rules or shares, or asks a model that writes a route's name or embeds."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveReq
 from openai_cpu_server.contract.messages import ClearCache, KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
-from openai_cpu_server.engine_client.admission import Admission
+from openai_cpu_server.engine_client.admission import RequestAdmission
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.live import ServedTotals
 from openai_cpu_server.errors import GenerationFailed
@@ -55,7 +55,7 @@ class RemoteEngine:
         self._carrier.on_report = self._adapters.reported
         self._carrier.on_spent = spent
         self._overview = ReplicasOverview(self._carrier, clock)
-        self._admission = Admission(
+        self._admission = RequestAdmission(
             self._requests,
             self._requests.culprits,
             self.adapters,

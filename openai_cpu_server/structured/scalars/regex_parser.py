@@ -114,21 +114,12 @@ Tree = Union[Char, Anchor, Boundary, Ahead, Behind, RegexSequence, Choice, Count
 ASSERTIONS = (Boundary, Ahead, Behind)
 
 
-class RegexParser:
-    """Reads one pattern from left to right."""
+class _Cursor:
+    """Where in a pattern its reader is."""
 
-    def __init__(self, pattern: str, limits: Limits) -> None:
+    def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._limits = limits
         self._at = 0
-        self._depth = 0
-
-    def parse(self) -> Tree:
-        """The tree of the pattern. Raises InvalidPattern."""
-        tree = self._choice()
-        if self._at < len(self._pattern):
-            self._fail("unmatched ')'")
-        return tree
 
     def _fail(self, message: str) -> NoReturn:
         raise InvalidPattern(self._pattern, self._at, message)
@@ -146,6 +137,22 @@ class RegexParser:
             return False
         self._at += len(text)
         return True
+
+
+class RegexParser(_Cursor):
+    """Reads one pattern from left to right."""
+
+    def __init__(self, pattern: str, limits: Limits) -> None:
+        super().__init__(pattern)
+        self._limits = limits
+        self._depth = 0
+
+    def parse(self) -> Tree:
+        """The tree of the pattern. Raises InvalidPattern."""
+        tree = self._choice()
+        if self._at < len(self._pattern):
+            self._fail("unmatched ')'")
+        return tree
 
     def _choice(self) -> Tree:
         self._depth += 1

@@ -31,6 +31,59 @@ _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties",
 _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
 
 
+class _ValueKeywords:
+    """`enum` and `const`: the values themselves."""
+
+    def __init__(self, table: NodeTable, budget: Budget) -> None:
+        self._table = table
+        self._budget = budget
+        self.handlers = {"enum": self._enum, "const": self._const}
+
+    def _enum(self, schema: Schema, path: str) -> int:
+        values = schema["enum"]
+        if not isinstance(values, list):
+            raise InvalidSchema(path, "'enum' must be a list")
+        self._budget.check("values", len(values))
+        return self._values(values, path, "enum")
+
+    def _const(self, schema: Schema, path: str) -> int:
+        return self._values([schema["const"]], path, "const")
+
+    def _values(self, values: list[Json], path: str, keyword: str) -> int:
+        scalars = self._scalars([x for x in values if not isinstance(x, (list, dict))], path)
+        compounds = [self._compound(x, path, keyword) for x in values if isinstance(x, (list, dict))]
+        plain = [self._table.add(scalars, path, keyword)] if len(compounds) < len(values) else []
+        return self._table.any(*plain, *compounds)
+
+    def _scalars(self, values: list[Json], path: str) -> Scalars:
+        strings = tuple(dict.fromkeys(x for x in values if isinstance(x, str)))
+        self._budget.spend("text", sum(map(len, strings)))
+        numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
+        if any(not is_finite(x) for x in numbers):
+            raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
+        return Scalars(
+            null=None in values,
+            booleans=frozenset(x for x in values if isinstance(x, bool)),
+            numbers=tuple(dict.fromkeys(exact(x) for x in numbers)),
+            strings=strings,
+        )
+
+    def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
+        """The schema that only this array or object fits."""
+        self._budget.spend("schemas")
+        self._budget.check("depth", depth)
+        if isinstance(value, list):
+            items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
+            parts = (Types(frozenset({"array"})), Items(items, FALSE), Count(len(items), len(items)))
+            return self._table.all(*(self._table.add(x, path, keyword) for x in parts))
+        if isinstance(value, dict):
+            named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
+            self._budget.spend("text", sum(map(len, value)))
+            shape = (Types(frozenset({"object"})), Properties(named, (), FALSE), Required(tuple(value)))
+            return self._table.all(*(self._table.add(x, path, keyword) for x in shape))
+        return self._table.add(self._scalars([value], path), path, keyword)
+
+
 class Normaliser:
     """Reads the schemas of one document into a table, which it owns."""
 
@@ -52,8 +105,7 @@ class Normaliser:
         one, which runs at the first of them."""
         return {
             **self._leaves.handlers,
-            "enum": self._enum,
-            "const": self._const,
+            **_ValueKeywords(self.table, self._budget).handlers,
             **dict.fromkeys(_PROPERTY_KEYWORDS, self._properties),
             "required": self._required,
             "propertyNames": self._property_names,
@@ -123,52 +175,6 @@ class Normaliser:
             self._report.refuse(path, keyword, "is resolved at run time, which a grammar has not")
             return TRUE
         return self.table.add(Reference(pointer), path, keyword)
-
-    # Values
-
-    def _enum(self, schema: Schema, path: str) -> int:
-        values = schema["enum"]
-        if not isinstance(values, list):
-            raise InvalidSchema(path, "'enum' must be a list")
-        self._budget.check("values", len(values))
-        return self._values(values, path, "enum")
-
-    def _const(self, schema: Schema, path: str) -> int:
-        return self._values([schema["const"]], path, "const")
-
-    def _values(self, values: list[Json], path: str, keyword: str) -> int:
-        scalars = self._scalars([x for x in values if not isinstance(x, (list, dict))], path)
-        compounds = [self._compound(x, path, keyword) for x in values if isinstance(x, (list, dict))]
-        plain = [self.table.add(scalars, path, keyword)] if len(compounds) < len(values) else []
-        return self.table.any(*plain, *compounds)
-
-    def _scalars(self, values: list[Json], path: str) -> Scalars:
-        strings = tuple(dict.fromkeys(x for x in values if isinstance(x, str)))
-        self._budget.spend("text", sum(map(len, strings)))
-        numbers = [x for x in values if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        if any(not is_finite(x) for x in numbers):
-            raise InvalidSchema(path, "a value is no number that JSON knows, or too long a one")
-        return Scalars(
-            null=None in values,
-            booleans=frozenset(x for x in values if isinstance(x, bool)),
-            numbers=tuple(dict.fromkeys(exact(x) for x in numbers)),
-            strings=strings,
-        )
-
-    def _compound(self, value: Json, path: str, keyword: str, depth: int = 0) -> int:
-        """The schema that only this array or object fits."""
-        self._budget.spend("schemas")
-        self._budget.check("depth", depth)
-        if isinstance(value, list):
-            items = tuple(self._compound(x, path, keyword, depth + 1) for x in value)
-            parts = (Types(frozenset({"array"})), Items(items, FALSE), Count(len(items), len(items)))
-            return self.table.all(*(self.table.add(x, path, keyword) for x in parts))
-        if isinstance(value, dict):
-            named = tuple((k, self._compound(v, path, keyword, depth + 1)) for k, v in value.items())
-            self._budget.spend("text", sum(map(len, value)))
-            shape = (Types(frozenset({"object"})), Properties(named, (), FALSE), Required(tuple(value)))
-            return self.table.all(*(self.table.add(x, path, keyword) for x in shape))
-        return self.table.add(self._scalars([value], path), path, keyword)
 
     # Objects
 

@@ -1,4 +1,4 @@
-"""How JSON is written: strings of a language with their escapes, and marks with the white space around them."""
+"""How JSON is written: strings of a language with their escapes, and marks with white space around them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
-from openai_cpu_server.engine_client.admission import Admission
+from openai_cpu_server.engine_client.admission import RequestAdmission
 from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
 from openai_cpu_server.errors import (
@@ -46,7 +46,7 @@ class Carrier:
 class Story:
     def __init__(self, *, max_queue: int = 9) -> None:
         self.carrier, self.culprits = Carrier(), CulpritLedger(time.monotonic)
-        self.admission = Admission(
+        self.admission = RequestAdmission(
             self.carrier,
             self.culprits,
             lambda: (
