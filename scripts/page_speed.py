@@ -28,7 +28,7 @@ from playwright.sync_api import Browser, Page, expect
 from openai_cpu_server.page.bundle import BUILT
 from tests.page.browser import running_browser, visiting
 from tests.page.talking import answers, endless, say
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 _STREAMS = 8
 _OPENINGS = 5

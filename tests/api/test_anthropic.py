@@ -17,7 +17,7 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, messages_error_of
-from tests.api.test_key_file import sha
+from tests.http.test_key_file import sha
 
 pytestmark = pytest.mark.anyio
 

@@ -27,7 +27,7 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, error_of
-from tests.api.test_key_file import sha
+from tests.http.test_key_file import sha
 
 pytestmark = pytest.mark.anyio
 

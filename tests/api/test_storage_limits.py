@@ -21,7 +21,7 @@ from openai_cpu_server.jobs.store.storage import DiskSpace, disk_space
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import error_of
-from tests.api.test_key_file import sha
+from tests.http.test_key_file import sha
 
 pytestmark = pytest.mark.anyio
 

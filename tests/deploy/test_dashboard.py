@@ -28,7 +28,7 @@ import pytest
 from tests.adapters import make_adapter
 from tests.deploy.dockerfile import ROOT
 from tests.page.browser import running_browser
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_bert import TinyBert
 from tests.tiny_model import tiny_model_path
 

@@ -14,7 +14,7 @@ import pytest
 
 from openai_cpu_server.config.settings import Settings
 from tests.docs.markdown import DOCS, PAGES, README, ROOT, blocks, code
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 _MOST_LINES = 160

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests.adapters import make_adapter
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

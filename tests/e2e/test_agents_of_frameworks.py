@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.lazy import Lazy
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 langchain_openai, messages = Lazy("langchain_openai"), Lazy("langchain_core.messages")
 graphs, prebuilt = Lazy("langgraph.graph"), Lazy("langgraph.prebuilt")

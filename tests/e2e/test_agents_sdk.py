@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.lazy import Lazy
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 if TYPE_CHECKING:
     import agents

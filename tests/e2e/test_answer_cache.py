@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.redis_server import RedisServer
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.warm import run
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.lazy import Lazy
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = [
     pytest.mark.native,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.native
 

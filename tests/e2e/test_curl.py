@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.native
 

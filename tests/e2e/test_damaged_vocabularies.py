@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.test_several_models import answer, post, state
 from tests.e2e.test_supervision import eventually
 from tests.llama.odd_models import rewritten, with_vocabulary
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 KEY = "tokenizer.ggml."

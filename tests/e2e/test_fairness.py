@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.test_limits import eventually, num_live
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

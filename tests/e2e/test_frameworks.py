@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.lazy import Lazy
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 langchain_openai = Lazy("langchain_openai")
 types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.openai_like")

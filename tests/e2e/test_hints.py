@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from tests.lazy import Lazy
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
 messages, langchain_openai = Lazy("langchain_core.messages"), Lazy("langchain_openai")

@@ -10,7 +10,7 @@ import pytest
 import websockets
 from websockets.sync.client import connect
 
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.test_keys import MODEL, make_key
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 

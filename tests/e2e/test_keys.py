@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 from tests.e2e.test_process import start_failure
 from tests.hub_stand_in import Repo
 from tests.hub_stand_in import running as hub_running
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.warm import run
 

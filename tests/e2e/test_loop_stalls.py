@@ -11,7 +11,7 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.loop_watch import MARK
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.api.test_numbers import FLOATS, INTEGERS, NO_NUMBERS
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]

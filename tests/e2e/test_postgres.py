@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.test_batches import begin, chat_row, ended, jsonl, lines_of, slow_row, until_some_are_done
 from tests.postgres import PostgresServer
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

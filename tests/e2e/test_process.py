@@ -17,7 +17,7 @@ import pytest
 
 from openai_cpu_server.kernels.build import LIBRARY
 from openai_cpu_server.kernels.library import obstacle
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.warm import run
 

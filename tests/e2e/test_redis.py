@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.redis_server import RedisServer
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.rerank_template import RerankTemplate
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = pytest.mark.native

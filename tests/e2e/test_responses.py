@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from tests.e2e.test_batches import begin, ended, jsonl, lines_of
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.native
 

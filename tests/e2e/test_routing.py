@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.warm import run
 

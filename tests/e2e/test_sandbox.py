@@ -15,7 +15,7 @@ import pytest
 
 from tests.adapters import make_adapter
 from tests.llama.odd_models import split
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [

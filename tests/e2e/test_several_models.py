@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.e2e.test_supervision import eventually
-from tests.server import ServerProcess, engines_of
+from tests.server_process import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 

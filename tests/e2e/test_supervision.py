@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.e2e.test_batches import begin, jsonl, slow_row, until_some_are_done
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

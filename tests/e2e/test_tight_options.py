@@ -12,7 +12,7 @@ import pytest
 
 from tests.access_table import ADMIN, INFERENCE, METRICS, NEEDED, OPEN, with_an_end
 from tests.e2e.test_limits import connect, eventually, num_live
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.test_limits import eventually, everything
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

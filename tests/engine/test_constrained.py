@@ -11,7 +11,8 @@ import pytest
 from openai_cpu_server.contract.messages import CancelRequest, FinishReason, Submit, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest
 from openai_cpu_server.errors import GenerationFailed
-from tests.dispatch.test_dispatcher import (
+from tests.engine.test_core import Engine
+from tests.engine_client.test_client import (
     client,
     collect,
     eventually,
@@ -20,7 +21,6 @@ from tests.dispatch.test_dispatcher import (
     running,
     text,
 )
-from tests.engine.test_core import Engine
 from tests.fakes import CONTROL_TOKEN, END_TOKEN
 from tests.scheduler.driver import alone, request
 

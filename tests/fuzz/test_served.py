@@ -17,7 +17,7 @@ from tests.access_table import ENDLESS
 from tests.fuzz.hostile import Bodies, Json
 from tests.fuzz.odd_requests import OddRequests
 from tests.lazy import Lazy
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 schemathesis, checks = Lazy("schemathesis"), Lazy("schemathesis.specs.openapi.checks")

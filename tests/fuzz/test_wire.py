@@ -12,7 +12,7 @@ from random import Random
 import httpx
 import pytest
 
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]

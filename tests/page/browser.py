@@ -20,7 +20,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = [

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.page.browser import Visit, running_browser, visiting
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 ANN, METER = "the key of ann", "the key of a meter"
 """The keys of `locked_server`: one that may ask for answers, and one that may only read metrics."""

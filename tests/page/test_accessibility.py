@@ -22,7 +22,7 @@ from tests.page.talking import (
 from tests.page.test_build import PACKAGES, run_script
 from tests.page.test_chat import PRETTY
 from tests.page.watching import generating, room
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 

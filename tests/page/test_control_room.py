@@ -13,7 +13,7 @@ from tests.page.browser import Visit, visiting
 from tests.page.conftest import ANN, METER
 from tests.page.talking import answers, endless, say
 from tests.page.watching import generating, room
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 from tests.page.browser import visiting
 from tests.page.conftest import ANN
 from tests.page.talking import answers, endless, limit, say, whole_answer
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 

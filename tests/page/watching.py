@@ -10,7 +10,7 @@ import httpx
 from playwright.sync_api import Page, expect
 
 from tests.page.browser import Visit
-from tests.server import ServerProcess
+from tests.server_process import ServerProcess
 
 LONG = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 1500, "user": "ann"}
 

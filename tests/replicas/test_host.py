@@ -21,7 +21,7 @@ from openai_cpu_server.replicas.host.host import ReplicaHost
 from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.wire import encode_orders, read_news
-from tests.dispatch.test_dispatcher import expected_text
+from tests.engine_client.test_client import expected_text
 from tests.fake_engine import COMMAND
 from tests.scheduler.driver import request
 

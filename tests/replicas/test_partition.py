@@ -19,7 +19,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.replicas.wire import DoorAddress
-from tests.dispatch.test_dispatcher import expected_text
+from tests.engine_client.test_client import expected_text
 from tests.replicas.test_host import hosting, until
 from tests.replicas.test_stream import link, opened, remote
 from tests.scheduler.driver import request

@@ -27,7 +27,7 @@ from openai_cpu_server.replicas.wire import (
     encode_orders,
     read_news,
 )
-from tests.dispatch.test_dispatcher import expected_text
+from tests.engine_client.test_client import expected_text
 from tests.replicas.test_host import hosting, until
 from tests.scheduler.driver import request
 

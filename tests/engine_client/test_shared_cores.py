@@ -21,7 +21,7 @@ from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCor
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import RequestCancelled
-from tests.dispatch.test_dispatcher import collect, eventually, expected_text, running, text, until
+from tests.engine_client.test_client import collect, eventually, expected_text, running, text, until
 from tests.scheduler.driver import request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]

@@ -26,7 +26,7 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements, Profile, save_profile
-from tests.commands.in_process import Run, runner
+from tests.cli.in_process import Run, runner
 from tests.llama.odd_models import gemma3, mamba, rewritten, split
 from tests.tiny_model import tiny_model_path
 

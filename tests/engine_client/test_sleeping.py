@@ -16,7 +16,7 @@ from openai_cpu_server.contract.messages import EngineOptions, ModelLoading
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable, ModelTooLarge
-from tests.dispatch.test_dispatcher import collect, expected_text, text, until
+from tests.engine_client.test_client import collect, expected_text, text, until
 from tests.fakes import FAKE_INFO
 from tests.scheduler.driver import request
 

@@ -22,7 +22,7 @@ from openai_cpu_server.errors import (
     QueueFull,
     RequestCancelled,
 )
-from tests.dispatch.test_dispatcher import client, eventually, running
+from tests.engine_client.test_client import client, eventually, running
 from tests.fakes import FAKE_EMBEDDER, vector_of
 from tests.scheduler.driver import request as generation
 

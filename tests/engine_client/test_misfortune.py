@@ -18,7 +18,7 @@ from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
-from tests.dispatch.test_dispatcher import (
+from tests.engine_client.test_client import (
     client,
     collect,
     eventually,

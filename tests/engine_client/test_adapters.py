@@ -16,7 +16,7 @@ from openai_cpu_server.engine_client.adapters import AdapterTable
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import AdapterFailed, AdapterNotFound
-from tests.dispatch.test_dispatcher import collect, running, text, until
+from tests.engine_client.test_client import collect, running, text, until
 from tests.fake_engine import COMMAND
 from tests.fakes import END_TOKEN, FakeBackend
 from tests.scheduler.driver import alone, request

@@ -34,7 +34,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.quantize import QuantizeOptions, plan
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.model.model import Model
-from tests.commands.in_process import Outcome, Run, runner
+from tests.cli.in_process import Outcome, Run, runner
 from tests.llama.odd_models import gemma3, mamba, split
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
