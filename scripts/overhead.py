@@ -31,8 +31,7 @@ import llama_cpp
 import msgspec
 from bench.servers import environment
 
-from openai_cpu_server.config.environment import HUGE_PAGES
-from openai_cpu_server.config.folders import user_cache_dir
+from openai_cpu_server.config.folders import HUGE_PAGES, user_cache_dir
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Sampling

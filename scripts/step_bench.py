@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from bench.roofline import Peaks, Work, measured_peaks
 
-from openai_cpu_server.config.environment import HUGE_PAGES
+from openai_cpu_server.config.folders import HUGE_PAGES
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle, put_in_front

@@ -25,7 +25,7 @@ from bench.circumstances import cpu_name
 from bench.model import made_model
 from bench.type_figures import ROWS, Quality, Speed
 
-from openai_cpu_server.config.environment import HUGE_PAGES
+from openai_cpu_server.config.folders import HUGE_PAGES
 from openai_cpu_server.model_source.package import PACKAGED
 
 _SCRIPTS = Path(__file__).resolve().parent

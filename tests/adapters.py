@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.model_info import Adapter
 from tests.tiny_model import SCRIPTS, tiny_model_path
 
 MAKE_ADAPTER = SCRIPTS / "make_adapter.py"

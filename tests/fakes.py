@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.embedding import EmbedResult
-from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, ModelKind
 from openai_cpu_server.contract.request import Constraint, Thinking, Thoughts
 from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (

@@ -13,7 +13,7 @@ from openai_cpu_server.prompt.chat_prompts import ChatPrompts
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.tool_formats import ToolFormat
-from openai_cpu_server.structured.maker import grammar_maker
+from openai_cpu_server.structured.compiler import grammar_maker
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.grammar_check import check_grammar as known_check
 

@@ -34,7 +34,6 @@ ALLOWED = {
     # Options, and where they come from.
     "config": {"contract", "errors"},
     "config.adapters": set[str](),
-    "config.environment": set[str](),
     "config.folders": {"errors", "storage.private_files"},
     "config.replicas": set[str](),
     "config.routers": {"models.routing.options"},
@@ -48,12 +47,12 @@ ALLOWED = {
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": {"contract"},
     "llama": {"contract", "errors", "kernels.library", "kernels.proof", "storage.private_files"},
-    "model_source": {"config.adapters", "config.folders", "contract.adapter", "errors", "llama.gguf"},
+    "model_source": {"config.adapters", "config.folders", "contract.model_info", "errors", "llama.gguf"},
     # The asyncio side of an engine: for it there is no scheduler, and no engine but what the contract says.
     "engine_client": {"child_processes.spawn", "contract", "errors", "fairness"},
     # The API process's way to the processes that read texts with native code, and these themselves.
     "reader": {"child_processes.spawn", "contract", "errors", "prompt"},
-    "reader.work": {"errors", "llama", "prompt", "reader.messages", "structured.maker"},
+    "reader.work": {"errors", "llama", "prompt", "reader.messages", "structured.compiler"},
     "reader.process": {"child_processes", "contract.framing", "llama.model.native", "reader"},
     # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
     "replicas": {"contract"},
@@ -176,8 +175,8 @@ ROOMS_UPWARDS = {
 """The rooms of a layer: each imports only those before it, and what files of the layer's root it may name."""
 FOR_ALL_ROOMS = {
     "replicas": {"autoscaling", "report", "router", "wire"},
-    "jobs": {"options", "records"},
-    "structured": {"errors", "options"},
+    "jobs": {"records"},
+    "structured": {"options"},
 }
 
 
@@ -329,7 +328,6 @@ def test_only_the_settings_read_the_environment() -> None:
     """But for where the system says the user's folders are, and for what of it children inherit."""
     readers = {
         "child_processes.spawn",
-        "config.environment",
         "config.folders",
         "config.parser",
         "config.settings",

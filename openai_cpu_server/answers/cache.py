@@ -12,16 +12,19 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from openai_cpu_server.answers.question import AnswerKey, exact_key, group_key, turn_key
 from openai_cpu_server.answers.redis import SCHEMES, RedisAnswers
 from openai_cpu_server.answers.sqlite import SqliteAnswers
 from openai_cpu_server.answers.store import (
     AnswerEntry,
+    AnswerKey,
     AnswerStore,
     SimilarTurn,
     StoreBounds,
     StoreFailed,
     StoreSize,
+    exact_key,
+    group_key,
+    turn_key,
 )
 from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.contract.figures import NO_WORK

@@ -23,15 +23,14 @@ from openai_cpu_server.api.admin.stats import ROOM as STATS
 from openai_cpu_server.api.admin.tokens import ROOM as TOKENS
 from openai_cpu_server.api.admin.usage import ROOM as USAGE
 from openai_cpu_server.api.asking.answer_lookup import X_CACHE, AnswerLookup
-from openai_cpu_server.api.asking.cascade import ROUTED_MODEL, ROUTED_WHY
-from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.asking.generation import ROUTED_MODEL, ROUTED_WHY, GenerationService
 from openai_cpu_server.api.asking.resolve import UNENFORCED
 from openai_cpu_server.api.chat.routes import ROOM as CHAT
 from openai_cpu_server.api.completions.routes import ROOM as COMPLETIONS
 from openai_cpu_server.api.events.stream import ROOM as EVENTS
 from openai_cpu_server.api.files.batches import ROOM as BATCHES
+from openai_cpu_server.api.files.batches import RowRunner
 from openai_cpu_server.api.files.files import ROOM as FILES
-from openai_cpu_server.api.files.rows import RowRunner
 from openai_cpu_server.api.generate.routes import ROOM as GENERATE
 from openai_cpu_server.api.messages.routes import ROOM as MESSAGES
 from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ServerParts

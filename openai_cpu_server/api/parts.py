@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
 from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.config.adapters import AdapterSource
-from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.context import EndedRequests
 from openai_cpu_server.http.key_file import KeyRing

@@ -17,8 +17,8 @@ from openai_cpu_server.child_processes.kernel import (
     call,
     give_up_capabilities,
     give_up_new_privileges,
+    restrict_calls,
 )
-from openai_cpu_server.child_processes.seccomp import restrict_calls
 from openai_cpu_server.child_processes.spawn import library_folders
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446

@@ -21,8 +21,7 @@ from openai_cpu_server.config.sources import named_by
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.jobs.jobs import ENDPOINTS, Jobs
-from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, LineError, PageQuery
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, JobOptions, LineError, PageQuery
 from openai_cpu_server.jobs.run.rows import MAX_ERRORS, BadLine, InputCheck, InputLine, LineSplitter, url_of
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import PART_BYTES

@@ -25,8 +25,8 @@ from openai_cpu_server.config.folders import expanded, user_cache_dir
 from openai_cpu_server.config.models import ModelOptions, ModelTable, PriceTable, fields_for
 from openai_cpu_server.config.replicas import RayTable
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
-from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
 

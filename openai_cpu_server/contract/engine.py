@@ -1,22 +1,56 @@
-"""The `Engine` that the API and the jobs know: a process on this machine, or a replica elsewhere."""
+"""The `Engine` that the API and the jobs know, here or elsewhere; and how the failure of one request stays
+its own."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import AsyncIterator, Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Union
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import KVStats, ModelLoading, QueuePlace, StepFigures, TokenEvent
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import StepTrace
-from openai_cpu_server.errors import EngineUnavailable, ServerError
+from openai_cpu_server.errors import ConstraintFailed, EngineUnavailable, ServerError
+
+logger = logging.getLogger(__name__)
+
+
+class RequestFailed(ServerError):
+    """One request could not be served; the message is for its client.
+
+    `is_own_fault`: its grammar is to blame, and it fails again wherever it is sent.
+    """
+
+    def __init__(self, message: str, *, is_own_fault: bool = False) -> None:
+        super().__init__(message)
+        self.is_own_fault = is_own_fault
+
+
+@contextlib.contextmanager
+def contained() -> Iterator[None]:
+    """Turns whatever the body raises into `RequestFailed`.
+
+    A panic of Rust code arrives as a `BaseException` that is no `Exception`, so everything is caught but
+    what ends a process or a generator.
+    """
+    try:
+        yield
+    except ConstraintFailed as error:
+        raise RequestFailed(str(error), is_own_fault=True) from None
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        logger.exception("a request could not be handled")
+        raise RequestFailed(f"The engine could not handle this request ({type(error).__name__}).") from error
+
 
 _SOON_S = 1
 _NEXT_SERVER_S = 10

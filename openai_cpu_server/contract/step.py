@@ -9,8 +9,7 @@ from typing import Protocol, Union
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
 POOL_BLOCK_TOKENS = 16

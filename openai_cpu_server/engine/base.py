@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from openai_cpu_server.contract.adapter import Adapter
-from openai_cpu_server.contract.containment import RequestFailed, contained
+from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.messages import (
     ALONE,
     AdapterNews,
@@ -31,6 +30,7 @@ from openai_cpu_server.contract.messages import (
     TokenEvent,
     UnloadAdapter,
 )
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
 
 NEVER = float("-inf")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from openai_cpu_server.contract.adapter import Adapter, RefusedAdapter
-from openai_cpu_server.contract.containment import RequestFailed
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
+from openai_cpu_server.contract.engine import RequestFailed
 from openai_cpu_server.contract.messages import (
     AdapterNews,
     AdapterRefused,
@@ -22,6 +21,7 @@ from openai_cpu_server.contract.messages import (
     StepFigures,
     Submit,
 )
+from openai_cpu_server.contract.model_info import Adapter, RefusedAdapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.contract.step import ShownPart, StepTrace

@@ -10,9 +10,8 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter, RefusedAdapter
-from openai_cpu_server.contract.containment import RequestFailed, contained
 from openai_cpu_server.contract.embedding import EmbedBackend
+from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     AdapterNews,
@@ -34,7 +33,7 @@ from openai_cpu_server.contract.messages import (
     TokenEvent,
     UnloadAdapter,
 )
-from openai_cpu_server.contract.model_info import CostCurve, ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo, RefusedAdapter
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, Span, Step, StepResult

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.contract.containment import RequestFailed, contained
+from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob

@@ -12,7 +12,6 @@ from itertools import count
 from queue import PriorityQueue
 from types import TracebackType
 
-from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
@@ -23,6 +22,7 @@ from openai_cpu_server.contract.messages import (
     Submit,
     UnloadAdapter,
 )
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 

@@ -29,8 +29,7 @@ from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.engine.turn import EngineTurn, OwnCores
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.embedder import LlamaEmbedder
-from openai_cpu_server.llama.gguf.file_types import model_kind
-from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name
+from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name, model_kind
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
 

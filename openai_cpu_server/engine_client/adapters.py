@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     AdapterNews,
@@ -15,6 +14,7 @@ from openai_cpu_server.contract.messages import (
     LoadingAdapter,
     UnloadAdapter,
 )
+from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.errors import AdapterFailed, ServerError
 
 

@@ -7,10 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import RequestState
-from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.contract.model_info import AdapterState, AdapterStatus, ModelInfo, ModelKind
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.culprits import CulpritLedger

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import (
     EngineState,
@@ -19,7 +18,7 @@ from openai_cpu_server.contract.engine import (
     unavailable,
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine_client.admission import RequestAdmission
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import adapter_name
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, Submit, TokenEvent
+from openai_cpu_server.contract.model_info import adapter_name
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import GenerationFailed, ServerError
 

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import SeeStep
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
@@ -32,7 +31,7 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     TurnBack,
 )
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate, PrefixNews
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.adapters import AdapterControl

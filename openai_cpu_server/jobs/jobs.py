@@ -12,12 +12,12 @@ import anyio
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.jobs.options import JobOptions
 from openai_cpu_server.jobs.records import (
     NO_LIMITS,
     BatchRecord,
     FilePurpose,
     FileRecord,
+    JobOptions,
     PageQuery,
     StorageLimits,
     StoredAmount,

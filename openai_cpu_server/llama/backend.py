@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import SavedBlock, Step, StepResult
 from openai_cpu_server.errors import AdapterFailed
-from openai_cpu_server.llama.adapters import NativeAdapters
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.loading import LoadedParts, load
+from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters, load
 from openai_cpu_server.llama.slots import SlotTable
 from openai_cpu_server.llama.steps import StepRunner
 

@@ -16,16 +16,15 @@ from openai_cpu_server.contract.model_info import Kernels, ModelInfo
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import (
     SLOTS_MAX,
     AbortSwitch,
     DecodeOutcome,
     OwnedContext,
+    TokenBatch,
     common_params,
 )
-from openai_cpu_server.llama.gguf.file_types import model_kind
-from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.host import Machine, ThreadBinding
 from openai_cpu_server.llama.loading import repacks, switch_kernels
 from openai_cpu_server.llama.model.kv_size import LEAST_TOKENS, tokens_that_fit

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from openai_cpu_server.contract.containment import RequestFailed, contained
+from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
     Close,
@@ -37,8 +37,7 @@ from openai_cpu_server.llama.cells.context import CellCopies, Logits
 from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts
-from openai_cpu_server.llama.sampling.sampler import Sampler, score
-from openai_cpu_server.llama.sampling.truncation import Candidates
+from openai_cpu_server.llama.sampling.sampler import Candidates, Sampler, score
 
 
 class SampledSpan(NamedTuple):

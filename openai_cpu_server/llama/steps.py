@@ -9,15 +9,13 @@ from concurrent.futures import Future
 import msgspec
 import numpy as np
 
-from openai_cpu_server.contract.containment import RequestFailed, contained
+from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
-from openai_cpu_server.llama.adapters import NativeAdapters
-from openai_cpu_server.llama.cells.batch import BatchLayout, TokenBatch
-from openai_cpu_server.llama.cells.context import DecodeOutcome, Logits, PoolFull
+from openai_cpu_server.llama.cells.context import BatchLayout, DecodeOutcome, Logits, PoolFull, TokenBatch
 from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
-from openai_cpu_server.llama.loading import LoadedParts
+from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters
 from openai_cpu_server.llama.sampling.sampler import BadLogits, score
 from openai_cpu_server.llama.slots import SampledSpan, SlotTable
 

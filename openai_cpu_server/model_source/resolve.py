@@ -18,9 +18,9 @@ import msgspec
 
 from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.config.folders import expanded, require_utf8, user_cache_dir
-from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
-from openai_cpu_server.llama.gguf.adapter_file import file_digest
+from openai_cpu_server.llama.gguf.tensors import file_digest
 from openai_cpu_server.model_source.names import PREFIX, HubName, parse_hub_name
 from openai_cpu_server.model_source.package import PACKAGED
 

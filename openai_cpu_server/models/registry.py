@@ -6,9 +6,8 @@ import enum
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
-from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.contract.model_info import AdapterState, ModelKind
 from openai_cpu_server.errors import (
     AdapterNotFound,
     EngineUnavailable,

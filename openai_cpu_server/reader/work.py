@@ -38,7 +38,7 @@ from openai_cpu_server.reader.messages import (
     Work,
     WorkRefused,
 )
-from openai_cpu_server.structured.maker import grammar_maker
+from openai_cpu_server.structured.compiler import grammar_maker
 
 
 class OpenedModel:

@@ -10,7 +10,6 @@ from typing import NamedTuple, Union, cast
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import AdapterStatus
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
 from openai_cpu_server.contract.framing import LENGTH
@@ -22,7 +21,7 @@ from openai_cpu_server.contract.messages import (
     Submit,
     TokenEvent,
 )
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import AdapterStatus, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 
 _MOST_BYTES = 256 * 1024 * 1024

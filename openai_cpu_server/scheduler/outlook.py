@@ -15,7 +15,7 @@ from itertools import islice
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.scheduler.admission import WaitingRoom
-from openai_cpu_server.scheduler.learned_costs import LearnedCosts
+from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
 from openai_cpu_server.scheduler.sequence import Policy, Sequence

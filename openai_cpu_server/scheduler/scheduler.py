@@ -23,7 +23,7 @@ from openai_cpu_server.contract.step import (
 from openai_cpu_server.scheduler.admission import Admission, WaitingRoom, WaitsFor
 from openai_cpu_server.scheduler.cohort import Cohorts, CohortTurn
 from openai_cpu_server.scheduler.compose import StepOptions
-from openai_cpu_server.scheduler.learned_costs import LearnedCosts
+from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
 from openai_cpu_server.scheduler.outlook import Expectations

@@ -13,8 +13,8 @@ import msgspec
 
 from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.config.settings import Settings
-from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
+from openai_cpu_server.contract.model_info import AdapterState
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.live import ServedTotals
 from openai_cpu_server.errors import (
@@ -25,8 +25,7 @@ from openai_cpu_server.errors import (
     ServerError,
 )
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.models.keeper import LoadObserver, ModelKeeper
-from openai_cpu_server.models.memory_budget import MemoryBudget
+from openai_cpu_server.models.keeper import LoadObserver, MemoryBudget, ModelKeeper
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.reader.pool import ReaderPool

@@ -23,11 +23,9 @@ from openai_cpu_server.engine_client.subscribers import EngineObserver
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.file_types import file_type_name, model_kind
-from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
+from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
 from openai_cpu_server.models.grammars import ModelGrammars
-from openai_cpu_server.models.keeper import KeptModel, ModelKeeper
-from openai_cpu_server.models.memory_budget import MemoryNeed
+from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, UnreadableModel
 from openai_cpu_server.prompt.reasoning import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.replica import cache_namespace, key_identity
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.clients import is_loopback
 from openai_cpu_server.http.options import ApiOptions, SchedulingOptions
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.model_source import AdapterFiles, resolve_model
 from openai_cpu_server.prompt.chat_prompts import whole_prompt

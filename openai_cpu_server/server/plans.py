@@ -17,8 +17,13 @@ from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.file_types import file_type_name, model_kind
-from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.gguf.header import (
+    GgufHeader,
+    file_type_name,
+    model_files,
+    model_kind,
+    total_bytes,
+)
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import (
@@ -31,7 +36,7 @@ from openai_cpu_server.llama.model.kv_size import (
     tokens_that_fit,
 )
 from openai_cpu_server.model_source import FoundModel, model_to_serve
-from openai_cpu_server.models.memory_budget import MemoryNeed
+from openai_cpu_server.models.keeper import MemoryNeed
 from openai_cpu_server.models.routing.options import RouterOptions, problem
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.reader.model import ReadTokenizer

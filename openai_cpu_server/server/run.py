@@ -1,4 +1,4 @@
-"""Wires the layers together and runs them: model, tokenizer, template, engine, API, web server."""
+"""Wires the layers together and runs them: models, engines, the cache of answers, API, web server."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from typing import NamedTuple
 
 import uvicorn
 
+from openai_cpu_server.answers.cache import AnswerCache, AnswerObserver, open_answers
+from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
-from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
+from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, SimilarAnswers
 from openai_cpu_server.api.parts import ModelKeeping
-from openai_cpu_server.config.environment import tune_engines
-from openai_cpu_server.config.folders import user_data_dir
+from openai_cpu_server.config.folders import tune_engines, user_data_dir
 from openai_cpu_server.config.settings import Settings, revealed
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.body import BodyQuota
 from openai_cpu_server.http.connection import (
@@ -43,17 +46,61 @@ from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.reader.child import ReaderChild
-from openai_cpu_server.server.answer_cache import open_recall
 from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.model_builder import reader_pool
 from openai_cpu_server.server.options import adapter_files, api_options, is_on_loopback, job_options
 from openai_cpu_server.server.plans import ModelPlan, planned_models
 
+_MIB = 1024 * 1024
+
+
+def check_recall(settings: Settings) -> None:
+    """Raises StartupError where options contradict each other, whatever the models are."""
+    if settings.semantic_cache is None and settings.semantic_cache_model is not None:
+        raise StartupError("--semantic-cache-model needs --semantic-cache, such as 0.95")
+    if revealed(settings.answer_cache) == "off" and settings.semantic_cache is not None:
+        raise StartupError("--semantic-cache needs an --answer-cache")
+
+
+def open_recall(settings: Settings, models: ModelRegistry, watcher: AnswerObserver) -> AnswerLookup | None:
+    """None: every answer is computed. Raises StartupError with one line."""
+    check_recall(settings)
+    least, where = settings.semantic_cache, revealed(settings.answer_cache)
+    if where == "off" or (where is None and least is None):
+        return None
+    similar = None
+    if least is not None:
+        similar = SimilarAnswers(embedding_model(models, settings.semantic_cache_model), least)
+    bounds = StoreBounds(settings.answer_cache_ttl, settings.answer_cache_mb * _MIB)
+    store = open_answers(where or "on", bounds, default=user_data_dir() / "answers.db")
+    return AnswerLookup(AnswerCache(store, bounds, watcher), models, similar)
+
+
+def embedding_model(models: ModelRegistry, named: str | None) -> str:
+    """The model that embeds for the server itself. `named`: by an option; None: the only one.
+
+    Raises StartupError.
+    """
+    can = [model.name for model in models.current if model.kind is ModelKind.EMBEDS]
+    if named is None:
+        if len(can) == 1:
+            return can[0]
+        found = f"{', '.join(can)} embed: name one" if can else "no model embeds: add --model minilm"
+        raise StartupError(f"--semantic-cache needs --semantic-cache-model, for {found}")
+    model = next((model for model in models.current if named in model.names), None)
+    if model is None:
+        raise StartupError(f"--semantic-cache-model: there is no model {named!r}")
+    if model.kind is not ModelKind.EMBEDS:
+        is_broken = model.engine.state is EngineState.FAILED
+        why = "cannot be read" if is_broken else f"{model.kind.value}, it does not embed"
+        raise StartupError(f"--semantic-cache-model: {named!r} {why}")
+    return model.name
+
+
 logger = logging.getLogger(__name__)
 
 _CLOSE_CONNECTIONS_S = 1
 """After Ctrl-C connections get this time to send their last bytes."""
-_MIB = 1024 * 1024
 
 
 def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:

@@ -7,13 +7,16 @@ becomes. It promises a grammar with exactly the values of the schema, or an erro
 enforced; limits are counted, not timed. All of it is imported by module: no other process pays for it.
 """
 
-from openai_cpu_server.structured.errors import (
+from openai_cpu_server.structured.options import (
     InvalidPattern,
     InvalidSchema,
+    Limits,
+    Options,
+    PropertyOrder,
     SchemaTooLarge,
     UnsupportedSchema,
+    Whitespace,
 )
-from openai_cpu_server.structured.options import Limits, Options, PropertyOrder, Whitespace
 
 __all__ = [
     "InvalidPattern",

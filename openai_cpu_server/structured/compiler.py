@@ -1,14 +1,41 @@
-"""JSON Schema -> grammar: reads the schema, unfolds what each value may be, and writes a rule for each."""
+"""JSON Schema, patterns, choices and GBNF -> one grammar, ready to run. A schema's possible values become
+rules."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
+from typing import Union
+
 import msgspec
 
-from openai_cpu_server.structured.errors import SchemaTooLarge
-from openai_cpu_server.structured.languages.expr import NOTHING, Expr, Ref, Rules, Text, alt, literal
+from openai_cpu_server.contract.grammar import (
+    BYTES_AND_END,
+    GrammarOrder,
+    GrammarSource,
+    MadeGrammar,
+    RefusedGrammar,
+)
+from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
+from openai_cpu_server.structured.languages.automaton import build, to_expr
+from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
+from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
-from openai_cpu_server.structured.options import Budget, Options, Unenforced, UnenforcedReport
+from openai_cpu_server.structured.options import (
+    Budget,
+    InvalidSchema,
+    Limits,
+    Options,
+    SchemaTooLarge,
+    Unenforced,
+    UnenforcedReport,
+    UnsupportedSchema,
+    Whitespace,
+)
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
+from openai_cpu_server.structured.scalars.regex import full_language
 from openai_cpu_server.structured.schema.document import Json
 from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation, Expander
 from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
@@ -17,8 +44,8 @@ from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceabl
 from openai_cpu_server.structured.values.number_facts import NumberLanguages, few_integers
 from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
 from openai_cpu_server.structured.values.objects import ObjectRules
-from openai_cpu_server.structured.values.strings import NameKeys, ScalarLexemes, StringLanguages
-from openai_cpu_server.structured.writing.grammar import GrammarBuilder
+from openai_cpu_server.structured.values.strings import NameKeys, ScalarLexemes, StringLanguages, by_states
+from openai_cpu_server.structured.writing.grammar import GrammarBuilder, composed, packed, unpacked
 from openai_cpu_server.structured.writing.json_text import Punctuation
 
 _MOST_LISTED = 40
@@ -199,3 +226,88 @@ def _booleans(branch: Branch) -> list[bool]:
 def _allows(fact: Fact, value: bool) -> bool:
     assert isinstance(fact.node, Scalars)
     return (value in fact.node.booleans) == fact.is_true
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+ANY_OBJECT: dict[str, Json] = {"type": "object"}
+"""`response_format: {"type": "json_object"}`."""
+
+
+def grammar_maker(
+    check: Callable[[str], object],
+) -> Callable[[GrammarOrder], Union[MadeGrammar, RefusedGrammar]]:
+    """The contract's `GrammarMaker`. `check` raises InvalidRequest for Lark that cannot be executed. Control
+    tokens have other numbers there: they come behind `BYTES_AND_END`."""
+
+    def make(order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
+        try:
+            compiled = _compiled(order)
+            num_read = len(order.text) if order.source is GrammarSource.GBNF else 0
+            translation = Translation(compiled.rules, num_read=num_read)
+            check(translation.text(numbered_from(BYTES_AND_END)))
+        except InvalidRequest as error:
+            path = error.path if isinstance(error, (UnsupportedSchema, SchemaTooLarge)) else None
+            return RefusedGrammar(str(error), error.code, path)
+        return MadeGrammar(
+            lark=translation.text(),
+            rules=packed(compiled.rules),
+            unenforced=tuple((each.path, each.keyword) for each in compiled.unenforced),
+            share=compiled.share,
+        )
+
+    return make
+
+
+def _compiled(order: GrammarOrder) -> CompiledGrammar:
+    whitespace = Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT
+    options = Options(whitespace=whitespace, strict=order.is_strict)
+    match order.source:
+        case GrammarSource.SCHEMA:
+            return compile_schema(json.loads(order.text), options)
+        case GrammarSource.ANY_OBJECT:
+            return msgspec.structs.replace(compile_schema(ANY_OBJECT, options), share=0.0)
+        case GrammarSource.REGEX:
+            return CompiledGrammar(regex_rules(order.text))
+        case GrammarSource.CHOICES:
+            return CompiledGrammar(choice_rules(json.loads(order.text)))
+        case GrammarSource.GBNF:
+            return CompiledGrammar(_of_client(order.text))
+        case GrammarSource.PARTS:
+            parts = {rule: unpacked(part) for rule, part in order.parts.items()}
+            return CompiledGrammar(composed(order.text, parts))
+
+
+def _of_client(gbnf: str) -> Rules:
+    rules = parse_gbnf(gbnf)
+    if names_tokens(rules):
+        raise InvalidRequest("Control tokens (<[...]>) cannot be named: write characters.")
+    return rules
+
+
+def regex_rules(pattern: str, limits: Limits | None = None) -> Rules:
+    """The grammar of texts that match the pattern as a whole, anchors or not.
+    Raises InvalidPattern, SchemaTooLarge."""
+    budget = Budget(limits or Limits())
+    grammar = GrammarBuilder(budget)
+    language = full_language(pattern, budget.limits)
+    automaton = build(language, budget) if language.is_extended else None
+    if language is NOTHING or (automaton is not None and automaton.is_empty):
+        raise InvalidSchema("", f"nothing matches the pattern {pattern[:80]!r}")
+    simple = language if automaton is None else to_expr(automaton)
+    if simple is not None:
+        return grammar.finish(grammar.define("text", simple))
+    assert automaton is not None
+    return grammar.finish(by_states(automaton, grammar, "text", Chars))
+
+
+def choice_rules(choices: list[str], limits: Limits | None = None) -> Rules:
+    """The grammar of these texts, word for word. Raises InvalidSchema if there are none, SchemaTooLarge."""
+    if not choices:
+        raise InvalidSchema("", "there must be at least one choice")
+    budget = Budget(limits or Limits())
+    budget.check("values", len(choices))
+    budget.spend("text", sum(map(len, choices)))
+    if (wrong := _SURROGATE.search("".join(choices))) is not None:
+        raise InvalidSchema("", f"there is no character {ord(wrong[0]):#x}")
+    grammar = GrammarBuilder(budget)
+    return grammar.finish(grammar.define("choice", alt(*(Text(c) for c in dict.fromkeys(choices)))))

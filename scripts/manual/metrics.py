@@ -10,8 +10,7 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.observe.ended import AnswerUse, Distribution, EndedCall, EndedRequest, RequestOrigin
-from openai_cpu_server.observe.engine_gauges import EngineGauges
-from openai_cpu_server.observe.gateway_gauges import GatewayGauges
+from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
 from openai_cpu_server.observe.watch import Watch
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from openai_cpu_server.answers.question import AnswerKey, AnswerScope, LastTurn
+from openai_cpu_server.answers.store import AnswerKey, AnswerScope, LastTurn
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison
-from openai_cpu_server.answers.question import AnswerKey
 from openai_cpu_server.answers.sqlite import SqliteAnswers
 from openai_cpu_server.answers.store import (
     AnswerEntry,
+    AnswerKey,
     AnswerStore,
     SimilarTurn,
     StoreBounds,

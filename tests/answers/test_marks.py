@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.answers.question import marks_of
+from openai_cpu_server.answers.store import marks_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from openai_cpu_server.answers.question import AnswerKey, LastTurn, exact_key, group_key, turn_key
+from openai_cpu_server.answers.store import AnswerKey, LastTurn, exact_key, group_key, turn_key
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 from tests.answers.questions import AROUND, ASKER, question, request
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import (
     EngineState,
@@ -21,7 +20,13 @@ from openai_cpu_server.contract.engine import (
     unavailable,
 )
 from openai_cpu_server.contract.messages import Finish, FinishReason, KVStats, TokenEvent
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import (
+    Adapter,
+    AdapterState,
+    AdapterStatus,
+    LoadedAdapter,
+    ModelInfo,
+)
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.engine.parts import OutputParts

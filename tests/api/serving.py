@@ -12,7 +12,7 @@ import httpx
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.api.files.rows import RowRunner
+from openai_cpu_server.api.files.batches import RowRunner
 from openai_cpu_server.contract.engine import Engine, EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.engine_client.client import EngineClient

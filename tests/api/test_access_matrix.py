@@ -18,7 +18,7 @@ from starlette.types import Message
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import Scope
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.access_table import NEEDED, OPEN, OPEN_TO_GATEWAYS, OTHERS, SOCKETS, with_an_end
 from tests.api.fake_engine import FakeEngine

@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.config.adapters import AdapterSource
-from openai_cpu_server.contract.adapter import Adapter
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.models.registry import ModelRegistry

@@ -17,7 +17,7 @@ from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import client, served

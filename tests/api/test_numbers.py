@@ -16,7 +16,7 @@ from openai_cpu_server.api.asking.sampling import sampling_of
 from openai_cpu_server.api.chat.body import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.files.batches import BatchBody
-from openai_cpu_server.api.generate.body import GenerateBatchBody, GenerateBody
+from openai_cpu_server.api.generate.routes import GenerateBatchBody, GenerateBody
 from openai_cpu_server.api.messages.body import CountBody, MessagesBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.api.responses.body import ResponsesBody

@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.http.offload import INLINE_BYTES, off_loop
+from openai_cpu_server.http.body import INLINE_BYTES, off_loop
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, served
 from tests.api.talking import MESSAGES, chat, error_of

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import Scope as KeyScope
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.access_table import NEEDED, SOCKETS
 from tests.api.fake_engine import FakeEngine

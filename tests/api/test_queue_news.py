@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
+from openai_cpu_server.api.asking.route import comment
 from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, LastNews, QueueNews, is_news
-from openai_cpu_server.api.asking.stream import comment
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import Exchange, exchange

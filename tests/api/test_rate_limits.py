@@ -21,7 +21,7 @@ from openai_cpu_server.http.keys import Allowance, Key
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.meter import Meter
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine

@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
 from openai_cpu_server.api.asking.renderer import GatheredAnswer
-from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.messages.render import MessagesRenderer, MessageStream, new_tool_use_id
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, InvalidRequest, ServerError

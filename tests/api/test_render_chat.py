@@ -9,7 +9,7 @@ import pytest
 
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import GatheredAnswer
-from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob

@@ -6,7 +6,7 @@ import json
 
 from openai_cpu_server.api.asking.call import Call, Prompt
 from openai_cpu_server.api.asking.renderer import GatheredAnswer
-from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.completions.render import CompletionRenderer
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.models.served import ShownPieces

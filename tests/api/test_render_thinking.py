@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from openai_cpu_server.api.asking.call import CallThinking, ToolCallStyle
-from openai_cpu_server.api.asking.cascade import judged
+from openai_cpu_server.api.asking.generation import judged
 from openai_cpu_server.api.asking.renderer import Usage
 from openai_cpu_server.api.asking.running import TimedEvent
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent

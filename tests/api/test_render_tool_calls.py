@@ -11,7 +11,7 @@ import pytest
 
 from openai_cpu_server.api.asking.call import Call, ToolCallStyle
 from openai_cpu_server.api.asking.renderer import GatheredAnswer, new_tool_call_id
-from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.contract.messages import FinishReason, TokenEvent
 from openai_cpu_server.errors import InvalidRequest

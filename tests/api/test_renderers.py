@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from openai_cpu_server.api.asking.renderer import Chunk, Renderer
+from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.asking.running import RunningCall
-from openai_cpu_server.api.asking.stream import events
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.http.context import Ticket

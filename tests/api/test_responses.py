@@ -19,7 +19,7 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine

@@ -21,7 +21,7 @@ from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
 from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch

@@ -22,7 +22,7 @@ from openai_cpu_server.errors import InvalidRequest, PromptTooLong, TooManyValue
 from openai_cpu_server.http.body import MOST_SMALL_BYTES
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.prompt.template import arguments_object
 from tests.api.fake_engine import FakeEngine

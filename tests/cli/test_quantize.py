@@ -23,14 +23,14 @@ import pytest
 
 from openai_cpu_server.cli.quantize.command import OutputFiles
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.file_types import (
+from openai_cpu_server.llama.gguf.header import (
     FILE_TYPES,
     FileType,
+    GgufHeader,
     file_type_name,
     file_type_named,
     is_copy,
 )
-from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.quantize import QuantizeOptions, plan
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.model.model import Model

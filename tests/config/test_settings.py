@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_cpu_server.config.environment import tune_engines
+from openai_cpu_server.config.folders import tune_engines
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.messages import EngineOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.gauges import EngineGauges
 from openai_cpu_server.observe.watch import Watch
 from tests.api.serving import new_engine
 from tests.deploy.dockerfile import ROOT

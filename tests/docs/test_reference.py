@@ -17,7 +17,7 @@ from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.http.errors import TABLE
 from openai_cpu_server.model_source.resolve import ALIASES
-from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.gauges import EngineGauges
 from openai_cpu_server.observe.watch import Watch
 from tests.api.serving import new_engine
 from tests.docs.markdown import DOCS

@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterState, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import AdapterLoaded, AdapterRefused, EngineOptions
+from openai_cpu_server.contract.model_info import Adapter, AdapterState, LoadedAdapter, RefusedAdapter
 from openai_cpu_server.engine_client.adapters import AdapterTable
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor

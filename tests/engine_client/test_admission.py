@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.embedding import EmbedRequest
+from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.engine_client.admission import RequestAdmission
 from openai_cpu_server.engine_client.culprits import LIMIT, CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests

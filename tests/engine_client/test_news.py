@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from openai_cpu_server.contract.adapter import Adapter, LoadedAdapter
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     Command,
@@ -17,6 +16,7 @@ from openai_cpu_server.contract.messages import (
     StepDone,
     StepFigures,
 )
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.step import StepTrace
 from openai_cpu_server.engine_client.culprits import CulpritLedger

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, EngineWants, GrantTurn, ShortenTurn, TurnBack
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.shared_cores import CoresPartner, SharedCores

@@ -16,7 +16,7 @@ import pytest
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, eventually, locked_api, new_engine, num_live, running

@@ -8,7 +8,7 @@ import threading
 import anyio
 import pytest
 
-from openai_cpu_server.http.offload import INLINE_BYTES, in_thread, off_loop
+from openai_cpu_server.http.body import INLINE_BYTES, in_thread, off_loop
 
 pytestmark = pytest.mark.anyio
 

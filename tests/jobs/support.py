@@ -13,8 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.records import BatchRecord
+from openai_cpu_server.jobs.records import BatchRecord, JobOptions
 from openai_cpu_server.jobs.run.rows import RowAnswer
 from openai_cpu_server.jobs.store.database import open_database
 

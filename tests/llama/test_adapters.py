@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
-from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.llama.backend import LlamaBackend

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.llama.sampling.truncation import Candidates, Truncation, above, nucleus, of_the_best
+from openai_cpu_server.llama.sampling.sampler import Candidates, Truncation, above, nucleus, of_the_best
 
 LOGIT = st.floats(-40, 40, width=32) | st.sampled_from([0.0, 1.0, -np.inf])
 LOGITS = hnp.arrays(np.float32, st.integers(1, 700), elements=LOGIT).filter(

@@ -23,8 +23,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, compile_grammar, grammar_tokenizer
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.sampler import Sampler
-from openai_cpu_server.llama.sampling.truncation import Candidates
+from openai_cpu_server.llama.sampling.sampler import Candidates, Sampler
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.llama.driver import GREEDY, execute_and_press
 from tests.structured.making import schema_to_lark

@@ -17,8 +17,7 @@ from openai_cpu_server.contract.step import Close, Drafted, Open, Sample, Save, 
 from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.sampler import Sampler
-from openai_cpu_server.llama.sampling.truncation import Candidates
+from openai_cpu_server.llama.sampling.sampler import Candidates, Sampler
 from openai_cpu_server.llama.slots import OpenSlot
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.fakes import SPECULATION

@@ -6,8 +6,7 @@ import gguf
 import pytest
 
 from openai_cpu_server.contract.model_info import ModelKind
-from openai_cpu_server.llama.gguf.file_types import model_kind
-from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_kind
 
 NONE, MEAN, LAST, RANK = 0, 1, 3, 4
 

@@ -10,8 +10,15 @@ import pytest
 
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.contract.step import Open
-from openai_cpu_server.llama.sampling.sampler import BadLogits, Sampler, draw, finite, score, uniform
-from openai_cpu_server.llama.sampling.truncation import Candidates
+from openai_cpu_server.llama.sampling.sampler import (
+    BadLogits,
+    Candidates,
+    Sampler,
+    draw,
+    finite,
+    score,
+    uniform,
+)
 
 SIZE = 1000
 END = frozenset({2, 10})

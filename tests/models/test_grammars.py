@@ -8,7 +8,7 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.grammars import ModelGrammars
-from openai_cpu_server.structured.maker import grammar_maker
+from openai_cpu_server.structured.compiler import grammar_maker
 
 
 def grammars(checked: list[str]) -> ModelGrammars:

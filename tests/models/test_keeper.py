@@ -12,8 +12,7 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoaded, ModelTooLarge
-from openai_cpu_server.models.keeper import RETRY_S, KeptModel, ModelKeeper
-from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed
+from openai_cpu_server.models.keeper import RETRY_S, KeptModel, MemoryBudget, MemoryNeed, ModelKeeper
 from tests.api.fake_engine import READY
 
 pytestmark = pytest.mark.anyio

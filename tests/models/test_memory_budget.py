@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_cpu_server.models.memory_budget import MemoryBudget, MemoryNeed, ResidentModel
+from openai_cpu_server.models.keeper import MemoryBudget, MemoryNeed, ResidentModel
 
 _MIB = 1024 * 1024
 

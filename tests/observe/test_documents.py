@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from openai_cpu_server.observe.engine_gauges import EngineGauges
+from openai_cpu_server.observe.gauges import EngineGauges
 from openai_cpu_server.observe.watch import Watch
 from tests.api.serving import new_engine
 

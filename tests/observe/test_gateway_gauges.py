@@ -13,7 +13,7 @@ from openai_cpu_server.contract.engine import Engine, EngineState, LiveRequest, 
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.observe.gateway_gauges import GatewayGauges
+from openai_cpu_server.observe.gauges import GatewayGauges
 from openai_cpu_server.observe.metrics import text_of
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.serving import eventually

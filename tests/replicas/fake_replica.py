@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 import anyio
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
 from openai_cpu_server.contract.messages import (
@@ -19,6 +18,7 @@ from openai_cpu_server.contract.messages import (
     Submit,
     TokenEvent,
 )
+from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.replicas.report import ReplicaLost

@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from openai_cpu_server.replicas.host.door import ReplicaDoor
+from openai_cpu_server.replicas.host.host import ReplicaDoor
 from tests.replicas.test_host import hosting
 
 

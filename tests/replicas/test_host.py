@@ -12,9 +12,9 @@ import anyio
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions, Submit
+from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.replicas.host.host import ReplicaHost

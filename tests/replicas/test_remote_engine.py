@@ -13,11 +13,10 @@ import anyio
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState
 from openai_cpu_server.contract.messages import CancelRequest, ClearCache, QueuePlace
-from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.contract.model_info import Adapter, ModelKind
 from openai_cpu_server.contract.replica import HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import (

@@ -14,10 +14,9 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.framing import LENGTH
 from openai_cpu_server.contract.messages import Submit
-from openai_cpu_server.replicas.host.door import ReplicaDoor
-from openai_cpu_server.replicas.host.host import ReplicaHost
+from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
+from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.remote.stream_link import StreamLink
 from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import (
     DoorAddress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.contract.step import Save, Span, Step, StepResult
-from openai_cpu_server.scheduler.learned_costs import LearnedCosts
+from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from tests.scheduler.driver import TokenCost
 
 

@@ -12,7 +12,7 @@ import openai_cpu_server
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.jobs.options import JobOptions
+from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.server.options import api_options, job_options
 from openai_cpu_server.server.run import serve
 

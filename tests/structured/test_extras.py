@@ -3,7 +3,7 @@
 import pytest
 
 from openai_cpu_server.structured import InvalidPattern, InvalidSchema
-from openai_cpu_server.structured.maker import ANY_OBJECT, choice_rules, regex_rules
+from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, regex_rules
 from tests.structured.making import check_rules, check_schema
 
 

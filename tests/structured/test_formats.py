@@ -17,7 +17,7 @@ import pydantic
 import pytest
 
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.scalars.formats import FORMATS, LIMITED
+from openai_cpu_server.structured.scalars.regex import FORMATS, LIMITED
 from tests.structured.making import check_schema, schema_to_lark
 from tests.structured.oracle import Sampler, check, compact
 

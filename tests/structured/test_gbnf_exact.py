@@ -6,8 +6,8 @@ import itertools
 
 from hypothesis import assume, given, settings
 
-from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
+from openai_cpu_server.structured.options import InvalidGrammar
 from tests.structured.gbnf_reference import LETTERS, Matcher, grammars, printed
 from tests.structured.making import check_gbnf
 

@@ -7,10 +7,10 @@ import tracemalloc
 
 import pytest
 
-from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.lark import conflicts
 from openai_cpu_server.structured.lark.plan import Share, TooMuch, Work
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
+from openai_cpu_server.structured.options import InvalidGrammar
 from tests.structured.making import check_gbnf
 
 CHAIN = range(1_500)

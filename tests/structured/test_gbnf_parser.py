@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf.parser import MOST_CHARACTERS, MOST_SYMBOLS, parse_gbnf
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
+from openai_cpu_server.structured.options import InvalidGrammar
 from tests.structured.making import check_gbnf
 
 GRAMMARS = {

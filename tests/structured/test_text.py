@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, compile_schema, regex_rules
 from openai_cpu_server.structured.gbnf.printer import gbnf_text, text_length
 from openai_cpu_server.structured.lark.translation import Translation, gbnf_to_lark
-from openai_cpu_server.structured.maker import ANY_OBJECT, choice_rules, regex_rules
 from tests.structured.making import schema_to_gbnf
 from tests.tiny_model import tiny_model_path
 

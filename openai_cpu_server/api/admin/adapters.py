@@ -12,14 +12,13 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.parts import FindAdapter, ServerParts
 from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
-from openai_cpu_server.contract.adapter import Adapter, AdapterStatus
+from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
 from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, InvalidRequest
-from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.body import in_thread, off_loop, small_body
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
-from openai_cpu_server.http.offload import in_thread, off_loop
 from openai_cpu_server.http.parse import Body, parse
-from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel

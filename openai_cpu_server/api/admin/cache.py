@@ -17,8 +17,8 @@ from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import EngineUnavailable, InvalidRequest
+from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
-from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel

@@ -15,14 +15,12 @@ from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.context import context_of
-from openai_cpu_server.http.errors import ErrorBody, error_object
+from openai_cpu_server.http.errors import ErrorBody, error_object, json_response
 from openai_cpu_server.http.keys import GATEWAY_METRICS, GATEWAYS, PROBES, Scope
-from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.observe.engine_gauges import EngineGauges
-from openai_cpu_server.observe.gateway_gauges import GatewayGauges
+from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
 from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics, text_of
 
 

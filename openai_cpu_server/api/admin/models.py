@@ -15,8 +15,8 @@ from openai_cpu_server.api.parts import ModelKeeping, ServerParts
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import InvalidRequest, ServerError
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
-from openai_cpu_server.http.replies import json_response as json_response
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ChosenModel, ModelRegistry
 from openai_cpu_server.models.routing.router import ModelRouter

@@ -13,8 +13,8 @@ from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.errors import RequestNotFound
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import INFERENCE, Identity
-from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 

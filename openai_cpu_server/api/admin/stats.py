@@ -9,8 +9,8 @@ from starlette.responses import Response
 from openai_cpu_server.api.admin.cache import cache_stats, held_by
 from openai_cpu_server.api.admin.health import QueueSizes, queue_sizes
 from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import METRICS
-from openai_cpu_server.http.replies import json_response
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.ended import Distribution

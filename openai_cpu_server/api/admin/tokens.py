@@ -16,10 +16,9 @@ from openai_cpu_server.api.chat.body import Messages, checked_messages
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.keys import WORK
-from openai_cpu_server.http.offload import in_thread, off_loop
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.json_size import MOST_TOKENS

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.errors import Forbidden, InvalidRequest
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.responses import storable

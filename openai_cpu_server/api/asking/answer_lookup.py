@@ -14,8 +14,7 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison, is_good
-from openai_cpu_server.answers.question import AnswerKey, AnswerScope, LastTurn
-from openai_cpu_server.answers.store import StoreSize, direction
+from openai_cpu_server.answers.store import AnswerKey, AnswerScope, LastTurn, StoreSize, direction
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.running import AnswerRecorder, ReplayedGeneration, TimedEvent
 from openai_cpu_server.contract.figures import Figures, added_up

@@ -9,8 +9,13 @@ import msgspec
 import pydantic_core
 
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedForm, AskedTexts, missing, wrong
-from openai_cpu_server.api.asking.body import GenerationBody, SharedBody
-from openai_cpu_server.api.asking.fields import JsonObject, ResponseFormat, StructuredOutputs
+from openai_cpu_server.api.asking.body import (
+    GenerationBody,
+    JsonObject,
+    ResponseFormat,
+    SharedBody,
+    StructuredOutputs,
+)
 from openai_cpu_server.api.asking.sampling import sampling_of
 from openai_cpu_server.json_size import check_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars

@@ -1,31 +1,23 @@
-"""The fields that bodies of several families have, under the names that APIs have given to them."""
+"""The fields that bodies of several families have, with their types, by the names that APIs have given to
+them."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.fields import (
-    Bias,
-    Budget,
-    Choices,
-    Count,
-    JsonObject,
-    Penalty,
-    RepeatPenalty,
-    ResponseFormat,
-    SchemaOrText,
-    Seconds,
-    Seed,
-    Several,
-    Share,
-    Stop,
-    StructuredOutputs,
-    Temperature,
-    TopK,
-    TypicalP,
+from openai_cpu_server.contract.request import (
+    COLDEST,
+    COUNT,
+    LOGIT_BIAS,
+    REPEAT_PENALTY,
+    SHARE,
+    SMALLEST,
+    TEMPERATURE,
+    TYPICAL_P,
+    USAGE_PENALTY,
 )
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import (
@@ -36,6 +28,169 @@ from openai_cpu_server.http.unheeded import (
     Hints,
     Refusals,
 )
+
+
+def _text_or_list(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<list>" if isinstance(value, list) else None
+
+
+def text_or_object(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<object>" if isinstance(value, dict) else None
+
+
+def _prompt_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    if not isinstance(value, list):
+        return None
+    if not value or isinstance(value[0], str):
+        return "<texts>"
+    return "<token lists>" if isinstance(value[0], list) else "<tokens>"
+
+
+TEXT_OR_LIST = Discriminator(
+    _text_or_list,
+    custom_error_type="text_or_list",
+    custom_error_message="Input should be a string or an array",
+)
+
+PROMPT_KIND = Discriminator(
+    _prompt_kind,
+    custom_error_type="prompt_kind",
+    custom_error_message="Input should be a string, a list of strings, a list of token ids, "
+    "or a list of lists of token ids",
+)
+
+DOCUMENT_KIND = Discriminator(
+    text_or_object,
+    custom_error_type="text_or_object",
+    custom_error_message="Input should be a string, or an object with 'text'",
+)
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+
+MAX_STOPS = 64
+"""Four times what most services take: editors that complete code send more than 16."""
+Stop = Annotated[
+    Union[
+        Annotated[NonEmpty, Tag("<text>")],
+        Annotated[list[NonEmpty], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<list>")],
+    ],
+    TEXT_OR_LIST,
+]
+
+Prompt = Annotated[
+    Union[
+        Annotated[str, Tag("<text>")],
+        Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("<texts>")],
+        Annotated[Tokens, Tag("<tokens>")],
+        Annotated[list[Tokens], Field(min_length=1, fail_fast=True), Tag("<token lists>")],
+    ],
+    PROMPT_KIND,
+]
+
+MAX_TOOLS = 128
+"""OpenAI's limit."""
+_VISION = "this model has no vision and cannot see images"
+_HEARING = "this model cannot hear audio"
+_FILES = "this model cannot read files; send their text"
+LACKS = {
+    "image_url": _VISION,
+    "image": _VISION,
+    "input_image": _VISION,
+    "video_url": "this model has no vision and cannot see videos",
+    "input_audio": _HEARING,
+    "audio": _HEARING,
+    "audio_url": _HEARING,
+    "file": _FILES,
+    "input_file": _FILES,
+    "document": _FILES,
+}
+"""What a model of text lacks for parts of other types."""
+
+
+_LONGEST_S = 1e9
+"""Some thirty years: clients that want no limit write such numbers. Clocks and timers take it."""
+
+
+_TOO_MANY = COUNT.most + 1
+
+
+def _no_dust(number: float) -> float:
+    return 0.0 if abs(number) < SMALLEST else number
+
+
+def _typical(number: float) -> float:
+    return max(number, TYPICAL_P.least)
+
+
+def _greedy(temperature: float) -> float:
+    return 0.0 if temperature < COLDEST else temperature
+
+
+Temperature = Annotated[float, Field(ge=TEMPERATURE.least, le=TEMPERATURE.most), AfterValidator(_greedy)]
+Share = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
+TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), AfterValidator(_typical)]
+RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
+Penalty = Annotated[float, Field(ge=USAGE_PENALTY.least, le=USAGE_PENALTY.most), AfterValidator(_no_dust)]
+Bias = Annotated[float, Field(ge=LOGIT_BIAS.least, le=LOGIT_BIAS.most)]
+Seconds = Annotated[float, Field(ge=0.001, le=_LONGEST_S)]
+
+TopK = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
+"""0 and -1: all."""
+Count = Annotated[int, Field(ge=COUNT.least, lt=_TOO_MANY)]
+"""None at least."""
+Several = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
+"""One at least."""
+Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
+"""Tokens; -1: any number, as llama-server has it."""
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
+Seed = int
+"""Any: it is folded into 63 bits."""
+
+
+JsonObject = dict[str, JsonValue]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+SchemaOrText = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[JsonObject, Tag("<object>")]],
+    Discriminator(
+        text_or_object,
+        custom_error_type="text_or_object",
+        custom_error_message="Input should be a JSON Schema, as an object or as text",
+    ),
+]
+Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+
+
+class JsonSchemaFormat(Body):
+    name: Name
+    description: str | None = None
+    """For people; the model does not see it."""
+    strict: bool | None = None
+    json_schema: Annotated[JsonObject, Field(alias="schema")]
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's: exactly one of them."""
+
+    json_schema: Annotated[SchemaOrText | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 

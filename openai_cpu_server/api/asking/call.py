@@ -9,7 +9,7 @@ from pathlib import PurePath
 import msgspec
 
 from openai_cpu_server import __version__
-from openai_cpu_server.answers.question import LastTurn
+from openai_cpu_server.answers.store import LastTurn
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, OutputMarks, OutputPart, Priority

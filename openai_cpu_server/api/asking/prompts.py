@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
-from openai_cpu_server.answers.question import LastTurn
+from openai_cpu_server.answers.store import LastTurn
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedTexts, wrong
 from openai_cpu_server.api.asking.call import Prompt, fingerprint
 from openai_cpu_server.api.asking.output import ToolPlan

@@ -8,13 +8,14 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.body import GenerationBody, ReasoningBody
-from openai_cpu_server.api.asking.fields import (
+from openai_cpu_server.api.asking.body import (
     LACKS,
     MAX_TOOLS,
     TEXT_OR_LIST,
+    GenerationBody,
     JsonObject,
     Name,
+    ReasoningBody,
     Several,
     TopLogprobs,
 )

@@ -1,12 +1,34 @@
-"""The routes of chat completions."""
+"""`/v1/chat/completions`: the `Ask` that a body becomes, and its routes."""
 
 from __future__ import annotations
 
 from functools import partial
 
+import msgspec
+
+from openai_cpu_server.api.asking.as_ask import generation_ask
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedFunction,
+    AskedLimit,
+    AskedMessage,
+    AskedTools,
+    ToolUse,
+    wrong,
+)
+from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute, InputTokens
-from openai_cpu_server.api.chat.as_ask import chat_ask
-from openai_cpu_server.api.chat.body import ChatBody
+from openai_cpu_server.api.asking.thinking import thinking_of
+from openai_cpu_server.api.chat.body import (
+    AllowedChoice,
+    ChatBody,
+    Function,
+    FunctionName,
+    LegacyFunction,
+    NamedTool,
+    checked_messages,
+)
 from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.socket import ChatExchange
 from openai_cpu_server.api.parts import ServerParts
@@ -14,6 +36,96 @@ from openai_cpu_server.http.clients import SUBPROTOCOL
 from openai_cpu_server.http.keys import CALLS, INFERENCE, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
 from openai_cpu_server.http.sockets import SocketServer
+
+
+def chat_ask(body: ChatBody) -> Ask:
+    """Raises InvalidRequest for what contradicts itself."""
+    messages = [AskedMessage(fields) for fields in checked_messages(body.messages)]
+    ask = generation_ask(body, AskedConversation(messages, "messages"), id_prefix="chatcmpl-")
+    return msgspec.structs.replace(
+        ask,
+        logprobs=_logprobs(body),
+        tools=_tools(body),
+        thinking=thinking_of(body),
+        max_tokens=_max_tokens(body),
+    )
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs is not None:
+        message = "'top_logprobs' is only allowed together with 'logprobs'."
+        raise wrong(message, "top_logprobs")
+    return None
+
+
+def _max_tokens(body: ChatBody) -> AskedLimit | None:
+    """`max_completion_tokens`, or `max_tokens`, its older name."""
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is not None and old is not None and new != old:
+        message = "'max_tokens' and 'max_completion_tokens' name the same limit but differ; give one of them."
+        raise wrong(message, "max_tokens")
+    if new is not None:
+        return AskedLimit(new, "max_completion_tokens")
+    return None if old is None else AskedLimit(old, "max_tokens")
+
+
+def _tools(body: ChatBody) -> AskedTools | None:
+    if body.functions:
+        return _legacy_tools(body, body.functions)
+    check_no_choice(body.function_call, without="functions", path="function_call")
+    if not body.tools:
+        check_no_choice(body.tool_choice, without="tools", path="tool_choice")
+        return None
+    functions = [_asked(tool.function, f"tools[{index}].function") for index, tool in enumerate(body.tools)]
+    use, chosen = _choice(body)
+    several = body.parallel_tool_calls is not False
+    return AskedTools(functions=tuple(functions), use=use, chosen=chosen, several=several)
+
+
+def _choice(body: ChatBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
+    match body.tool_choice:
+        case None:
+            return ToolUse.AUTO, None
+        case "none":
+            return None, None
+        case NamedTool(function=FunctionName(name=name)):
+            return ToolUse.NAMED, (name,)
+        case AllowedChoice(allowed_tools=allowed):
+            return ToolUse(allowed.mode), tuple(tool.function.name for tool in allowed.tools)
+        case mode:
+            return ToolUse(mode), None
+
+
+def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> AskedTools:
+    for name in ("tools", "tool_choice", "parallel_tool_calls"):
+        if getattr(body, name) is not None:
+            message = f"'{name}' and 'functions' cannot be combined; 'functions' is deprecated."
+            raise wrong(message, "functions")
+    chosen = (body.function_call.name,) if isinstance(body.function_call, FunctionName) else None
+    use = None if body.function_call == "none" else ToolUse.AUTO
+    return AskedTools(
+        functions=tuple(_asked(each, f"functions[{index}]") for index, each in enumerate(functions)),
+        use=use if chosen is None else ToolUse.NAMED,
+        chosen=chosen,
+        several=False,
+        path="functions",
+        choice_path="function_call",
+        is_legacy=True,
+    )
+
+
+def _asked(function: LegacyFunction, path: str) -> AskedFunction:
+    return AskedFunction(
+        function.name,
+        path,
+        f"{path}.parameters",
+        description=function.description,
+        parameters=function.parameters,
+        is_strict=isinstance(function, Function) and bool(function.strict),
+    )
+
 
 CHAT = Family(BodyReader(ChatBody, chat_ask), ChatRenderer())
 

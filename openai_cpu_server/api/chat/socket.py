@@ -10,15 +10,14 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.cascade import CascadeAttempt
+from openai_cpu_server.api.asking.generation import CascadeAttempt
 from openai_cpu_server.api.asking.route import GenerationRoute
 from openai_cpu_server.api.asking.running import RunningCall
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestNotFound, Unauthorized
-from openai_cpu_server.http.body import BodyQuota
+from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, Ticket
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of, headers_of
-from openai_cpu_server.http.offload import off_loop
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import MOST_TOKENS, check_size
 

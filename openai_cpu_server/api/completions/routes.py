@@ -10,8 +10,7 @@ from pydantic import Field
 
 from openai_cpu_server.api.asking.as_ask import generation_ask
 from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
-from openai_cpu_server.api.asking.body import GenerationBody
-from openai_cpu_server.api.asking.fields import Count, Prompt, Several
+from openai_cpu_server.api.asking.body import Count, GenerationBody, Prompt, Several
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.parts import ServerParts

@@ -15,9 +15,9 @@ from openai_cpu_server.api.files.batches import ExpiresAfter
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, UPLOADS
 from openai_cpu_server.http.parse import parse
-from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import FilePurpose, FileRecord, StoredAmount

@@ -1,16 +1,255 @@
-"""The routes of `/generate` and its kin."""
+"""`/generate`, `/v1/generate` and `/v1/generate/batch`: their bodies, the `Ask` of one, and their routes."""
 
 from __future__ import annotations
 
-from openai_cpu_server.api.admin.models import ModelCard
-from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.generate.batch import GenerateBatchRoute, ModelInfoRoute
-from openai_cpu_server.api.generate.body import GenerateBatchBody, GenerateBody, generate_ask
-from openai_cpu_server.api.generate.render import Generated, GeneratedBatch, GenerateRenderer
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
+
+import anyio
+import msgspec
+from pydantic import AfterValidator, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.admin.models import ModelCard, model_card
+from openai_cpu_server.api.asking.as_ask import any_object, generation_ask
+from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts, wrong
+from openai_cpu_server.api.asking.body import GenerationBody, JsonObject, Several
+from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute, while_connected
+from openai_cpu_server.api.generate.render import (
+    Generated,
+    GeneratedBatch,
+    GenerateRenderer,
+    answered,
+    batch_bytes,
+    refused,
+)
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.http.errors import CLIENT_GONE
+from openai_cpu_server.errors import BodyTooLarge, InvalidRequest
+from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.http.context import EndedRequests, RequestContext, context_of, served
+from openai_cpu_server.http.errors import CLIENT_GONE, error_object, failure_of, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE
+from openai_cpu_server.http.limits import RateLimits
+from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import Ignored, parse, parse_fields
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.models.registry import ModelRegistry
+
+MAX_ITEMS = 1024
+"""As many as one call of another family may have sequences, by default."""
+_OLD_NAMES = {"high": "interactive", "normal": "interactive", "low": "batch"}
+
+
+def _present_name(priority: str) -> str:
+    return _OLD_NAMES.get(priority, priority)
+
+
+PriorityName = Annotated[
+    Literal["interactive", "batch", "high", "normal", "low"], AfterValidator(_present_name)
+]
+
+
+class GenerateFields(GenerationBody):
+    """What these bodies have beside the common fields, prompts aside."""
+
+    max_tokens: Several | None = None
+    format: Literal["text", "json"] | None = None
+    """With a `json_schema` it is JSON anyway."""
+    raw: bool | None = None
+    """The prompt is a text to continue; else it is what a user says, if the model can chat."""
+    priority: PriorityName | None = None
+
+
+class GenerateBody(GenerateFields):
+    prompt: Annotated[str, Field(min_length=1)]
+
+
+class GenerateBatchBody(GenerateFields):
+    """Exactly one of the lists; all else is for every request that does not have it itself."""
+
+    prompts: Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)] | None = None
+    requests: (
+        Annotated[list[JsonObject], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)] | None
+    ) = None
+
+
+def generate_ask(body: GenerateBody) -> Ask:
+    """Raises InvalidRequest for what contradicts itself."""
+    if (body.n or 1) > 1:
+        raise wrong("'n' above 1 is not possible here: an answer has one text.", "n")
+    ask = generation_ask(body, AskedTexts([body.prompt], is_said=not body.raw), id_prefix="gen-")
+    return msgspec.structs.replace(
+        ask,
+        form=_form(body, ask.form),
+        is_json=body.format == "json" or _names_schema(body),
+        max_tokens=None if body.max_tokens is None else AskedLimit(body.max_tokens, "max_tokens"),
+    )
+
+
+def _form(body: GenerateBody, given: AskedForm | None) -> AskedForm | None:
+    """What `format` stands for, where nothing more exact is said."""
+    if body.format == "text" and _names_schema(body):
+        raise wrong("'format' is 'text', but a JSON schema is given.", "format")
+    if body.format != "json" or _names_schema(body):
+        return given
+    if given is not None:
+        message = f"'format' and '{given.path}' cannot be combined: ask for one structure."
+        raise wrong(message, given.path)
+    return any_object("format")
+
+
+def _names_schema(body: GenerateBody) -> bool:
+    wanted = body.response_format
+    other = wanted is not None and wanted.type != "text"
+    return body.json_schema is not None or body.guided_json is not None or other
+
+
+_AT_ONCE = 64
+"""So many requests of a batch are served at once, as of a WebSocket: the queue is not for one client."""
+_ITEM_PATH = "/v1/generate"
+
+
+class PromptBatch(NamedTuple):
+    """The requests of one body."""
+
+    shared: Mapping[str, object]
+    items: Sequence[Mapping[str, object]]
+    ignored: Ignored
+    size: int
+    """As many bytes as all of it has."""
+    shared_size: int
+
+    def ask(self, reader: BodyReader[GenerateBody], index: int, *, lenient: bool) -> Ask:
+        """What the request at this index asks for, as if it had come alone. Raises InvalidRequest."""
+        fields = {**self.shared, **self.items[index]}
+        if fields.get("stream") is True:
+            raise _no_stream()
+        size = self.shared_size + len(str(self.items[index].get("prompt", "")))
+        return reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
+
+
+class GenerateBatchRoute:
+    """`POST /v1/generate/batch`: each request goes its own way, with its own limits and its own end."""
+
+    def __init__(
+        self,
+        one: GenerationRoute,
+        reader: BodyReader[GenerateBody],
+        service: GenerationService,
+        *,
+        limits: RateLimits,
+        endings: EndedRequests,
+        options: ApiOptions,
+    ) -> None:
+        self.one = one
+        self.reader = reader
+        self.service = service
+        self.limits = limits
+        self.endings = endings
+        self.options = options
+
+    async def create(self, request: Request) -> Response:
+        data = await unkept_body(request)
+        reading = partial(_batch, data, lenient=self.options.lenient, max_bytes=self.options.max_body_bytes)
+        batch = await off_loop(len(data), reading)
+        del data
+        work = _Work(self, context_of(request.scope), batch)
+        await while_connected(request.receive, work.run)
+        return Response(
+            batch_bytes(work.results, work.num_failed),
+            media_type="application/json",
+            headers=batch.ignored.headers,
+        )
+
+
+class _Work:
+    """A batch while it runs. When its client leaves, it is cancelled, and all of its requests with it."""
+
+    def __init__(self, shared: GenerateBatchRoute, outer: RequestContext, batch: PromptBatch) -> None:
+        self._shared = shared
+        self._outer = outer
+        self._batch = batch
+        self.results = [b""] * len(batch.items)
+        self.num_failed = 0
+
+    async def run(self) -> None:
+        """Serves no more at once than the key may have."""
+        key = self._outer.identity.key
+        most = (key and key.allowance.concurrent) or _AT_ONCE
+        waiting = iter(range(len(self._batch.items)))
+
+        async def in_turn() -> None:
+            for index in waiting:
+                self.results[index] = await self._result(index)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(min(_AT_ONCE, most, len(self._batch.items))):
+                group.start_soon(in_turn)
+
+    async def _result(self, index: int) -> bytes:
+        """Requests count and are logged one by one; their time began when the batch came in."""
+        outer = self._outer.ticket
+        ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
+        ticket.started_s, ticket.client = outer.started_s, self._outer.identity.holder
+        answer = b""
+        async with served(ticket, self._shared.endings.end) as request:
+            ticket.priority = self._outer.sender.announced_priority()
+            lease = self._shared.limits.lease(self._outer.identity.key)
+            sender, timeout_s = self._outer.sender, self._outer.timeout_s
+            context = RequestContext(ticket, sender, lease, timeout_s=timeout_s)
+            await request.hold(context)
+            answer = await self._answer(index, context)
+        if request.error is None:
+            return answered(answer)
+        self.num_failed += 1
+        return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
+
+    async def _answer(self, index: int, context: RequestContext) -> bytes:
+        """Raises as `GenerationService.begin`, and what the call failed with."""
+        shared, batch = self._shared, self._batch
+        reading = partial(batch.ask, shared.reader, index, lenient=shared.options.lenient)
+        ask = await off_loop(batch.size, reading)
+        return await shared.one.whole(await shared.service.begin(ask, context))
+
+
+def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> PromptBatch:
+    """Raises InvalidRequest; BodyTooLarge, for what all share must not make much work of few bytes."""
+    body, ignored = parse(GenerateBatchBody, data, lenient=lenient)
+    if (body.prompts is None) == (body.requests is None):
+        message = "Give exactly one of 'prompts' and 'requests'."
+        raise InvalidRequest(message, param="prompts", code="invalid_value")
+    if body.stream:
+        raise _no_stream()
+    lists = {"prompts", "requests"}
+    shared = body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=lists)
+    items: Sequence[Mapping[str, object]] = (
+        body.requests if body.prompts is None else [{"prompt": prompt} for prompt in body.prompts]
+    ) or ()
+    shared_size = len(json.dumps(shared))
+    if shared_size * len(items) > max_bytes:
+        raise BodyTooLarge(max_bytes)
+    return PromptBatch(shared, items, ignored, len(data), shared_size)
+
+
+def _no_stream() -> InvalidRequest:
+    message = "'stream' is not possible in a batch."
+    return InvalidRequest(message, param="stream", code="unsupported_value")
+
+
+class ModelInfoRoute:
+    """`GET /v1/model/info`, for a server that had one model."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    async def info(self, request: Request) -> Response:
+        name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
+        return json_response(model_card(self._models.choose(name, allowed)))
+
 
 GENERATE = Family(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
 

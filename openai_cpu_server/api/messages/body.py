@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag, model_val
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.fields import (
+from openai_cpu_server.api.asking.body import (
     TEXT_OR_LIST,
     JsonObject,
     NonEmpty,

@@ -7,8 +7,14 @@ import msgspec
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute
 from openai_cpu_server.api.messages.as_ask import messages_ask, prompt_ask
 from openai_cpu_server.api.messages.body import CountBody, MessagesBody
-from openai_cpu_server.api.messages.errors import COUNT_TOKENS, MESSAGES, SHAPE, MessagesError
-from openai_cpu_server.api.messages.render import AnswerMessage, MessagesRenderer
+from openai_cpu_server.api.messages.render import (
+    COUNT_TOKENS,
+    MESSAGES,
+    SHAPE,
+    AnswerMessage,
+    MessagesError,
+    MessagesRenderer,
+)
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.http.keys import CALLS, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow

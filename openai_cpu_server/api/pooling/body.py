@@ -11,8 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, Tag
 
-from openai_cpu_server.api.asking.body import Tier
-from openai_cpu_server.api.asking.fields import DOCUMENT_KIND, PROMPT_KIND, NonEmpty, Seconds, Several, Tokens
+from openai_cpu_server.api.asking.body import (
+    DOCUMENT_KIND,
+    PROMPT_KIND,
+    NonEmpty,
+    Seconds,
+    Several,
+    Tier,
+    Tokens,
+)
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import Embedding, Engine, Generation
 from openai_cpu_server.contract.figures import Figures

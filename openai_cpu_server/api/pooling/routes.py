@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.asking.ask import LONG_BODY
 from openai_cpu_server.api.asking.call import ModelContext
+from openai_cpu_server.api.asking.route import while_connected
 from openai_cpu_server.api.asking.running import limit_time
-from openai_cpu_server.api.asking.stream import while_connected
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.pooling.body import (
     EmbeddingBody,
@@ -32,10 +32,9 @@ from openai_cpu_server.api.pooling.render import EmbeddingList, Reranked
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
-from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, Sender, Ticket, context_of
 from openai_cpu_server.http.keys import CALLS
-from openai_cpu_server.http.offload import in_thread, off_loop
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow

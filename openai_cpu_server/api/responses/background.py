@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import anyio
 
 from openai_cpu_server.api.asking.renderer import Chunk
-from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.responses.making import RunningResponse
 from openai_cpu_server.api.responses.objects import ResponseObject
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace

@@ -7,15 +7,16 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.body import AdapterName, SharedBody
-from openai_cpu_server.api.asking.fields import (
+from openai_cpu_server.api.asking.body import (
     LACKS,
     MAX_TOOLS,
     TEXT_OR_LIST,
+    AdapterName,
     Budget,
     JsonObject,
     Name,
     Several,
+    SharedBody,
     TopLogprobs,
 )
 from openai_cpu_server.http.parse import Body

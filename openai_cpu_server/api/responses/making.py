@@ -13,8 +13,7 @@ import msgspec
 
 from openai_cpu_server.api.asking.ask import EarlierAnswer
 from openai_cpu_server.api.asking.call import fingerprint
-from openai_cpu_server.api.asking.cascade import UNWATCHED, CascadeAttempt
-from openai_cpu_server.api.asking.generation import GenerationService
+from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
 from openai_cpu_server.api.asking.renderer import Chunk
 from openai_cpu_server.api.asking.running import RunningCall, Said
 from openai_cpu_server.api.responses.conversation import SourcedItem
@@ -22,9 +21,9 @@ from openai_cpu_server.api.responses.objects import Item, ResponseObject, new_re
 from openai_cpu_server.api.responses.stream import ResponseStream, encoded
 from openai_cpu_server.api.responses.turns import AskedResponse, LastResponse
 from openai_cpu_server.errors import JobsUnavailable
+from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import RequestContext
 from openai_cpu_server.http.errors import error_object
-from openai_cpu_server.http.offload import off_loop
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.records import ItemRecord, ResponseRecord, ResponseStatus
 from openai_cpu_server.jobs.responses import KeptResponses

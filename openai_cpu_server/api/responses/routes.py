@@ -8,10 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.cascade import CascadeAttempt
+from openai_cpu_server.api.asking.generation import CascadeAttempt
 from openai_cpu_server.api.asking.resolve import prompt_tokens
-from openai_cpu_server.api.asking.route import InputTokens, input_tokens
-from openai_cpu_server.api.asking.stream import EventStream, while_connected
+from openai_cpu_server.api.asking.route import EventStream, InputTokens, input_tokens, while_connected
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
@@ -22,13 +21,12 @@ from openai_cpu_server.api.responses.stored import StoredResponses, logged_strea
 from openai_cpu_server.api.responses.stream import encoded
 from openai_cpu_server.api.responses.turns import AskedResponse, ResponseReader
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
-from openai_cpu_server.http.body import unkept_body
+from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
+from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
-from openai_cpu_server.http.offload import in_thread, off_loop
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
-from openai_cpu_server.http.replies import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs.records import ResponseStatus

@@ -16,10 +16,9 @@ from openai_cpu_server.api.responses.making import ResponseMaker, RunningRespons
 from openai_cpu_server.api.responses.turns import LastResponse, ResponseReader
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import BodiesFull, BodyTooLarge, InvalidRequest, RequestsLimited
-from openai_cpu_server.http.body import BodyQuota
+from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, ServedRequest, Ticket
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
-from openai_cpu_server.http.offload import off_loop
 from openai_cpu_server.http.sockets import OpenSocket, too_many
 from openai_cpu_server.json_size import check_size
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.stream import events
+from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.responses.background import Background
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
@@ -26,11 +26,10 @@ from openai_cpu_server.api.responses.objects import (
 from openai_cpu_server.api.responses.stream import EventNumbers, encoded
 from openai_cpu_server.api.responses.turns import NO_DATABASE
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import context_of
-from openai_cpu_server.http.errors import ErrorBody, ErrorObject
-from openai_cpu_server.http.offload import off_loop
+from openai_cpu_server.http.errors import ErrorBody, ErrorObject, json_response, page_of
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.replies import json_response, page_of
 from openai_cpu_server.jobs.records import ResponseRecord, ResponseStatus
 from openai_cpu_server.jobs.responses import KeptResponses
 

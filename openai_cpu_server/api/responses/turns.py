@@ -19,8 +19,8 @@ from openai_cpu_server.api.responses.conversation import (
 )
 from openai_cpu_server.api.responses.objects import Item, decoded
 from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
+from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.keys import Identity
-from openai_cpu_server.http.offload import off_loop
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.jobs.records import ChainedResponse, ResponseStatus, StorageLimits, StoredAmount

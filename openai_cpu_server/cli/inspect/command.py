@@ -1,4 +1,4 @@
-"""Runs the command: from a model's name to a report."""
+"""`openai-cpu-server inspect`: what a model file is and costs, told as a table or JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from openai_cpu_server.cli.inspect.facts import FileFacts, read_facts, read_template, template_source
-from openai_cpu_server.cli.inspect.machine import MeasuredCurve, best_known, measure, predicted, read_memory
-from openai_cpu_server.cli.inspect.report import InspectReport, text
-from openai_cpu_server.cli.plain_text import show
+from openai_cpu_server.cli.inspect.facts import (
+    FileFacts,
+    ModelShape,
+    TemplateFacts,
+    TokenizerFacts,
+    read_facts,
+    read_template,
+    template_source,
+)
+from openai_cpu_server.cli.inspect.machine import (
+    MeasuredCurve,
+    MemoryFacts,
+    SpeedFacts,
+    best_known,
+    measure,
+    predicted,
+    read_memory,
+)
+from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, show
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -25,13 +40,237 @@ from openai_cpu_server.llama.measure.measurements import Profile, load_profile
 from openai_cpu_server.model_source import local_model
 
 
+class InspectReport(msgspec.Struct, frozen=True):
+    """All facts about the model; `--json` prints them as they are."""
+
+    model: FileFacts
+    chat_template: TemplateFacts | None
+    memory: MemoryFacts | None
+    """What fits; None: the file is no model that generates text."""
+    profile: Profile | None
+    """The settings that `tune` found for this model on this machine."""
+    speed: SpeedFacts | None
+    """The predicted speed; None: it was not measured on this machine."""
+
+
+def text(report: InspectReport, asked: str) -> str:
+    """The report as text. `asked` is the model's name as the user wrote it."""
+    sections = [_about(report), _mixture(report.model)]
+    if report.model.tokenizer is not None:
+        sections.append(_special(report.model.tokenizer))
+    if report.memory is not None:
+        sections += [_memory(report.memory), _speed(report.speed), _tuning(report.profile, asked)]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _about(report: InspectReport) -> str:
+    facts = report.model
+    rows = [
+        ("name", harmless(facts.name or "-")),
+        ("file", f"{facts.path}{_parts(facts.files)}, {bytes_text(facts.file_bytes)}"),
+        ("content", "" if facts.generates_text else _content(facts)),
+        ("architecture", _architecture(facts)),
+        ("parameters", _parameters(facts)),
+        ("quantisation", _quantisation(facts)),
+        ("license", harmless(facts.license or "")),
+        ("context", _context(facts.shape, report.memory)),
+        ("positions", _positions(facts.shape)),
+        ("attention", _attention(facts.shape)),
+        ("tokenizer", _tokenizer(facts.tokenizer)),
+        ("chat template", _template(report.chat_template) if facts.tokenizer is not None else ""),
+    ]
+    return "\n".join(f"{what:<15}{said}" for what, said in rows if said)
+
+
+def _parts(count: int) -> str:
+    return "" if count == 1 else f" and {count - 1} more"
+
+
+def _content(facts: FileFacts) -> str:
+    if facts.content == "model":
+        return "no model that generates text"
+    return f"{harmless(facts.content)}, not a model"
+
+
+def _architecture(facts: FileFacts) -> str:
+    shape = facts.shape
+    parts = [
+        harmless(facts.architecture),
+        f"{shape.layers} layers" if shape.layers else "",
+        f"width {shape.width:,}" if shape.width else "",
+        f"{shape.heads} heads" if shape.heads else "",
+        f"{shape.kv_heads} for keys and values" if shape.kv_heads else "",
+        f"{shape.experts} experts, {shape.experts_used or shape.experts} at work" if shape.experts else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _parameters(facts: FileFacts) -> str:
+    weights = facts.weights
+    if weights.active_parameters == weights.parameters:
+        return count_text(weights.parameters)
+    return f"{count_text(weights.parameters)}, of which {count_text(weights.active_parameters)} for a token"
+
+
+def _quantisation(facts: FileFacts) -> str:
+    name = facts.weights.file_type
+    return f"{name + ', ' if name else ''}{facts.weights.bits_per_weight:.2f} bits per weight"
+
+
+def _context(shape: ModelShape, memory: MemoryFacts | None) -> str:
+    trained = f"trained for {shape.context_trained:,} tokens" if shape.context_trained else ""
+    granted = f"serve grants {memory.context:,} to a request" if memory and memory.context else ""
+    return "; ".join(filter(None, (trained, granted)))
+
+
+def _positions(shape: ModelShape) -> str:
+    parts = [
+        "RoPE" if shape.rope_dimensions or shape.rope_base else "",
+        f"base {shape.rope_base:,.0f}" if shape.rope_base else "",
+        f"{shape.rope_dimensions} dimensions" if shape.rope_dimensions else "",
+        _scaling(shape),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _scaling(shape: ModelShape) -> str:
+    if shape.rope_scaling in (None, "none"):
+        return ""
+    factor = f" by {shape.rope_scaling_factor:g}" if shape.rope_scaling_factor else ""
+    original = f" from {shape.rope_original_context:,} tokens" if shape.rope_original_context else ""
+    return f"{harmless(shape.rope_scaling or '')} scaling{factor}{original}"
+
+
+def _attention(shape: ModelShape) -> str:
+    parts = [
+        f"some or all layers see the last {shape.window:,} tokens only" if shape.window else "",
+        "some or all layers keep a state for each sequence instead of cells" if shape.has_state else "",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _tokenizer(tokenizer: TokenizerFacts | None) -> str:
+    if tokenizer is None:
+        return "none"
+    parts = [
+        harmless(tokenizer.kind) + (f" ({harmless(tokenizer.pre)})" if tokenizer.pre else ""),
+        f"{tokenizer.size:,} tokens",
+        {True: "BOS before each text", False: "", None: ""}[tokenizer.adds_bos],
+        {True: "EOS behind each text", False: "", None: ""}[tokenizer.adds_eos],
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _template(template: TemplateFacts | None) -> str:
+    if template is None:
+        return "none: chats need serve --chat-template FILE"
+    if template.problem is not None:
+        return f"cannot be used: {harmless(template.problem)}"
+    tools = f"tool calls as {template.tool_format}"
+    hidden = "" if template.shows_tools else ", does not show tools"
+    thoughts = f", thoughts as {template.reasoning_format}" if template.reasoning_format else ""
+    named = f"; also {', '.join(map(harmless, template.named))}" if template.named else ""
+    return f"{len(template.source):,} characters, {tools}{hidden}{thoughts}{named} (--template prints it)"
+
+
+def _mixture(facts: FileFacts) -> str:
+    total = max(1, sum(share.bytes for share in facts.weights.types))
+    rows = [("weights in", "tensors", "size", "share", "bits")]
+    rows += [
+        (
+            share.type,
+            str(share.tensors),
+            bytes_text(share.bytes),
+            f"{share.bytes / total:.1%}",
+            f"{share.bits:.2f}",
+        )
+        for share in facts.weights.types
+    ]
+    return columns(rows, right=(1, 2, 3, 4))
+
+
+def _special(tokenizer: TokenizerFacts) -> str:
+    rows = [("token", "id", "text")]
+    rows += [(each.role, str(each.id), harmless(each.text or "-")) for each in tokenizer.special]
+    return columns(rows, right=(1,)) if tokenizer.special else ""
+
+
+def _memory(memory: MemoryFacts) -> str:
+    lines = [
+        f"memory: {bytes_text(memory.free_bytes)} of {bytes_text(memory.total_bytes)} free, "
+        f"{bytes_text(memory.left_bytes)} beside the weights"
+        f"{' of the model and its draft model' if memory.draft_model else ''}"
+    ]
+    if memory.problem is not None:
+        lines.append(f"serve would not start: {memory.problem}")
+    if memory.kv_types:
+        lengths = [fit.tokens for fit in memory.kv_types[0].fits]
+        rows = [("KV cells", "bytes per token", "tokens that fit", *(f"sequences of {n:,}" for n in lengths))]
+        rows += [
+            (
+                cost.type + (" (serve)" if cost.type == memory.kv_type else ""),
+                f"{cost.bytes_per_token:,}",
+                f"{cost.tokens:,}",
+                *(f"{fit.sequences:,}" for fit in cost.fits),
+            )
+            for cost in memory.kv_types
+        ]
+        lines.append(columns(rows, right=range(1, len(rows[0]))))
+    if memory.pool_tokens is not None and memory.kv_types:
+        lines.append(
+            f"serve takes {memory.pool_tokens:,} tokens for all requests unless --ctx-size says more"
+        )
+    return "\n".join(lines)
+
+
+def _speed(speed: SpeedFacts | None) -> str:
+    if speed is None:
+        return (
+            "speed: not measured on this machine yet; serve does it when nobody wants anything of it,\n"
+            "or inspect with --measure"
+        )
+    rows = [("reading a prompt", f"{speed.prompt_tokens_per_second:,.0f}", "tokens/s")]
+    rows += [
+        (f"writing, {each.sequences} at once", f"{each.tokens_per_second:,.1f}", "tokens/s in all")
+        for each in speed.decode
+    ]
+    return f"speed, predicted from steps timed here ({_options(speed)})\n{columns(rows, right=(1,))}"
+
+
+def _options(speed: SpeedFacts) -> str:
+    parts = [
+        f"{speed.threads} thread{'' if speed.threads == 1 else 's'}",
+        f"{speed.threads_batch} in batches" if speed.threads_batch != speed.threads else "",
+        f"KV {speed.kv_type}",
+        f"{'repacked' if speed.repack else 'plain'} weights",
+        "" if speed.flash_attention else "no flash attention",
+        *(f"{name} by our kernel ({on})" for name, on in speed.kernels.items() if on),
+        f"{speed.context:,} tokens behind each",
+        "" if speed.is_default else "serve would have other options",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _tuning(profile: Profile | None, asked: str) -> str:
+    if profile is None:
+        return f"tuned: no; `openai-cpu-server tune {asked}` finds the best options for this machine"
+    found = msgspec.structs.asdict(profile).items()
+    return f"tuned: {', '.join(f'{name} {_word(value)}' for name, value in found)}"
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
 def inspect(arguments: Sequence[str]) -> None:
     """Run the command. Raises StartupError with one line."""
     given, rest = _parser().parse_known_args(arguments)
     settings = _settings(rest)
     header = GgufHeader(local_model(given.model))
     if given.template is not None:
-        show(_template(header, given.template))
+        show(_chat_template(header, given.template))
         return
     facts = read_facts(header, model_tensors(header))
     report = _Inspection(header, facts, settings).report(measures=given.measure)
@@ -80,7 +319,7 @@ def _settings(arguments: Sequence[str]) -> Settings:
     return read_settings(arguments)
 
 
-def _template(header: GgufHeader, name: str) -> str:
+def _chat_template(header: GgufHeader, name: str) -> str:
     source = template_source(header, name)
     if source is None:
         raise StartupError(f"{header.path} has no chat template{f' {name}' if name else ''}")

@@ -7,8 +7,7 @@ from collections import Counter
 import msgspec
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.file_types import file_type_name
-from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, total_bytes
 from openai_cpu_server.llama.gguf.tensors import Tensor
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import reasoning_format_for

@@ -22,9 +22,8 @@ from openai_cpu_server.cli.quantize.conversion import Conversion, SourceModel
 from openai_cpu_server.cli.quantize.report import QuantizeBar, fallback_lines, summary, type_list
 from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.file_types import FileType, file_type_named, is_copy
-from openai_cpu_server.llama.gguf.importance import read_importance
-from openai_cpu_server.llama.gguf.quantize import QuantizeFailed, QuantizeOptions
+from openai_cpu_server.llama.gguf.header import FileType, file_type_named, is_copy
+from openai_cpu_server.llama.gguf.quantize import QuantizeFailed, QuantizeOptions, read_importance
 from openai_cpu_server.llama.gguf.tensors import tensor_type_named
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.model_source import local_model

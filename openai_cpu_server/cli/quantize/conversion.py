@@ -9,8 +9,7 @@ import msgspec
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
-from openai_cpu_server.llama.gguf.importance import Importance
-from openai_cpu_server.llama.gguf.quantize import QuantizeFailed, QuantizePlan, TypeFallback
+from openai_cpu_server.llama.gguf.quantize import Importance, QuantizeFailed, QuantizePlan, TypeFallback
 from openai_cpu_server.llama.gguf.tensors import (
     Tensor,
     TensorType,

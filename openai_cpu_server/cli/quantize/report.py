@@ -18,7 +18,7 @@ from rich.progress import (
 
 from openai_cpu_server.cli.plain_text import bytes_text, columns
 from openai_cpu_server.cli.quantize.conversion import Conversion
-from openai_cpu_server.llama.gguf.file_types import FILE_TYPES
+from openai_cpu_server.llama.gguf.header import FILE_TYPES
 from openai_cpu_server.llama.gguf.tensors import tensor_type_named
 
 _LINES_FROM_BYTES = 100_000_000

@@ -12,8 +12,7 @@ from typing import ParamSpec, TypeVar
 import anyio
 
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, LineError, RowResult
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, JobOptions, LineError, RowResult
 from openai_cpu_server.jobs.run.rows import (
     BatchRow,
     InputCheck,

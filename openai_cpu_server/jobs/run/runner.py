@@ -10,8 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from openai_cpu_server.errors import JobsUnavailable
-from openai_cpu_server.jobs.options import JobOptions
-from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, JobOptions
 from openai_cpu_server.jobs.run.batch import BatchPaused, BatchRun, FileReader, StopReason
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.batches import BatchLedger

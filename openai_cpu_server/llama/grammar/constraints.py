@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from openai_cpu_server.contract.containment import RequestFailed, contained
+from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.bindings import llama_cpp

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
-from openai_cpu_server.config.environment import foreign_settings
+from openai_cpu_server.config.folders import foreign_settings
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
@@ -19,8 +19,8 @@ from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.replicas.ray.surroundings import ReplicaAddress, client_tls
+from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
-from openai_cpu_server.replicas.remote.stream_link import StreamLink
 from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
 from openai_cpu_server.replicas.wire import DoorAddress
 from openai_cpu_server.server.model_builder import ModelParts, reader_pool

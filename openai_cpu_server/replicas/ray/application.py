@@ -20,8 +20,7 @@ from ray.serve.config import (
     RequestRouterConfig,
 )
 
-from openai_cpu_server.config.environment import tell_others
-from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.config.folders import expanded, tell_others
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.replicas import RayTable
 from openai_cpu_server.config.settings import Settings
@@ -30,9 +29,8 @@ from openai_cpu_server.replicas.ray.api_replica import ApiReplica
 from openai_cpu_server.replicas.ray.engine_replica import EngineReplica
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy
 from openai_cpu_server.replicas.ray.surroundings import OF_NEW_CLUSTER, of_replicas
-from openai_cpu_server.server.answer_cache import check_recall
 from openai_cpu_server.server.plans import planned_models
-from openai_cpu_server.server.run import listening
+from openai_cpu_server.server.run import check_recall, listening
 
 _GIB = 1024**3
 _ROUTER = "openai_cpu_server.replicas.ray.request_router.EngineRequestRouter"

@@ -11,17 +11,16 @@ import time
 import msgspec
 import ray.util
 
-from openai_cpu_server.config.environment import foreign_settings, tune_engines
+from openai_cpu_server.config.folders import foreign_settings, tune_engines
 from openai_cpu_server.config.settings import Settings
-from openai_cpu_server.contract.adapter import Adapter
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.engine_client.subscribers import NOBODY
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.observe.logs import set_up_logs
-from openai_cpu_server.replicas.host.door import ReplicaDoor
-from openai_cpu_server.replicas.host.host import ReplicaHost
+from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
 from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
 from openai_cpu_server.replicas.ray.surroundings import CpuClaim, numa_nodes, server_tls

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from openai_cpu_server.config.environment import foreign_settings
+from openai_cpu_server.config.folders import foreign_settings
 from openai_cpu_server.storage.private_files import private_folder
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import Adapter, AdapterState, AdapterStatus
+from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.replicas.remote.attendance import KnownReplica
 from openai_cpu_server.replicas.report import ReplicaLost

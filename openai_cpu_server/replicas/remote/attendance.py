@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.adapter import AdapterState
 from openai_cpu_server.contract.engine import EngineState, RequestState
+from openai_cpu_server.contract.model_info import AdapterState
 from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost, ReplicaReport, ReplicaState
 from openai_cpu_server.replicas.wire import (
     HostReport,

@@ -8,7 +8,6 @@ import itertools
 import re
 from collections.abc import Collection, Iterator
 
-from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
@@ -25,6 +24,7 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
 )
 from openai_cpu_server.structured.languages.rules import find_left_recursion
+from openai_cpu_server.structured.options import InvalidGrammar
 
 _CHARACTER = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt\\\"\[\]-])|([^\\])", re.DOTALL

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from openai_cpu_server.structured.errors import SchemaTooLarge
 from openai_cpu_server.structured.languages.automaton import Deriver
 from openai_cpu_server.structured.languages.charset import CharSet, partition
 from openai_cpu_server.structured.languages.expr import (
@@ -30,7 +29,7 @@ from openai_cpu_server.structured.languages.expr import (
 from openai_cpu_server.structured.lark.places import FirstBytes, following, lead_of_char, places
 from openai_cpu_server.structured.lark.plan import LexemePlan, Share, TooMuch, Work, is_character
 from openai_cpu_server.structured.lark.quoted import QuotedStrings
-from openai_cpu_server.structured.options import Budget, Limits
+from openai_cpu_server.structured.options import Budget, Limits, SchemaTooLarge
 
 _LARGEST_COUNT = 3
 _DEEPEST = 40

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     ROOT,
@@ -22,6 +21,7 @@ from openai_cpu_server.structured.languages.expr import (
     repeat,
     seq,
 )
+from openai_cpu_server.structured.options import InvalidGrammar
 
 MOST_STEPS = 600_000
 """The most steps of all stages together; a step takes about a microsecond."""

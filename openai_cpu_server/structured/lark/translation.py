@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from openai_cpu_server.structured.errors import InvalidGrammar
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
@@ -36,6 +35,7 @@ from openai_cpu_server.structured.lark.plan import (
     is_character,
     is_lexeme,
 )
+from openai_cpu_server.structured.options import InvalidGrammar
 
 _SHORT = 12
 """A part with at most so many nodes is written again wherever it stands."""

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from openai_cpu_server.structured.errors import InvalidSchema
-from openai_cpu_server.structured.logic.marks import MarkedObject, MarkReader
 from openai_cpu_server.structured.logic.truths import (
     STAYS_NEGATED,
+    MarkedObject,
+    MarkReader,
     PlainTruths,
     Signed,
     complement,
     none_of_all,
 )
-from openai_cpu_server.structured.options import Budget, UnenforcedReport
+from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport
 from openai_cpu_server.structured.schema.nodes import (
     FALSE,
     TRUE,

@@ -10,9 +10,8 @@ from typing import NoReturn, Union
 
 import msgspec
 
-from openai_cpu_server.structured.errors import InvalidPattern
 from openai_cpu_server.structured.languages.charset import DIGITS, NOT_LINE_END, SPACE, WORD, CharSet
-from openai_cpu_server.structured.options import Limits
+from openai_cpu_server.structured.options import InvalidPattern, Limits
 
 SHORTHANDS = {"d": DIGITS, "D": ~DIGITS, "w": WORD, "W": ~WORD, "s": SPACE, "S": ~SPACE}
 CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "v": "\x0b", "f": "\x0c", "0": "\0"}

@@ -10,8 +10,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 import msgspec
 
-from openai_cpu_server.structured.errors import UnsupportedSchema
-from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.options import Budget, UnsupportedSchema
 
 Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]
 

@@ -10,8 +10,13 @@ from functools import cached_property
 
 import msgspec
 
-from openai_cpu_server.structured.errors import InvalidPattern, InvalidSchema, UnsupportedSchema
-from openai_cpu_server.structured.options import Budget, UnenforcedReport
+from openai_cpu_server.structured.options import (
+    Budget,
+    InvalidPattern,
+    InvalidSchema,
+    UnenforcedReport,
+    UnsupportedSchema,
+)
 from openai_cpu_server.structured.scalars.regex import search_language
 from openai_cpu_server.structured.schema.document import Draft, Json, References
 from openai_cpu_server.structured.schema.nodes import (

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 
-from openai_cpu_server.structured.errors import InvalidPattern, InvalidSchema
-from openai_cpu_server.structured.options import Budget, UnenforcedReport
-from openai_cpu_server.structured.scalars.formats import FORMATS
+from openai_cpu_server.structured.options import Budget, InvalidPattern, InvalidSchema, UnenforcedReport
 from openai_cpu_server.structured.scalars.numbers import Bound
-from openai_cpu_server.structured.scalars.regex import search_language
+from openai_cpu_server.structured.scalars.regex import FORMATS, search_language
 from openai_cpu_server.structured.schema.document import Json, exact, is_finite
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,

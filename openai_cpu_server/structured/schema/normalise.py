@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openai_cpu_server.structured.errors import InvalidSchema, UnsupportedSchema
-from openai_cpu_server.structured.options import Budget, UnenforcedReport
+from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport, UnsupportedSchema
 from openai_cpu_server.structured.schema.document import Draft, Json, References, draft_of, exact, is_finite
 from openai_cpu_server.structured.schema.evaluation import KEYWORDS, looks_beside
 from openai_cpu_server.structured.schema.leaves import LeafKeywords, Schema

@@ -42,8 +42,7 @@ from openai_cpu_server.structured.languages.expr import (
 from openai_cpu_server.structured.languages.lengths import bounded, not_shorter, span, weight, within
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
 from openai_cpu_server.structured.options import Budget, Limits
-from openai_cpu_server.structured.scalars.formats import FORMATS, LIMITED
-from openai_cpu_server.structured.scalars.regex import full_language, search_language
+from openai_cpu_server.structured.scalars.regex import FORMATS, LIMITED, full_language, search_language
 from openai_cpu_server.structured.schema.nodes import Format, JsonKind, Length, Pattern, Scalars
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import JsonText

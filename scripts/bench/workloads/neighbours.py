@@ -20,8 +20,7 @@ from bench.load import LoadFailed, poisson_arrivals
 from bench.prompts import about, random_tokens
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.stats import Rounds, percentile, ratios
-from openai_cpu_server.config.environment import tune_engines
-from openai_cpu_server.config.folders import user_cache_dir
+from openai_cpu_server.config.folders import tune_engines, user_cache_dir
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling

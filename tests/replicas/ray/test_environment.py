@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from openai_cpu_server.config.environment import tell_others
+from openai_cpu_server.config.folders import tell_others
 from openai_cpu_server.replicas.ray.surroundings import OF_NEW_CLUSTER, of_replicas
 
 

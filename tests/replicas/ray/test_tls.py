@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.replicas.host.door import ReplicaDoor
+from openai_cpu_server.replicas.host.host import ReplicaDoor
 from openai_cpu_server.replicas.ray.surroundings import client_tls, server_tls
-from openai_cpu_server.replicas.remote.stream_link import StreamLink
+from openai_cpu_server.replicas.remote.carrier import StreamLink
 from openai_cpu_server.replicas.report import ReplicaLost
 from openai_cpu_server.replicas.wire import DoorAddress, read_news
 from tests.replicas.test_host import hosting

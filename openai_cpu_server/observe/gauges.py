@@ -1,16 +1,18 @@
-"""Gauges of the engines, which are read when Prometheus asks. Each has the model's name as a label."""
+"""Gauges: what engines look like now, and the few that gateways choose by."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from openai_cpu_server.contract.engine import Engine, EngineState, EngineStatus
+from openai_cpu_server.contract.engine import Engine, EngineState, EngineStatus, LiveRequest, RequestState
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 
 
 class GaugeReading(NamedTuple):
@@ -148,3 +150,128 @@ def _gauge(
     for one in readings:
         family.add_metric([one.model], value_of(one))
     return family
+
+
+_ENGINE = "0"
+"""The number of the engine, as vLLM has it: to a gateway this server is one."""
+_AWAY = (EngineState.ASLEEP, EngineState.FAILED, EngineState.STOPPED)
+"""In these states a model has no pool."""
+
+
+class _Pool(NamedTuple):
+    """Blocks of one model's KV pool."""
+
+    total: int
+    used: int
+    kv_type: str
+
+
+class GatewayGauges(Collector):
+    def __init__(
+        self,
+        engines: Callable[[], Iterable[tuple[str, Engine]]],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`engines`: those of now, with their models' names, the default first. `clock`: Unix time."""
+        self._engines = engines
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        engines = list(self._engines())
+        name = engines[0][0]
+        statuses = [engine.status() for _, engine in engines]
+        pools = _pools([engine for _, engine in engines])
+        total, used = sum(pool.total for pool in pools), sum(pool.used for pool in pools)
+        yield _gateway_gauge(
+            "vllm:num_requests_running",
+            "Sequences in the slots of all models, batch work included.",
+            name,
+            sum(sum(status.running.values()) for status in statuses),
+        )
+        yield _gateway_gauge(
+            "vllm:num_requests_waiting",
+            "Interactive sequences that wait for a slot; batch work waits for its turn, not for a machine.",
+            name,
+            sum(status.waiting[Priority.INTERACTIVE.label] for status in statuses),
+        )
+        yield _gateway_gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV pools' blocks that sequences hold, 0 to 1.",
+            name,
+            used / total if total else 0.0,
+        )
+        yield _cache_config(total, pools[0].kv_type if pools else "")
+        yield from self._adapters(engines)
+
+    def _adapters(self, engines: list[tuple[str, Engine]]) -> Iterator[Metric]:
+        """As vLLM, nothing where there are no adapters."""
+        adapted = [(name, engine) for name, engine in engines if engine.adapters()]
+        if not adapted:
+            return
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Unix time; the labels list the adapters with running and waiting requests, and say how many "
+            "may run at once.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        most = sum(engine.info.max_seqs for _, engine in adapted if engine.info is not None)
+        named = [(name, live) for name, engine in adapted for live in engine.requests()]
+        running, waiting = _named(named, RequestState.RUNNING), _named(named, RequestState.WAITING)
+        family.add_metric([str(most), running, waiting], self._clock())
+        yield family
+
+
+def _gateway_gauge(name: str, documentation: str, model: str, value: float) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=("engine", "model_name"))
+    family.add_metric([_ENGINE, model], value)
+    return family
+
+
+def _cache_config(num_blocks: int, kv_type: str) -> Metric:
+    facts = {
+        "block_size": str(POOL_BLOCK_TOKENS),
+        "cache_dtype": kv_type,
+        "engine": _ENGINE,
+        "kv_cache_size_tokens": str(num_blocks * POOL_BLOCK_TOKENS),
+        "num_gpu_blocks": str(num_blocks),
+    }
+    family = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "Always 1; the labels say how large the KV pools of all loaded models are.",
+        labels=tuple(facts),
+    )
+    family.add_metric(list(facts.values()), 1)
+    return family
+
+
+def _pools(engines: list[Engine]) -> list[_Pool]:
+    """Those of the models that are loaded; if none is, the one that the default will have."""
+    loaded = [engine for engine in engines if engine.state not in _AWAY]
+    return [pool for engine in loaded or engines[:1] if (pool := _pool_of(engine)) is not None]
+
+
+def _pool_of(engine: Engine) -> _Pool | None:
+    """None: nothing is known of the model yet, or it has no cells."""
+    info, kv = engine.info, engine.kv_stats()
+    if info is None or not info.kv_tokens:
+        return None
+    used = 0 if kv is None else kv.pool_blocks_used
+    return _Pool(info.kv_tokens // POOL_BLOCK_TOKENS, used, info.kv_type)
+
+
+def _named(requests: list[tuple[str, LiveRequest]], state: RequestState) -> str:
+    """The adapters of the requests in this state, as requests name them: `MODEL:NAME,MODEL:NAME`.
+
+    Batch work counts where it runs, and not where it waits.
+    """
+    found = {
+        f"{model}:{one.adapter}"
+        for model, one in requests
+        if one.adapter is not None and one.state is state and _counts(one)
+    }
+    return ",".join(sorted(found))
+
+
+def _counts(one: LiveRequest) -> bool:
+    return one.state is RequestState.RUNNING or one.priority is Priority.INTERACTIVE
