@@ -1,5 +1,12 @@
 """A generation request as the engine sees it: tokens, parameters without open defaults and their bounds, and
-the marks of its output's parts."""
+the marks of its output's parts.
+
+Each bound fits into what native code has for it, float32 or int32, and so does what is computed from it: a
+penalty of 1e-300 is 0 there, and divides.
+
+The engine alone looks for these marks: where it says what text is part of, and where it decides which tokens may
+come. Both follow the output with `Thoughts`, so that they agree.
+"""
 
 from __future__ import annotations
 

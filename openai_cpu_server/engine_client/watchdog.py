@@ -1,4 +1,8 @@
-"""Kills an engine process that hangs or cannot be read, and tells what it died of."""
+"""Kills an engine process that hangs or cannot be read, and tells what it died of.
+
+The limits are generous on purpose: a busy machine makes a step ten or a hundred times slower, and a healthy
+engine that is killed costs everybody a restart. A hang is rare, and waiting a minute for it is bearable.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """What every request passes: the name that the server is called by, its id and its one end; then, before the
-handler of its route, who may come in, from which pages, and what they may use."""
+handler of its route, who may come in, from which pages, and what they may use.
+
+A page can let its own name point at this machine (DNS rebinding): then the browser takes the server for the
+page's own, and only the `Host` that it sends tells. Any other page sends an `Origin` that is not ours.
+"""
 
 from __future__ import annotations
 

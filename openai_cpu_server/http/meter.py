@@ -1,4 +1,7 @@
-"""Counts what keys use over time, here or in a storage that several servers share."""
+"""Counts what keys use over time, here or in a storage that several servers share.
+
+What was used is the running window's count and as much of the one before as the sliding window still covers.
+"""
 
 from __future__ import annotations
 

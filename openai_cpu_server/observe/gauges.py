@@ -1,4 +1,8 @@
-"""Gauges: what engines look like now, and the few that gateways choose by."""
+"""Gauges: what engines look like now, and the few that gateways choose by.
+
+llm-d's endpoint picker and the Gateway API's inference extension take the first series of a name, SMG adds
+series up: so there is one of each, about all models of this server together. Its labels are vLLM's.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """One sequence in the scheduler: its tokens, how many of them are computed, and its status; and the policies
-that say which of two goes first."""
+that say which of two goes first.
+
+No policy moves batch work in front of an interactive request, however long it has waited: its share is the
+scheduler's concern (`batch_floor`).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The fields that bodies of several families have, with their types, by the names that APIs have given to
-them."""
+them.
+
+Tags stand in angle brackets: pydantic puts them into an error's path, and `parse` takes them out again.
+"""
 
 from __future__ import annotations
 

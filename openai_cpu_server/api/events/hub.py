@@ -1,4 +1,7 @@
-"""What the engines say of their steps, gathered once for all who listen, and how fast it goes."""
+"""What the engines say of their steps, gathered once for all who listen, and how fast it goes.
+
+While nobody listens there is nothing: the engines are told so, and no task runs.
+"""
 
 from __future__ import annotations
 

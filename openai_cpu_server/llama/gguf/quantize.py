@@ -1,4 +1,8 @@
-"""Runs llama.cpp's quantisation of a file, reads in its log what it does, and reads importance matrices."""
+"""Runs llama.cpp's quantisation of a file, reads in its log what it does, and reads importance matrices.
+
+`llama_model_quantize` tells nothing but 0 or 1, and hears nothing until it ends: progress, the types that it
+has chosen and the reason for a failure are in the log alone, and no callback of it can stop it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The Serve application, which `serve run` and `serve deploy` build, and how it is run until Ctrl-C."""
+"""The Serve application, which `serve run` and `serve deploy` build, and how it is run until Ctrl-C.
+
+`build` is for `serve run` and `serve deploy`: `openai-cpu-server ray --print-config` prints their file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""What surrounds a replica: its CPUs, TLS, Ray's environment, addresses of calls. It imports no Ray."""
+"""What surrounds a replica: its CPUs, TLS, Ray's environment, addresses of calls. It imports no Ray.
+
+Ray counts CPUs and gives nobody any in particular. Two replicas that computed on the same ones would wait for
+each other, so each claims its own: a lock on a file for each, which the system frees when the process dies.
+
+`scripts/ray_bench.py` shows what Ray's processes take while nothing is asked of them; docs/ray.md, what each
+of these saves. Who sets one of them has his way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Reads what stands between the quotes of a literal and the brackets of a class."""
+"""Reads what stands between the quotes of a literal and the brackets of a class.
+
+llama.cpp's language, with three additions: `_` in names, `{,n}`, and no limit of 2,000 repetitions. Of its
+tokens only `<[302]>` is known, a control token by its number. As there,
+a rule ends with its line, but not within parentheses nor behind `::=` and `|`. Refused, though taken there: a
+rule defined twice, an empty class, a range that runs backwards. Left recursion is refused by both; a
+repetition of what may be empty is left recursion for llama.cpp, but not here.
+"""
 
 from __future__ import annotations
 

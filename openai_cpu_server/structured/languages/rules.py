@@ -1,5 +1,11 @@
 """How the rules of a grammar hang together: the order in which llguidance compiles them and the stack that
-takes, what may be empty, and what begins with itself."""
+takes, what may be empty, and what begins with itself.
+
+llguidance compiles a rule where it first meets the rule's name: within the rule that names it. So a chain of
+rules takes stack for each of them, and the stack's end is the process's end. Rules that are compiled already
+take none. So a long chain is compiled from its end, in pieces: some rules of it are named before all others.
+Only a circle of rules cannot be cut so. It is measured, and refused where it is too long.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Finds where a reader that takes the longest lexeme would go wrong: those lexemes must be broken."""
+"""Finds where a reader that takes the longest lexeme would go wrong: those lexemes must be broken.
+
+llguidance reads the lexemes that the grammar allows at a place all at once, as far as any of them goes, and
+never turns back. That is exact if, wherever a lexeme ends, the byte that may follow it continues none of
+those that are being read. Where this does not hold, the lexemes that could go on must be broken into smaller
+ones. (Single characters never conflict, nor do control tokens, which no text matches.)
+"""
 
 from __future__ import annotations
 

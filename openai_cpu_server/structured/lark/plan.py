@@ -1,5 +1,8 @@
 """Decides which parts of a grammar become lexemes: whole regular rules, and regular items of the others. Its
-work is counted, so that a grammar passes or fails on every machine."""
+work is counted, so that a grammar passes or fails on every machine.
+
+An expression that is not `whole` is no lexeme, but its parts may be. A literal's parts are its characters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Translates rules into Lark text with exactly the same language, which llguidance runs."""
+"""Translates rules into Lark text with exactly the same language, which llguidance runs.
+
+The others are regular expressions in Rust's syntax.
+"""
 
 from __future__ import annotations
 

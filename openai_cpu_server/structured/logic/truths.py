@@ -1,4 +1,8 @@
-"""What is plain about a node: whether all values of a type fit it, or none, and what tells objects apart."""
+"""What is plain about a node: whether all values of a type fit it, or none, and what tells objects apart.
+
+Without this, `oneOf` of many kinds of objects, and many `if`s on one property, would be unfolded in every
+combination.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Patterns and formats -> languages, with look-around and word boundaries: intersections and complements."""
+r"""Patterns and formats -> languages, with look-around and word boundaries: intersections and complements.
+
+Where a standard allows what common readers (Python's, pydantic's) cannot read, the patterns allow less.
+
+A tree is read from its end to its beginning: each part gets the language of all that may follow it, so that
+`(?=x)` is an intersection with that. What stands before matters only by its last character: `\b`, `^` and
+look-behind ask no more. So there is a language for each class of characters that these tell apart.
+"""
 
 from __future__ import annotations
 

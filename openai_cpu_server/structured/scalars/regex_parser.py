@@ -1,4 +1,9 @@
-"""Character escapes and classes of ECMAScript regular expressions."""
+r"""Character escapes and classes of ECMAScript regular expressions.
+
+Groups capture nothing. Look-ahead, word boundaries and look-behind stay in the tree; back references and
+flags are refused. As in ECMAScript `\d`, `\w` and `\b` know ASCII only, while `\s` is all white space of
+Unicode; a character is a code point, as with the flag `u`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 """What schemas evaluate of an object or an array, by their own keywords and by the schemas that they apply in
-place; and what they leave unevaluated."""
+place; and what they leave unevaluated.
+
+A schema that passes evaluates what its subschemas evaluate, if these pass too. So there are several ways: one
+for each choice of alternatives. The more alternatives pass, the more is evaluated, and the less is left to
+constrain. So a way need not say which alternatives fail: it just sees less. All ways together are exact.
+"""
 
 from __future__ import annotations
 

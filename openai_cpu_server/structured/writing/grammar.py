@@ -4,6 +4,9 @@ Readers cut a text into lexemes: a rule made of nothing but characters becomes o
 greedily, and two lexemes that begin alike must end alike. So strings, numbers and keys are rules of their
 own, and whatever holds punctuation refers to a rule that is recursive (`never`, which matches nothing) and so
 stays a rule.
+
+`structured.compiler` gives the server each grammar as bytes too. They come back where a grammar of tool calls
+has the parameters of functions in it. Rules that parts have in common are there once.
 """
 
 from __future__ import annotations

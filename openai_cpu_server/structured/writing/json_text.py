@@ -1,4 +1,8 @@
-"""How JSON is written: strings of a language with their escapes, and marks with white space around them."""
+r"""How JSON is written: strings of a language with their escapes, and marks with white space around them.
+
+A character stands for itself; `"`, `\` and controls are escaped as they must be; characters beyond ASCII
+may be written as \uXXXX too, for that is how many programs write them.
+"""
 
 from __future__ import annotations
 
