@@ -1,7 +1,8 @@
 """Calls of the kernel for which Python has no function, and the filter of those that a child may make.
 
-The filter names what is forbidden. A list of what is allowed would have to follow each libc, each Python and each
-version of ggml; landlock is the list of that kind. See seccomp(2), and `linux/bpf_common.h` for the numbers.
+The filter names what is forbidden. A list of what is allowed would have to follow each libc, each Python and
+each version of ggml; landlock is the list of that kind. See seccomp(2), and `linux/bpf_common.h` for the
+numbers.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ the marks of its output's parts.
 Each bound fits into what native code has for it, float32 or int32, and so does what is computed from it: a
 penalty of 1e-300 is 0 there, and divides.
 
-The engine alone looks for these marks: where it says what text is part of, and where it decides which tokens may
-come. Both follow the output with `Thoughts`, so that they agree.
+The engine alone looks for these marks: where it says what text is part of, and where it decides which tokens
+may come. Both follow the output with `Thoughts`, so that they agree.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Requests that were accepted and have not ended, and those who wait for them.
 
-It does not matter which engine tells it, or where that runs: whoever carries requests to engines owns one.
+It does not matter which engine tells of a request, or where it runs: whoever carries requests to engines owns
+one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What fits into this machine's memory beside the weights, and the tokens per second that were measured here.
 
-Without measured step times there is no honest figure: memory bandwidth allows more than arithmetic does.
-
-Without them there is no honest figure. What memory bandwidth allows is a bound that few machines come near:
-with few cores, arithmetic decides, and what the kernels of a quantisation make of a CPU is to be measured.
+Without measured step times there is no honest figure. What memory bandwidth allows is a bound that few
+machines come near: with few cores, arithmetic decides, and what the kernels of a quantisation make of a CPU
+is to be measured.
 """
 
 from __future__ import annotations

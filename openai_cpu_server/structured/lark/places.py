@@ -1,7 +1,7 @@
 """The first bytes of lexemes, what may follow each, and which of them a reader can meet at one place.
 
-The reading takes a rule that ends to go on behind any place that names it. So the sets of lexemes that are met
-together are never too small. (Lexemes that match the same text are all read.)
+The reading takes a rule that ends to go on behind any place that names it. So the sets of lexemes that are
+met together are never too small. (Lexemes that match the same text are all read.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Translates rules into Lark text with exactly the same language, which llguidance runs.
 
-The others are regular expressions in Rust's syntax.
+Terminals that are no plain text are regular expressions in Rust's syntax.
 """
 
 from __future__ import annotations
