@@ -2,18 +2,21 @@
 
     scripts/hops.py [--root CHECKOUT] [--list] [--shape]
 
-Starts the server of the checkout with the demo model and sends it one streamed chat. Both the API process and
-the engine process note the functions of the package that are called meanwhile, in all threads; imports and
-start-up do not count. What a process does on its own in that second (heartbeats, gauges) does, so that counts
-differ by a few from run to run. To compare with an old commit, add a work tree of it and name that: --root.
+Starts the server of the checkout with the demo model and sends it one streamed chat. The API process, the
+reader processes and the engine process note the functions of the package that are called meanwhile, in all
+threads; imports and start-up do not count. What a process does on its own in that second (heartbeats, gauges)
+does, so that counts differ by a few from run to run. To compare with an old commit, add a work tree of it and
+name that: --root.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,14 +25,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import psutil
 
-_RECORDER = Path(__file__).parent / "hops_recorder"
+_RECORDER = Path(__file__).parent / "hops_recorder" / "sitecustomize.py"
 _SERVE = "serve --model demo --port 0 --calibrate never --jobs-db sqlite:// --drain-seconds 0"
 _CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is the sea?"}], "stream": True}
 _SWITCHED_S = 0.2
 """By then both recorders know that they are switched on."""
 _PATIENCE_S = 120
-Calls = set[tuple[str, ...]]  # file, line and name of each function
+Call = tuple[str, ...]
+"""File, line and name of a function."""
 
 
 def main() -> int:
@@ -46,38 +51,58 @@ def main() -> int:
 
 
 def _print_hops(package: Path, *, with_list: bool) -> None:
-    api, engine = sorted(_calls(package), key=lambda calls: not any("/api/" in call[0] for call in calls))
-    assert all((api, engine)), "the processes ran another copy of the package"
-    for title, calls in (("API process", api), ("engine process", engine), ("both", api | engine)):
+    processes = chat_calls(package)
+    for title, calls in (*processes.items(), ("all", set[Call]().union(*processes.values()))):
         files = sorted({file for file, *_ in calls})
         print(f"{title}: {len(files)} files, {len(calls)} functions")
-        for file in files if with_list and title != "both" else ():
+        for file in files if with_list and title != "all" else ():
             names = ", ".join(sorted(name for path, _, name in calls if path == file))
             print(f"  {Path(file).relative_to(package)}: {names}")
 
 
-def _calls(package: Path) -> list[Calls]:
-    """The package's functions that were called, for each of the two processes."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, log = Path(name), Path(name, "log")
-        paths = f"{_RECORDER}{os.pathsep}{package.parent}"
-        env = {**os.environ, "PYTHONPATH": paths, "HOPS_FOLDER": name}
-        command = [sys.executable, "-m", package.name, *_SERVE.split()]
-        with log.open("w") as out:
-            # Python looks for the package in the working directory first.
-            server = subprocess.Popen(command, cwd=package.parent, stdout=out, stderr=out, env=env)
-        try:
-            _wait(lambda: "ready: " in log.read_text(), log)
-            (folder / "on").touch()
-            time.sleep(_SWITCHED_S)
-            _chat(re.findall(r"listening on (http://\S+:\d+)", log.read_text())[0])
-            (folder / "on").unlink()
-            _wait(lambda: len(list(folder.glob("*.calls"))) == 2, log)
-        finally:
-            server.terminate()
-            server.wait()
-        found = [path.read_text().splitlines() for path in folder.glob("*.calls")]
-    return [{call for row in rows if _counts(package, call := tuple(row.split("\t")))} for rows in found]
+def chat_calls(package: Path) -> dict[str, set[Call]]:
+    """The package's functions that one streamed chat calls, by the kind of process."""
+    found: dict[str, set[Call]] = {}
+    for path in _recorded(package):
+        rows = path.read_text().splitlines()[:-1]
+        calls = {call for row in rows if _counts(package, call := tuple(row.split("\t")))}
+        if calls:
+            found.setdefault(_kind(calls), set()).update(calls)
+    assert {"API process", "engine process"} <= set(found), "the processes ran another copy of the package"
+    return dict(sorted(found.items()))
+
+
+def _kind(calls: set[Call]) -> str:
+    marks = {"/api/": "API process", "/engine/": "engine process"}
+    return next(
+        (kind for mark, kind in marks.items() if any(mark in c[0] for c in calls)), "reader processes"
+    )
+
+
+def _recorded(package: Path) -> list[Path]:
+    """What each process of the server has noted."""
+    folder = Path(tempfile.mkdtemp(prefix="hops-"))
+    atexit.register(shutil.rmtree, folder)
+    shutil.copy(_RECORDER, folder)
+    log = folder / "log"
+    env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{package.parent}"}
+    command = [sys.executable, "-m", package.name, *_SERVE.split()]
+    with log.open("w") as out:
+        # Python looks for the package in the working directory first.
+        server = subprocess.Popen(command, cwd=package.parent, stdout=out, stderr=out, env=env)
+    try:
+        _wait(lambda: "ready: " in log.read_text(), log)
+        (folder / "on").touch()
+        time.sleep(_SWITCHED_S)
+        _chat(re.findall(r"listening on (http://\S+:\d+)", log.read_text())[0])
+        (folder / "on").unlink()
+        running = {f"{one.pid}.calls" for one in psutil.Process(server.pid).children(recursive=True)}
+        told = [path for path in folder.glob("*.calls") if path.name in running | {f"{server.pid}.calls"}]
+        _wait(lambda: all(path.read_text().endswith(".\n") for path in told), log)
+    finally:
+        server.terminate()
+        server.wait()
+    return told
 
 
 def _counts(package: Path, call: tuple[str, ...]) -> bool:
@@ -99,9 +124,10 @@ def _wait(is_so: Callable[[], bool], log: Path) -> None:
 
 
 def _print_shape(package: Path) -> None:
-    texts = {path: path.read_text() for path in package.rglob("*.py")}
+    found = (path for path in package.rglob("*.py") if "node_modules" not in path.parts)
+    texts = {path: path.read_text() for path in found}
     print(f"package: {len(texts)} files, {sum(len(text.splitlines()) for text in texts.values())} lines")
-    for name in (".", "api", "llama", "structured", "jobs"):
+    for name in (".", "api", "http", "llama", "structured", "jobs"):
         flat, all_of_it = (len(list((package / name).glob(pattern))) for pattern in ("*.py", "**/*.py"))
         print(f"{name}: {flat} files in the root, {all_of_it} in all")
     classes = [(*row, path) for path, text in texts.items() for row in _classes(text)]

@@ -1,7 +1,8 @@
 """Python imports this at its start where the folder is on PYTHONPATH: it notes the functions that are called.
 
-While `$HOPS_FOLDER/on` exists, every function called in any thread is kept; then they are written to
-`PID.calls` in that folder, a line each: file, line, name.
+While `on` exists beside this file, every function called in any thread is kept; then they are written to
+`PID.calls` there, a line each: file, line, name; and `.` at the end. The file is opened at the start: later a
+process may have confined itself.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _LOOK_S = 0.02
+_FOLDER = Path(__file__).parent
 
 
 class _Recorder(threading.Thread):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         super().__init__(daemon=True)
-        self._folder = folder
-        self._switch = folder / "on"
+        self._file = (_FOLDER / f"{os.getpid()}.calls").open("w")
+        self._switch = _FOLDER / "on"
         self._is_on = False
         self._codes: set[CodeType] = set()
 
@@ -35,13 +37,12 @@ class _Recorder(threading.Thread):
         while self._switch.exists():
             time.sleep(_LOOK_S)
         self._is_on = False
-        part = self._folder / f"{os.getpid()}.part"
         rows = (f"{code.co_filename}\t{code.co_firstlineno}\t{code.co_name}\n" for code in self._codes)
-        part.write_text("".join(rows))
-        part.rename(part.with_suffix(".calls"))  # whole, once it has its name
+        with self._file:
+            self._file.write("".join(rows) + ".\n")
 
 
-_recorder = _Recorder(Path(os.environ["HOPS_FOLDER"]))
+_recorder = _Recorder()
 _recorder.start()
 threading.setprofile(_recorder.note)
 sys.setprofile(_recorder.note)

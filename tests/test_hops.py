@@ -1,0 +1,22 @@
+"""How many files of the package one streamed chat passes through: the house counts them, and holds the number."""
+
+from __future__ import annotations
+
+import pytest
+from hops import chat_calls
+
+from tests.test_house import PACKAGE
+
+pytestmark = pytest.mark.thorough
+
+MOST_FILES = 116
+"""111 to 114, and what a process may do on its own meanwhile. Who needs more files on this way says why in the
+commit that raises the number."""
+
+
+def test_a_streamed_chat_passes_through_no_more_files_than_it_did() -> None:
+    processes = chat_calls(PACKAGE)
+    assert set(processes) == {"API process", "engine process", "reader processes"}
+    assert all(len(calls) > 20 for calls in processes.values()), "the recorder heard little"
+    files = {file for calls in processes.values() for file, *_ in calls}
+    assert len(files) <= MOST_FILES, sorted(files)
