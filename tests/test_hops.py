@@ -1,4 +1,4 @@
-"""How many files of the package one streamed chat passes through: the house counts them, and holds the number."""
+"""How many files of the package one streamed chat passes through: counted, and held."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.test_house import PACKAGE
 pytestmark = pytest.mark.thorough
 
 MOST_FILES = 116
-"""111 to 114, and what a process may do on its own meanwhile. Who needs more files on this way says why in the
+"""111 to 114, and what a process may do on its own meanwhile. Who needs more on this way says why in the
 commit that raises the number."""
 
 
