@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -17,6 +18,8 @@ from tests.company import share_cores
 from tests.kernels.library import KERNELS
 
 gc.disable()  # until all tests are collected: it would look again and again at what stays
+settings.register_profile("suite", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("suite")
 share_cores()
 trust_one()
 put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do
@@ -24,7 +27,7 @@ put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: 
 pytest_plugins = ["tests.skips"]
 
 _TESTS = Path(__file__).parent
-_SERVERS = {"commands", "dispatch", "e2e", "fuzz", "page"}
+_SERVERS = {"cli", "e2e", "engine_client", "fuzz", "page"}
 """Folders of tests that start processes; the files beside the folders mostly do so too."""
 _TOGETHER = {
     "tests/page/": "one browser",

@@ -28,8 +28,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def num_lines(module: str) -> int:
-    path = PACKAGE.joinpath(*module.split("."))
-    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8").count("\n")
+    return PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8").count("\n")
 
 
 def classes() -> list[tuple[str, ast.ClassDef]]:
