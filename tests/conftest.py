@@ -24,16 +24,14 @@ put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: 
 pytest_plugins = ["tests.skips"]
 
 _TESTS = Path(__file__).parent
-_SERVERS = {"commands", "dispatch", "e2e", "fuzz", "page"}
+_SERVERS = {"cli", "engine_client", "e2e", "fuzz", "page"}
 """Folders of tests that start processes; the files beside the folders mostly do so too."""
 _TOGETHER = {
     "tests/page/": "one browser",
     **dict.fromkeys(
         [
-            "tests/e2e/test_agents_of_frameworks.py",
             "tests/e2e/test_embedding_clients.py",
             "tests/e2e/test_frameworks.py",
-            "tests/e2e/test_hints.py",
         ],
         "one import of frameworks that take seconds",
     ),
