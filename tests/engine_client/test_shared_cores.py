@@ -134,7 +134,6 @@ async def test_a_long_step_of_batch_work_is_thrown_away_for_another_models_newco
         await collect(a, request("x", output=3))
         assert not batch.done()
         events = await batch
-        assert events[-1].finish is not None
         assert events[-1].finish.interruptions == 1
 
 
