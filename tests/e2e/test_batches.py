@@ -69,7 +69,6 @@ def until_some_are_done(client: openai.OpenAI, batch_id: str, num_rows: int) -> 
 def counted(batch: Batch) -> tuple[int, int, int]:
     """Rows in all, completed and failed."""
     counts = batch.request_counts
-    assert counts is not None
     return counts.total, counts.completed, counts.failed
 
 
@@ -137,7 +136,6 @@ def test_a_batch_from_upload_to_output(client: openai.OpenAI) -> None:
     assert response["request_id"].startswith("req_")
     alone = client.chat.completions.create(**rows[7]["body"])  # type: ignore[call-overload]
     assert response["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
-    assert done.usage is not None
     assert done.usage.output_tokens == sum(
         line["response"]["body"]["usage"]["completion_tokens"] for line in lines
     )
@@ -193,7 +191,6 @@ def test_bad_lines_fail_the_batch_by_number(client: openai.OpenAI) -> None:
     failed = ended(client, begin(client, "\n".join(content).encode()).id)
     assert failed.status == "failed"
     assert failed.failed_at is not None
-    assert failed.errors is not None
     assert [(e.line, e.code, e.param) for e in failed.errors.data or []] == [
         (2, "invalid_json_line", None),
         (4, "duplicate_custom_id", "custom_id"),

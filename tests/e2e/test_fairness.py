@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.test_limits import eventually, num_live
+from tests.e2e.serving import eventually, num_live
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from tests.e2e.serving import eventually, num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
+from tests.wire import connect, everything, everything_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-MODEL = ("--model", str(tiny_model_path()), "--ctx-size", "16384")
 LONG = {
     "messages": [{"role": "user", "content": "a"}],
     "max_tokens": 3900,
@@ -26,46 +26,15 @@ LONG = {
 }
 
 
-def connect(server: ServerProcess, *, receive_bytes: int | None = None) -> socket.socket:
-    sock = socket.socket()
-    if receive_bytes is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    sock.settimeout(30)
-    sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-    return sock
-
-
 def post(body: object, path: str = "/v1/chat/completions", *, request_id: str = "any") -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}"
     return f"{head}\r\nx-request-id: {request_id}\r\n\r\n".encode() + data
 
 
-def everything(sock: socket.socket) -> bytes:
-    """Until the other side closes; a reset is a close too."""
-    found = b""
-    try:
-        while piece := sock.recv(65536):
-            found += piece
-    except ConnectionError:
-        return found
-    return found
-
-
-def eventually(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-
-
 def log_of(server: ServerProcess, request_id: str) -> str:
     """The line that tells of the request's end; empty before it."""
     return next((line for line in server.lines if f"id={request_id} " in line), "")
-
-
-def num_live(server: ServerProcess) -> int:
-    return sum(size["running"] + size["waiting"] for size in server.status()["queue"].values())
 
 
 def error_in(answer: bytes) -> dict[str, object]:
@@ -79,7 +48,7 @@ def strict() -> Iterator[ServerProcess]:
     """Holds all that it generates: no reader is dropped for another reason than time."""
     options = ("--read-timeout-s", "1", "--write-timeout-s", "1", "--max-connections", "6")
     options += ("--stream-buffer-mb", "1024")
-    with ServerProcess(*MODEL, *options) as server:
+    with tiny_server("--ctx-size", "16384", *options) as server:
         yield server
 
 
@@ -97,25 +66,16 @@ def test_a_client_that_stops_reading_is_dropped(strict: ServerProcess) -> None:
 
 def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
     """Long before the write timeout: the buffer is full first."""
-    with ServerProcess(*MODEL, "--write-timeout-s", "600", "--stream-buffer-mb", "1") as server:
+    with tiny_server("--ctx-size", "16384", "--write-timeout-s", "600", "--stream-buffer-mb", "1") as server:
         before = server.status()["memory"]["rss_bytes"]
         with connect(server, receive_bytes=4096) as sock:
             sock.sendall(post({**LONG, "n": 4, "max_tokens": 3500}))
             assert sock.recv(100).startswith(b"HTTP/1.1 200")
-            eventually(lambda: num_live(server) == 0, timeout_s=90)
+            eventually(lambda: num_live(server) == 0)
             grown = server.status()["memory"]["rss_bytes"] - before
             assert b"reader_too_slow" in everything_until(sock, b"reader_too_slow")
     assert grown < 64 * 2**20
     assert " 0 output tokens" in server.lines[-1]  # none of the four came to its end
-
-
-def everything_until(sock: socket.socket, words: bytes) -> bytes:
-    found = b""
-    while words not in found:
-        piece = sock.recv(65536)
-        assert piece, "closed"
-        found += piece
-    return found
 
 
 def test_a_reader_that_pauses_a_little_is_served_to_the_end(strict: ServerProcess) -> None:
@@ -191,7 +151,7 @@ def test_what_is_no_http_gets_an_error_object(strict: ServerProcess) -> None:
 
 
 def test_connections_beyond_the_limit_are_told_so() -> None:
-    with ServerProcess(*MODEL, "--max-connections", "3") as server:
+    with tiny_server("--ctx-size", "16384", "--max-connections", "3") as server:
         idle = [connect(server) for _ in range(3)]
         try:
             refused = httpx.get(server.url + "/v1/models")
@@ -206,7 +166,7 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
 
 def test_few_open_files_mean_fewer_connections_and_the_others_are_told_so() -> None:
     """Many more than there are files for, one after the other: each of them gets its answer."""
-    with ServerProcess(*MODEL, "--read-timeout-s", "600", max_open_files=160) as server:
+    with tiny_server("--ctx-size", "16384", "--read-timeout-s", "600", max_open_files=160) as server:
         said = next(line for line in server.lines if "connections at once" in line)
         assert "32 connections at once, not the 4096" in said
         assert "160 files" in said

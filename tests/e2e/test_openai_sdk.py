@@ -25,10 +25,8 @@ def test_a_chat_completion(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "length"
-    assert answer.usage is not None
     assert answer.usage.completion_tokens == 12
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
-    assert answer.usage.prompt_tokens_details is not None
     assert 0 <= answer.usage.prompt_tokens_details.cached_tokens < answer.usage.prompt_tokens
     timings = answer.model_extra["timings"]
     assert timings["tokens_generated"] == 12
@@ -71,7 +69,6 @@ def test_log_probabilities_in_both_shapes(client: openai.OpenAI) -> None:
     asked: Any = {"model": "tiny", "max_tokens": 8, "temperature": 0}
     chat = client.chat.completions.create(**asked, messages=HELLO, logprobs=True, top_logprobs=3)
     logprobs = chat.choices[0].logprobs
-    assert logprobs is not None
     assert logprobs.content is not None
     assert len(logprobs.content) == 8
     for token in logprobs.content:
@@ -81,9 +78,7 @@ def test_log_probabilities_in_both_shapes(client: openai.OpenAI) -> None:
         assert bytes(token.bytes or []).decode(errors="replace") == token.token
     choice = client.completions.create(**asked, prompt="the river", logprobs=2, echo=True).choices[0]
     assert choice.text.startswith("the river")
-    assert choice.logprobs is not None
     values = choice.logprobs.token_logprobs
-    assert values is not None
     assert values[0] is None
     assert all(value is not None and value <= 0 for value in values[1:])
     assert len(choice.logprobs.tokens or []) == len(values) == len(choice.logprobs.text_offset or [])

@@ -11,8 +11,8 @@ import pytest
 
 from tests.access_table import ADMIN, INFERENCE, METRICS, NEEDED, OPEN, with_an_end
 from tests.e2e.serving import eventually, key_file, num_live, tiny_server
-from tests.e2e.test_limits import connect
 from tests.server_process import ServerProcess
+from tests.wire import connect
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
