@@ -1,11 +1,14 @@
-"""LangChain, LlamaIndex, LiteLLM and Pydantic AI with only the base URL changed: answers, streams, agents and
-typed answers, each by its own way of asking, and with the hints and notes that each sends to anybody."""
+"""LangChain, LlamaIndex, LiteLLM, Pydantic AI and OpenAI's Agents SDK with only the base URL changed.
+
+Answers, streams, agents and typed answers, each by its own way of asking, and with the hints and notes that
+each sends to anybody.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
 import httpx
@@ -24,8 +27,10 @@ types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.o
 workflow = Lazy("llama_index.core.agent.workflow")
 pydantic_ai, models = Lazy("pydantic_ai"), Lazy("pydantic_ai.models.openai")
 providers, litellm = Lazy("pydantic_ai.providers.openai"), Lazy("litellm")
+agents = Lazy("agents")
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
+SHORT: Any = {"max_tokens": 60, "temperature": 0}
 NOTED: Any = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
 
 
@@ -135,7 +140,7 @@ async def test_pydantic_ai_gets_an_object(kind: str, server: ServerProcess) -> N
     async with async_sdk(server) as client:
         model = getattr(models, kind)("tiny", provider=providers.OpenAIProvider(openai_client=client))
         agent = pydantic_ai.Agent(model, output_type=Level)
-        answer = await agent.run("How high is it?", model_settings={"max_tokens": 60, "temperature": 0})
+        answer = await agent.run("How high is it?", model_settings=SHORT)
     assert isinstance(answer.output, Level)
 
 
@@ -170,3 +175,73 @@ def test_litellm_may_send_what_other_services_note(client: openai.OpenAI) -> Non
         allowed_openai_params=["prompt_cache_key", "verbosity"],
     )
     assert answer.choices[0].message.content
+
+
+@pytest.fixture(params=["responses", "chat"])
+async def agents_model(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[agents.Model]:
+    agents.set_tracing_disabled(True)
+    async with async_sdk(server) as client:
+        if request.param == "responses":
+            yield agents.OpenAIResponsesModel("tiny", client)
+        else:
+            yield agents.OpenAIChatCompletionsModel("tiny", client)
+
+
+@pytest.mark.thorough
+async def test_an_agent_calls_its_two_tools(agents_model: agents.Model) -> None:
+    called: list[str] = []
+
+    @agents.function_tool
+    def high_water() -> str:
+        """Whether the water is high."""
+        called.append("high")
+        return "yes"
+
+    @agents.function_tool
+    def low_water() -> str:
+        """Whether the water is low."""
+        called.append("low")
+        return "no"
+
+    for name, choice in (("high", "high_water"), ("low", "low_water")):
+        settings = agents.ModelSettings(**SHORT, tool_choice=choice)
+        agent = agents.Agent(
+            name="guard",
+            instructions="Look.",
+            tools=[high_water, low_water],
+            model=agents_model,
+            model_settings=settings,
+        )
+        result = await agents.Runner.run(agent, "Is the water high?", max_turns=3)
+        assert called[-1] == name
+        kinds = [item.type for item in result.new_items]
+        assert kinds[:2] == ["tool_call_item", "tool_call_output_item"]
+        assert kinds[-1] == "message_output_item"
+
+
+@pytest.mark.thorough
+async def test_an_agent_hands_over_to_one_that_answers_in_a_form(agents_model: agents.Model) -> None:
+    measurer = agents.Agent(
+        name="measurer",
+        instructions="Say how high.",
+        output_type=Level,
+        model=agents_model,
+        model_settings=agents.ModelSettings(**SHORT),
+    )
+    settings = agents.ModelSettings(**SHORT, tool_choice="required")
+    desk = agents.Agent(name="desk", handoffs=[measurer], model=agents_model, model_settings=settings)
+    result = await agents.Runner.run(desk, "How high is the water?", max_turns=3)
+    assert result.last_agent is measurer
+    assert isinstance(result.final_output, Level)
+
+
+@pytest.mark.thorough
+async def test_an_agent_streams(agents_model: agents.Model) -> None:
+    agent = agents.Agent(
+        name="guard", output_type=Level, model=agents_model, model_settings=agents.ModelSettings(**SHORT)
+    )
+    result = agents.Runner.run_streamed(agent, "Is the water high?")
+    kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
+    assert kinds[0] == "response.created"
+    assert "response.output_text.delta" in kinds
+    assert isinstance(result.final_output, Level)

@@ -41,15 +41,6 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]
         yield client
 
 
-def test_an_output_that_is_cut_in_its_thoughts_has_no_content(thinker: openai.OpenAI) -> None:
-    answer = thinker.chat.completions.create(**ASKED, max_tokens=20)
-    message = answer.choices[0].message
-    assert message.content is None
-    assert message.model_extra["reasoning_content"] == message.model_extra["reasoning"]
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 20
-
-
 @pytest.mark.parametrize("budget", [1, 12])
 def test_a_budget_ends_the_thoughts_and_the_answer_follows(thinker: openai.OpenAI, budget: int) -> None:
     asked = {**ASKED, "max_tokens": 150, "extra_body": {"thinking_budget": budget}}
@@ -80,13 +71,6 @@ def test_without_thinking_a_schema_begins_at_once(thinker: openai.OpenAI) -> Non
     answer = thinker.chat.completions.create(
         **ASKED, max_tokens=100, response_format=FORMAT, reasoning_effort="none"
     )
-    assert 1 <= json.loads(answer.choices[0].message.content or "")["rating"] <= 5
-    assert "reasoning" not in (answer.choices[0].message.model_extra or {})
+    assert 1 <= json.loads(answer.choices[0].message.content)["rating"] <= 5
+    assert "reasoning" not in answer.choices[0].message.model_extra
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
-
-
-def test_the_order_of_clients_changes_nothing(thinker: openai.OpenAI) -> None:
-    asked = {**ASKED, "max_tokens": 120, "extra_body": {"thinking_budget": 9}, "response_format": FORMAT}
-    answers = [thinker.chat.completions.create(**asked, n=n) for n in (1, 4)]
-    texts = {choice.message.content for answer in answers for choice in answer.choices}
-    assert len(texts) == 1

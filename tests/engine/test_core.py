@@ -493,3 +493,35 @@ def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> 
     assert (silent.last.forecast, silent.last.prefixes) == (None, None)
     assert telling.last.forecast.num_live == (0, 0)
     assert len(telling.last.prefixes.saved) == 2
+
+
+def steps_of(*requests: GenerationRequest, kv_tokens: int = 4096) -> list[StepFigures]:
+    backend = FakeBackend(msgspec.structs.replace(FAKE_INFO, kv_tokens=kv_tokens))
+    engine = Engine(EngineOptions(model_path=""), backend)
+    engine.submit(*requests)
+    found = []
+    while engine.core.has_work:
+        found += [done.figures for done in engine.core.step() if isinstance(done, StepDone) and done.figures]
+    return found
+
+
+def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
+    figures = [f for f in steps_of(request("a", prompt=20, output=4)) if f.tokens]
+    assert [(f.tokens, f.sampled, f.sequences) for f in figures] == [(20, 1, 1), *[(1, 1, 1)] * 3]
+    assert all(f.predicted_ms > 0 and f.elapsed_ms >= 0 for f in figures)
+    crowd = [request(f"b{i}", tokens=tuple(range(100, 160 + i)), output=60, priority=BATCH) for i in range(4)]
+    assert sum(f.preemptions for f in steps_of(*crowd, kv_tokens=256)) > 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "output", "sampled", "forced"),
+    [
+        ("?abc?de", 50, 2, 6),  # two free ones, five others, and the end
+        ("ab?", 50, 1, 3),
+        ("abcd", 3, 0, 3),  # without a step
+    ],
+)
+def test_forced_tokens_of_steps_are_told_once(pattern: str, output: int, sampled: int, forced: int) -> None:
+    figures = steps_of(request("a", output=output, constraint=Constraint(grammar=pattern)))
+    assert (sum(f.sampled for f in figures), sum(f.forced for f in figures)) == (sampled, forced)
+    assert sampled or [f.tokens for f in figures] == [0]

@@ -38,6 +38,7 @@ def test_a_long_step_gets_300_times_what_it_should_take_and_an_idle_engine_may_b
     story = Story(HangLimits(step_s=10))
     assert not story.hung_after(1000, owes=False)
     assert not story.hung_after(9)
+    story.detector.news()
     story.detector.step_begins(expected_ms=1000)
     assert not story.hung_after(300)
     assert story.hung_after(1)
@@ -91,6 +92,8 @@ def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine()
         (-11, DeathKind.FAULT, "crashed in native code (SIGSEGV)", "SIGSEGV"),
         (-6, DeathKind.FAULT, "crashed in native code (SIGABRT)", "SIGABRT"),
         (1, DeathKind.FAULT, "exit status 1", "exit_1"),
+        (0, DeathKind.FAULT, "exit status 0", "exit_0"),
+        (-60, DeathKind.KILL, "60", "signal_60"),
         (None, DeathKind.FAULT, "exit status None", "unknown"),
     ],
 )
