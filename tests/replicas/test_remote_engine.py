@@ -288,7 +288,8 @@ async def test_a_client_who_leaves_frees_the_replica() -> None:
 
 async def test_a_call_is_cancelled_by_name_here_and_at_another_api_process() -> None:
     async with cluster(1) as made:
-        (asked,) = await made.asked(request("a/0", output=50), request("a/1", output=50))
+        asked = made.ask(request("a/0", output=50), request("a/1", output=50))
+        await settle()
         assert made.engine.cancel("a")
         with pytest.raises(RequestCancelled):
             await asked
@@ -368,7 +369,7 @@ async def test_vectors_go_on_where_a_replica_has_left_off() -> None:
             reading = asyncio.create_task(embedding.vectors())
             await settle()
             holder = made.holder("e")
-            await made.step("a")
+            await made.step("e")
             made.replicas[holder].die()
             await settle()
             while not reading.done():
