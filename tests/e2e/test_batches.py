@@ -144,13 +144,6 @@ def test_a_batch_from_upload_to_output(client: openai.OpenAI) -> None:
     assert output.bytes == len(client.files.content(output.id).content)
 
 
-def test_text_completions(client: openai.OpenAI) -> None:
-    row = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": {"prompt": "x", "max_tokens": 2}}
-    done = ended(client, begin(client, jsonl([row]), endpoint=COMPLETIONS).id)
-    (line,) = lines_of(client, done.output_file_id)
-    assert line["response"]["body"]["object"] == "text_completion"
-
-
 def test_rows_that_fail_go_to_the_error_file(client: openai.OpenAI) -> None:
     rows = [
         chat_row(0),
@@ -202,7 +195,7 @@ def test_bad_lines_fail_the_batch_by_number(client: openai.OpenAI) -> None:
     assert failed.error_file_id is None
 
 
-def test_files_are_listed_and_deleted(busy: openai.OpenAI) -> None:
+def test_files_are_listed_and_deleted_and_batches_are_listed_the_newest_first(busy: openai.OpenAI) -> None:
     ids = [upload(busy, jsonl([chat_row(n)])) for n in range(5)]
     assert [file.id for file in busy.files.list(limit=2)] == ids[::-1]
     assert [file.id for file in busy.files.list(limit=2, order="asc", after=ids[0])] == ids[1:]
@@ -213,11 +206,8 @@ def test_files_are_listed_and_deleted(busy: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match=f"No such File object: {ids[2]}"):
         busy.files.retrieve(ids[2])
     assert [file.id for file in busy.files.list()] == [ids[4], ids[3], ids[1], ids[0]]
-
-
-def test_batches_are_listed_the_newest_first(busy: openai.OpenAI) -> None:
-    ids = [begin(busy, jsonl([chat_row(n)])).id for n in range(5)]
-    assert [batch.id for batch in busy.batches.list(limit=2)] == ids[::-1]
+    begun = [begin(busy, jsonl([chat_row(n)])).id for n in range(5)]
+    assert [batch.id for batch in busy.batches.list(limit=2)] == begun[::-1]
 
 
 def test_a_running_batch_is_cancelled_and_keeps_what_is_done(busy: openai.OpenAI) -> None:
@@ -275,6 +265,12 @@ def test_a_wrong_batch_is_refused_by_name(
     assert refusal.value.param == param
 
 
+def test_another_purpose_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="'fine-tune' is not supported") as refusal:
+        client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
+    assert refusal.value.param == "purpose"
+
+
 def test_an_input_file_must_exist(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="No such File object: file-1") as refusal:
         client.batches.create(input_file_id="file-1", endpoint=CHAT, completion_window="24h")
@@ -285,12 +281,6 @@ def test_an_input_file_must_exist(client: openai.OpenAI) -> None:
         assert refusal.value.param == "after"
     with pytest.raises(openai.NotFoundError, match="No batch found with id 'batch_1'"):
         client.batches.retrieve("batch_1")
-
-
-def test_other_purposes_are_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="'fine-tune' is not supported") as refusal:
-        client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
-    assert refusal.value.param == "purpose"
 
 
 def test_uploads_have_a_limit_of_their_own(tmp_path: Path) -> None:

@@ -66,15 +66,6 @@ def test_the_published_cosines(client: openai.OpenAI) -> None:
     assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-9)
 
 
-def test_a_long_text_is_refused_or_cut(client: openai.OpenAI) -> None:
-    long = "tree " * 3000
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.embeddings.create(model="minilm", input=["short", long])
-    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input[1]")
-    cut = client.embeddings.create(model="minilm", input=["short", long], extra_body={"truncate": True})
-    assert cut.usage.prompt_tokens > 100
-
-
 def test_tokens_of_the_server_are_taken_back(url: str, client: openai.OpenAI) -> None:
     tokens = httpx.post(url + "/tokenize", json={"model": "minilm", "prompt": WEATHER[0]}).json()["tokens"]
     by_ids = client.embeddings.create(model="minilm", input=tokens).data[0].embedding
@@ -108,13 +99,6 @@ async def test_langchain_embeds_asynchronously(url: str) -> None:
         )
         vectors = await embeddings.aembed_documents(WEATHER)
     assert cosines(vectors) == pytest.approx(PUBLISHED, abs=0.01)
-
-
-def test_what_langchain_sends_by_default_is_told_how_to_change_that(client: openai.OpenAI) -> None:
-    """Ids of OpenAI's vocabulary, which it fetches from elsewhere."""
-    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as refused:
-        client.embeddings.create(model="minilm", input=[[791, 9282, 374, 31961]])
-    assert (refused.value.code, refused.value.param) == ("foreign_token_ids", "input[0]")
 
 
 def test_llama_index_embeds_and_reranks(url: str) -> None:

@@ -30,7 +30,7 @@ def http(server: ServerProcess, address: str, user: str = "") -> httpx.AsyncClie
     """Comes from this address of the machine; a proxy says for whom it speaks."""
     headers = {"x-api-key": "root", **({"x-forwarded-for": user} if user else {})}
     transport = httpx.AsyncHTTPTransport(local_address=address, limits=httpx.Limits(max_connections=None))
-    return httpx.AsyncClient(base_url=server.url, transport=transport, headers=headers, timeout=60)
+    return httpx.AsyncClient(base_url=server.url, transport=transport, headers=headers, timeout=600)
 
 
 async def num_done_before(

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.e2e.serving import eventually, sdk
-from tests.e2e.test_batches import COMPLETIONS, begin, counted, ended, jsonl
+from tests.e2e.test_batches import COMPLETIONS, begin, counted, ended, jsonl, lines_of
 from tests.server_process import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path
 
@@ -208,4 +208,10 @@ def test_rows_of_a_batch_may_name_any_model() -> None:
     rows = [{"custom_id": name, **asked, "body": {**QUESTION, "model": name}} for name in ("one", "two")]
     with ServerProcess(*TWO) as server, sdk(server) as client:
         batch = begin(client, jsonl(rows), endpoint=COMPLETIONS)
-        assert counted(ended(client, batch.id)) == (2, 2, 0)
+        done = ended(client, batch.id)
+        assert counted(done) == (2, 2, 0)
+        answers = [line["response"]["body"] for line in lines_of(client, done.output_file_id)]
+        assert {(one["object"], one["model"]) for one in answers} == {
+            ("text_completion", "one"),
+            ("text_completion", "two"),
+        }

@@ -64,20 +64,21 @@ FIELDS = {
 }
 
 
+BEFORE = {
+    "headers": b"GET /version HTTP/1.1\r\nhost: localhost\r\n",
+    "trailers": b"POST /tokenize HTTP/1.1\r\n" + CHUNKED + b"1\r\n{\r\n0\r\n",
+}
+
+
+@pytest.mark.parametrize("where", BEFORE)
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("size", [None, 1000])
-def test_headers_are_bounded_however_they_come(server: ServerProcess, name: str, size: int | None) -> None:
-    request = b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + FIELDS[name] + b"\r\n"
-    answer = answered(server, *_cut(request, size))
+def test_headers_and_trailers_are_bounded_however_they_come(
+    server: ServerProcess, where: str, name: str, size: int | None
+) -> None:
+    answer = answered(server, *_cut(BEFORE[where] + FIELDS[name] + b"\r\n", size))
     assert status_of(answer) == 431
-    assert b"headers_too_large" in answer
-
-
-@pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("size", [None, 1000])
-def test_trailers_are_bounded_however_they_come(server: ServerProcess, name: str, size: int | None) -> None:
-    request = b"POST /tokenize HTTP/1.1\r\n" + CHUNKED + b"1\r\n{\r\n0\r\n" + FIELDS[name] + b"\r\n"
-    assert status_of(answered(server, *_cut(request, size))) == 431
+    assert b"headers_too_large" in answer or where == "trailers"
 
 
 def test_headers_and_trailers_count_together(server: ServerProcess) -> None:
@@ -149,8 +150,7 @@ def test_a_few_that_wait_are_all_answered_in_their_order(server: ServerProcess) 
 
 def test_what_is_wrong_behind_a_good_request_costs_that_one_nothing(server: ServerProcess) -> None:
     answer = answered(server, GET + b"\x00 nonsense\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert answer.count(b"HTTP/1.1 ") == 1
+    assert (status_of(answer), answer.count(b"HTTP/1.1 ")) == (200, 1)
 
 
 # -- an Upgrade to anything but a WebSocket ---------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_an_upgrade_to_what_is_not_spoken_here_is_ignored(
 
 def test_such_requests_may_wait_for_each_other(server: ServerProcess) -> None:
     one = b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + ASKED["h2c"] + b"\r\n"
-    last = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    last = b"GET /version HTTP/1.1\r\nconnection: close" + END
     assert answered(server, one * 4 + last).count(b"HTTP/1.1 200") == 5
 
 
