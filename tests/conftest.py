@@ -33,10 +33,8 @@ _TOGETHER = {
     "tests/page/": "one browser",
     **dict.fromkeys(
         [
-            "tests/e2e/test_agents_of_frameworks.py",
             "tests/e2e/test_embedding_clients.py",
             "tests/e2e/test_frameworks.py",
-            "tests/e2e/test_hints.py",
         ],
         "one import of frameworks that take seconds",
     ),

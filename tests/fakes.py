@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from openai_cpu_server.contract.embedding import EmbedResult
+from openai_cpu_server.contract.engine import LiveRequest, RequestState
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, ModelKind
-from openai_cpu_server.contract.request import Constraint, Thinking, Thoughts
+from openai_cpu_server.contract.request import Constraint, Priority, Thinking, Thoughts
 from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (
     Close,
@@ -74,6 +75,20 @@ FAKE_EMBEDDER = msgspec.structs.replace(
     can_trim=False,
 )
 FAKE_RERANKER = msgspec.structs.replace(FAKE_EMBEDDER, kind=ModelKind.RERANKS, embedding_size=1)
+
+
+FAKE_LIVE = LiveRequest(
+    id="r/0",
+    priority=Priority.INTERACTIVE,
+    state=RequestState.RUNNING,
+    prompt_tokens=1,
+    output_tokens=0,
+    age_s=0.0,
+    client="",
+    position=None,
+    first_token_ms=None,
+)
+"""As a request is shown."""
 
 
 class Panic(BaseException):

@@ -127,21 +127,15 @@ class TestFairTurns:
         turns.join("d")
         assert turns.order == ["c", "d", "b", "a"]
 
-    def test_a_newcomer_has_saved_up_nothing(self) -> None:
+    def test_a_newcomer_has_saved_up_nothing_nor_has_who_comes_back_even_when_nobody_was_there(self) -> None:
         turns = joined("a")
         turns.use("a", 100)
         turns.join("b")
         assert turns.lead("a", "b") == 0
-
-    def test_nor_has_who_comes_back(self) -> None:
-        turns = joined("a", "b")
         turns.leave("b")
         turns.use("a", 100)
         turns.join("b")
         assert turns.lead("a", "b") == 0
-
-    def test_nor_when_nobody_was_there_meanwhile(self) -> None:
-        turns = joined("a", "b")
         turns.leave("b")
         turns.use("a", 100)
         turns.leave("a")

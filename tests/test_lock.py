@@ -40,7 +40,8 @@ def wanted() -> dict[str, list[Requirement]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_package_has_one_version_and_hashes(path: Path) -> None:
+def test_each_package_has_one_version_and_hashes_and_no_index_is_named(path: Path) -> None:
+    assert not re.search(r"://|--(index|extra-index|find-links)", path.read_text())
     lines = path.read_text().replace("\\\n", " ").splitlines()
     assert lines
     for line in lines:
@@ -48,11 +49,6 @@ def test_each_package_has_one_version_and_hashes(path: Path) -> None:
         assert re.fullmatch(r"[a-z0-9-]+==[^ ]+( ; .*)?", first.strip()), line
         assert hashes
         assert len(_HASH.findall(line)) == len(hashes)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_no_index_is_named(path: Path) -> None:
-    assert not re.search(r"://|--(index|extra-index|find-links)", path.read_text())
 
 
 @pytest.mark.parametrize("python", _PYTHONS)

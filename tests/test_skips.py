@@ -35,31 +35,23 @@ def run(folder: Path, content: str, *, ci: str = "true", file: str = "test_it.py
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("content", "reason"), [(SKIPS, "there is no such server here"), (SKIPS_ALL, "No module named")]
+    ("content", "more", "code", "said"),
+    [
+        (SKIPS, {}, 1, "there is no such server here"),
+        (SKIPS_ALL, {}, 1, "No module named"),
+        (SKIPS, {"ci": ""}, 0, "1 skipped"),  # at home
+        (SKIPS, {"file": LISTED}, 0, "1 skipped"),
+        (SKIPS_ALL, {"file": LISTED}, 0, "1 skipped"),
+        (FAILS_AS_EXPECTED, {}, 0, "1 xfailed"),
+    ],
 )
-def test_a_skip_fails_with_its_reason(tmp_path: Path, content: str, reason: str) -> None:
-    code, said = run(tmp_path, content)
-    assert code != 0
-    assert "does not allow" in said
-    assert reason in said
-
-
-@pytest.mark.thorough
-def test_at_home_skips_are_fine(tmp_path: Path) -> None:
-    assert run(tmp_path, SKIPS, ci="")[0] == 0
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("content", [SKIPS, SKIPS_ALL])
-def test_what_is_named_may_be_skipped(tmp_path: Path, content: str) -> None:
-    code, said = run(tmp_path, content, file=LISTED)
-    assert (code, "1 skipped" in said) == (0, True)
-
-
-@pytest.mark.thorough
-def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
-    code, said = run(tmp_path, FAILS_AS_EXPECTED)
-    assert (code, "1 xfailed" in said) == (0, True)
+def test_a_skip_fails_with_its_reason_unless_it_may_be_skipped(
+    tmp_path: Path, content: str, more: dict[str, str], code: int, said: str
+) -> None:
+    found, told = run(tmp_path, content, **more)
+    assert (found != 0) == (code != 0), told
+    assert said in told
+    assert ("does not allow" in told) == (code != 0)
 
 
 def test_the_list_names_files_that_exist() -> None:

@@ -38,26 +38,15 @@ def bars(picture: str) -> dict[str, list[tuple[float, float]]]:
     }
 
 
-def test_each_sequence_has_a_bar_in_each_step_that_was_applied() -> None:
+def test_each_sequence_has_a_bar_in_each_step_that_was_applied_people_above_and_time_to_the_right() -> None:
     found = bars(step_picture(STEPS, []))
-    assert [len(found[look]) for look in ("batch-decodes", "interactive-reads", "interactive-decodes")] == [
-        4,
-        1,
-        1,
-    ]
-
-
-def test_people_stand_above_batch_jobs_and_each_keeps_a_row() -> None:
-    found = bars(step_picture(STEPS, []))
-    (reads,), (decodes,) = found["interactive-reads"], found["interactive-decodes"]
-    assert reads[1] == decodes[1] < min(y for _, y in found["batch-decodes"])
-    assert len({y for _, y in found["batch-decodes"]}) == 2
-
-
-def test_time_runs_to_the_right() -> None:
-    found = bars(step_picture(STEPS, []))
-    (first, *_), (reads,) = found["batch-decodes"], found["interactive-reads"]
-    assert first[0] < reads[0] < found["interactive-decodes"][0][0]
+    jobs, (reads,), (decodes,) = (
+        found[look] for look in ("batch-decodes", "interactive-reads", "interactive-decodes")
+    )
+    assert len(jobs) == 4
+    assert len({y for _, y in jobs}) == 2
+    assert reads[1] == decodes[1] < min(y for _, y in jobs)
+    assert jobs[0][0] < reads[0] < decodes[0]
 
 
 def test_it_says_how_long_people_waited_but_not_of_those_who_came_later() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import anyio
 import pytest
 
 from openai_cpu_server.answers.cache import AnswerCache, AnswerPlace, FoundAnswer, TurnComparison
@@ -57,12 +58,14 @@ def in_memory(counts: Counts | None = None) -> AnswerCache:
 
 
 async def kept(
-    cache: AnswerCache, one: AnswerKey, *texts: str, comparing: TurnComparison | None = None
+    cache: AnswerCache, counts: Counts, one: AnswerKey, text: str, comparing: TurnComparison | None = None
 ) -> None:
     place = await cache.find(one, comparing)
     assert isinstance(place, AnswerPlace)
-    cache.keep(one, place, answer(*texts))
-    await cache.measure()  # behind what is being written
+    cache.keep(one, place, answer(text))
+    with anyio.fail_after(20):
+        while not counts.kept:
+            await asyncio.sleep(0.001)
 
 
 def told(found: object) -> str:
@@ -73,9 +76,7 @@ def told(found: object) -> str:
 async def test_the_same_question_gets_the_same_answer() -> None:
     counts = Counts()
     cache = in_memory(counts)
-    await kept(cache, question(), "yes")
-    while not counts.kept:
-        await asyncio.sleep(0.001)
+    await kept(cache, counts, question(), "yes")
     found = await cache.find(question(), None)
     assert (told(found), isinstance(found, FoundAnswer) and found.similarity) == ("yes", None)
     assert isinstance(await cache.find(question(request(stop=("x",))), None), AnswerPlace)
@@ -90,9 +91,7 @@ async def test_a_similar_turn_gets_the_answer_and_another_does_not() -> None:
     counts = Counts()
     cache = in_memory(counts)
     drawn = question(text="hi", is_repeatable=False)
-    await kept(cache, drawn, "well", comparing=COMPARING)
-    while not counts.kept:
-        await asyncio.sleep(0.001)
+    await kept(cache, counts, drawn, "well", COMPARING)
     similar = await cache.find(question(request(tokens=(7,)), text="hello", is_repeatable=False), COMPARING)
     assert told(similar) == "well"
     assert isinstance(similar, FoundAnswer)
@@ -113,9 +112,7 @@ async def test_a_corrupt_answer_is_a_miss_and_the_next_similar_one_is_told() -> 
     await store.put(AnswerEntry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
     assert isinstance(await cache.find(first, COMPARING), AnswerPlace)
     assert (await store.size()).entries == 0
-    await kept(cache, question(text="hello", is_repeatable=False), "good", comparing=COMPARING)
-    while not counts.kept:
-        await asyncio.sleep(0.001)
+    await kept(cache, counts, question(text="hello", is_repeatable=False), "good", COMPARING)
     await store.put(AnswerEntry(key=place.key, answer=b"junk", group=place.group, vector=place.vector))
     assert told(await cache.find(first, COMPARING)) == "good"
     await cache.close()
@@ -124,7 +121,9 @@ async def test_a_corrupt_answer_is_a_miss_and_the_next_similar_one_is_told() -> 
 async def test_an_answer_that_would_push_out_many_is_not_kept() -> None:
     counts = Counts()
     cache = in_memory(counts)
-    await kept(cache, question(), "x" * 2000)
+    place = await cache.find(question(), None)
+    assert isinstance(place, AnswerPlace)
+    cache.keep(question(), place, answer("x" * 2000))
     await cache.clear()  # waits for what is being written
     assert counts.kept == 0
     await cache.close()

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from openai_cpu_server.observe.gauges import EngineGauges
-from openai_cpu_server.observe.watch import Watch
-from tests.api.serving import new_engine
 from tests.deploy.dockerfile import ROOT
+from tests.observe.families import families
 
 ALERTS = ROOT / "deploy" / "chart" / "files" / "alerts.yml"
 _END = re.compile(r"_(bucket|sum|count)$")
@@ -45,9 +43,7 @@ def test_each_alert_is_tested_and_told() -> None:
 
 
 def test_the_metrics_that_they_ask_for_exist() -> None:
-    watch = Watch.new(model="m")
-    watch.metrics.add(EngineGauges(lambda: [("m", new_engine())]))
-    existing = set(re.findall(r"^# TYPE (\w+) ", watch.metrics.page().decode(), re.MULTILINE))
+    existing = set(families())
     asked = {_END.sub("", name) for name in re.findall(r"\bocs_\w+", ALERTS.read_text())}
     assert asked <= existing | {"ocs_process_open_fds", "ocs_process_max_fds"}
 

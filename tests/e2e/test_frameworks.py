@@ -1,63 +1,247 @@
-"""LangChain and LlamaIndex with only the base URL changed."""
+"""LangChain, LlamaIndex, LiteLLM, Pydantic AI and OpenAI's Agents SDK with only the base URL changed.
+
+Answers, streams, agents and typed answers, each by its own way of asking, and with the hints and notes that
+each sends to anybody.
+"""
 
 from __future__ import annotations
 
-import httpx
-import pytest
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
 
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.e2e.serving import async_sdk
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 
-langchain_openai = Lazy("langchain_openai")
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing it asks a server of its makers
+langchain_openai, messages = Lazy("langchain_openai"), Lazy("langchain_core.messages")
+graphs, prebuilt = Lazy("langgraph.graph"), Lazy("langgraph.prebuilt")
 types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.openai_like")
+workflow = Lazy("llama_index.core.agent.workflow")
+pydantic_ai, models = Lazy("pydantic_ai"), Lazy("pydantic_ai.models.openai")
+providers, litellm = Lazy("pydantic_ai.providers.openai"), Lazy("litellm")
+agents = Lazy("agents")
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.anyio]
+SHORT: Any = {"max_tokens": 60, "temperature": 0}
+NOTED: Any = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
 
 
-@pytest.fixture(scope="module")
-def langchain(server: ServerProcess) -> langchain_openai.ChatOpenAI:
-    return langchain_openai.ChatOpenAI(
-        base_url=server.url + "/v1", api_key="none", model="tiny", temperature=0, max_tokens=12
-    )
+class Level(BaseModel):
+    is_high: bool
+    metres: int = Field(ge=0, le=9)
 
 
-@pytest.fixture(scope="module")
-def llama_index(server: ServerProcess) -> llms.OpenAILike:
-    return llms.OpenAILike(
-        api_base=server.url + "/v1",
-        api_key="none",
-        model="tiny",
-        is_chat_model=True,
-        temperature=0,
-        max_tokens=12,
-    )
+def water(place: Literal["Bonn", "Cologne"]) -> str:
+    """The level of the water at a place."""
+    return "5 metres"
+
+
+def chat_model(server: ServerProcess, **more: Any) -> langchain_openai.ChatOpenAI:
+    asked = {"model": "tiny", "temperature": 0, "max_tokens": 60, **more}
+    return langchain_openai.ChatOpenAI(base_url=server.url + "/v1", api_key="none", **asked)
+
+
+@pytest.fixture(params=[False, True], ids=["chat", "responses"])
+def langchain(request: pytest.FixtureRequest, server: ServerProcess) -> langchain_openai.ChatOpenAI:
+    return chat_model(server, use_responses_api=request.param)
 
 
 def test_langchain_invokes_and_streams_the_same(langchain: langchain_openai.ChatOpenAI) -> None:
-    whole = langchain.invoke("Say something.")
-    streamed = "".join(str(chunk.content) for chunk in langchain.stream("Say something."))
-    assert streamed == whole.content
-    assert whole.usage_metadata is not None
-    assert whole.usage_metadata["output_tokens"] == 12
-    assert whole.response_metadata["finish_reason"] == "length"
+    whole = langchain.invoke("hello")
+    assert whole.text
+    assert whole.usage_metadata["output_tokens"] == 60
+    assert "".join(chunk.text for chunk in langchain.stream("hello")) == whole.text
 
 
-@pytest.mark.anyio
 async def test_langchain_batches_asynchronously(server: ServerProcess) -> None:
     async with httpx.AsyncClient() as http:
-        langchain = langchain_openai.ChatOpenAI(
-            base_url=server.url + "/v1", api_key="none", model="tiny", max_tokens=12, http_async_client=http
-        )
+        langchain = chat_model(server, max_tokens=12, http_async_client=http)
         answers = await langchain.abatch([f"Number {i}" for i in range(5)])
     assert all(answer.content for answer in answers)
 
 
-def test_llama_index_chats_and_streams_the_same(llama_index: llms.OpenAILike) -> None:
-    messages = [types.ChatMessage(role="user", content="Say something.")]
-    whole = llama_index.chat(messages).message.content
-    *_, last = llama_index.stream_chat(messages)
-    assert last.message.content == whole
+def test_langchain_may_send_its_hints_and_notes(server: ServerProcess) -> None:
+    hints = {"store": True, "verbosity": "low", "service_tier": "standard", "metadata": {"a": "b"}}
+    said = [
+        messages.HumanMessage([{**NOTED, "index": 0}]),
+        messages.AIMessage([{**NOTED, "index": 0}], additional_kwargs={"refusal": None}),
+        messages.HumanMessage("Go on."),
+    ]
+    assert chat_model(server, **hints).invoke(said).content
 
 
-def test_llama_index_completes(llama_index: llms.OpenAILike) -> None:
-    assert llama_index.complete("Once upon a time").text
+@pytest.mark.thorough
+def test_langchain_gets_an_object_by_either_api(langchain: langchain_openai.ChatOpenAI) -> None:
+    form = langchain.with_structured_output(Level, method="json_schema")
+    assert isinstance(form.invoke("How high is the water?"), Level)
+
+
+@pytest.mark.thorough
+def test_a_graph_calls_a_tool_and_tells_its_result(langchain: langchain_openai.ChatOpenAI) -> None:
+    """The first turn must call. `strict`: a model of random weights would add arguments without end."""
+    calling = langchain.bind_tools([water], tool_choice="any", parallel_tool_calls=False, strict=True)
+    graph = graphs.StateGraph(graphs.MessagesState)
+    graph.add_node("call", lambda state: {"messages": [calling.invoke(state["messages"])]})
+    graph.add_node("tools", prebuilt.ToolNode([water]))
+    graph.add_node("tell", lambda state: {"messages": [langchain.invoke(state["messages"])]})
+    for one, other in (("__start__", "call"), ("call", "tools"), ("tools", "tell"), ("tell", "__end__")):
+        graph.add_edge(one, other)
+    question = messages.HumanMessage("How high is the water in Bonn?")
+    said = graph.compile().invoke({"messages": [question]})["messages"]
+    assert [each.type for each in said] == ["human", "ai", "tool", "ai"]
+    assert [call["name"] for call in said[1].tool_calls] == ["water"]
+
+
+def llama_index(server: ServerProcess, **more: Any) -> llms.OpenAILike:
+    asked = {"model": "tiny", "is_chat_model": True, "temperature": 0, "max_tokens": 60, **more}
+    return llms.OpenAILike(api_base=server.url + "/v1", api_key="none", **asked)
+
+
+def test_llama_index_completes_chats_and_streams_the_same(server: ServerProcess) -> None:
+    llm = llama_index(server, max_tokens=12)
+    said = [types.ChatMessage(role="user", content="Say something.")]
+    *_, last = llm.stream_chat(said)
+    assert last.message.content == llm.chat(said).message.content
+    assert llm.complete("Once upon a time").text
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
+async def test_llama_index_calls_a_tool_and_tells_its_result(server: ServerProcess) -> None:
+    called: list[str] = []
+
+    def high_water() -> str:
+        """Whether the water is high."""
+        called.append("high")
+        return "yes"
+
+    async with httpx.AsyncClient() as http:
+        llm = llama_index(server, is_function_calling_model=True, async_http_client=http)
+        agent = workflow.FunctionAgent(
+            tools=[high_water], llm=llm, initial_tool_choice="high_water", timeout=60
+        )
+        answer = await agent.run("Is the water high?", max_iterations=3)
+    assert called == ["high"]
+    assert [one.tool_name for one in answer.tool_calls] == ["high_water"]
+    assert answer.response.content
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
+async def test_pydantic_ai_gets_an_object(kind: str, server: ServerProcess) -> None:
+    async with async_sdk(server) as client:
+        model = getattr(models, kind)("tiny", provider=providers.OpenAIProvider(openai_client=client))
+        agent = pydantic_ai.Agent(model, output_type=Level)
+        answer = await agent.run("How high is it?", model_settings=SHORT)
+    assert isinstance(answer.output, Level)
+
+
+@pytest.fixture
+def event_loop_of_thread() -> Iterator[None]:
+    """LiteLLM asks for the thread's loop, and leaves it open where it has to make one."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.mark.usefixtures("event_loop_of_thread")
+@pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict:UserWarning")
+def test_litellm_may_send_what_other_services_note(client: openai.OpenAI) -> None:
+    """With a client that is closed: one of its own it keeps until the process ends."""
+    said = [
+        {"role": "user", "content": [NOTED]},
+        {"role": "assistant", "content": "Hello.", "provider_specific_fields": {"x": 1}, "annotations": []},
+        {"role": "user", "content": "Go on."},
+    ]
+    answer: Any = litellm.completion(
+        model="openai/tiny",
+        client=client,
+        api_base=str(client.base_url),
+        api_key="none",
+        messages=said,
+        max_tokens=4,
+        prompt_cache_key="k",
+        verbosity="low",
+        allowed_openai_params=["prompt_cache_key", "verbosity"],
+    )
+    assert answer.choices[0].message.content
+
+
+@pytest.fixture(params=["responses", "chat"])
+async def agents_model(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[agents.Model]:
+    agents.set_tracing_disabled(True)
+    async with async_sdk(server) as client:
+        if request.param == "responses":
+            yield agents.OpenAIResponsesModel("tiny", client)
+        else:
+            yield agents.OpenAIChatCompletionsModel("tiny", client)
+
+
+@pytest.mark.thorough
+async def test_an_agent_calls_its_two_tools(agents_model: agents.Model) -> None:
+    called: list[str] = []
+
+    @agents.function_tool
+    def high_water() -> str:
+        """Whether the water is high."""
+        called.append("high")
+        return "yes"
+
+    @agents.function_tool
+    def low_water() -> str:
+        """Whether the water is low."""
+        called.append("low")
+        return "no"
+
+    for name, choice in (("high", "high_water"), ("low", "low_water")):
+        settings = agents.ModelSettings(**SHORT, tool_choice=choice)
+        agent = agents.Agent(
+            name="guard",
+            instructions="Look.",
+            tools=[high_water, low_water],
+            model=agents_model,
+            model_settings=settings,
+        )
+        result = await agents.Runner.run(agent, "Is the water high?", max_turns=3)
+        assert called[-1] == name
+        kinds = [item.type for item in result.new_items]
+        assert kinds[:2] == ["tool_call_item", "tool_call_output_item"]
+        assert kinds[-1] == "message_output_item"
+
+
+@pytest.mark.thorough
+async def test_an_agent_hands_over_to_one_that_answers_in_a_form(agents_model: agents.Model) -> None:
+    measurer = agents.Agent(
+        name="measurer",
+        instructions="Say how high.",
+        output_type=Level,
+        model=agents_model,
+        model_settings=agents.ModelSettings(**SHORT),
+    )
+    settings = agents.ModelSettings(**SHORT, tool_choice="required")
+    desk = agents.Agent(name="desk", handoffs=[measurer], model=agents_model, model_settings=settings)
+    result = await agents.Runner.run(desk, "How high is the water?", max_turns=3)
+    assert result.last_agent is measurer
+    assert isinstance(result.final_output, Level)
+
+
+@pytest.mark.thorough
+async def test_an_agent_streams(agents_model: agents.Model) -> None:
+    agent = agents.Agent(
+        name="guard", output_type=Level, model=agents_model, model_settings=agents.ModelSettings(**SHORT)
+    )
+    result = agents.Runner.run_streamed(agent, "Is the water high?")
+    kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
+    assert kinds[0] == "response.created"
+    assert "response.output_text.delta" in kinds
+    assert isinstance(result.final_output, Level)

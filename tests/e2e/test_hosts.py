@@ -1,4 +1,7 @@
-"""Where the real server listens, by which names it answers, and who administrates it without keys."""
+"""Where the real server listens, by which names it answers, and who administrates it without keys.
+
+What belongs to a name, an origin and a peer: tests/api/test_browsers.py.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,14 @@ import socket
 import httpx
 import psutil
 import pytest
-import websockets
-from websockets.sync.client import connect
 
-from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
+from tests.e2e.serving import tiny_server
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-MODEL = ("--model", str(tiny_model_path()), "--ctx-size", "4096")
 OPEN = "without --api-key or --api-keys, everybody who reaches 0.0.0.0 may use this server"
-
-
-def status(server: ServerProcess, host: str, path: str = "/v1/models") -> int:
-    return httpx.get(server.url + path, headers={"host": host}).status_code
+ANYWHERE = ("--host", "0.0.0.0")
+NAMED = ("--allowed-host", "llm.example", "--allowed-host", "Other.Example")
 
 
 def own_address() -> str:
@@ -32,63 +29,43 @@ def own_address() -> str:
     pytest.skip("this machine has no network")
 
 
-def test_on_loopback_it_answers_by_its_own_names_alone() -> None:
+@pytest.mark.parametrize(
+    ("options", "by", "not_by"),
+    [
+        ((), ("localhost", "localhost:1", "127.0.0.1", "[::1]"), ("evil.example", "llm.example")),
+        (NAMED, ("llm.example", "other.example:1", "localhost"), ("evil.example",)),
+        ((*ANYWHERE, *NAMED), ("llm.example",), ("any.example",)),
+    ],
+    ids=["loopback", "further names", "open, by names"],
+)
+def test_it_answers_by_its_names_alone(
+    options: tuple[str, ...], by: tuple[str, ...], not_by: tuple[str, ...]
+) -> None:
     """The way of a page whose name points here: the browser takes the server for the page's own."""
-    with ServerProcess(*MODEL) as server:
-        port = server.url.rsplit(":", 1)[1]
-        assert [status(server, host) for host in (f"localhost:{port}", f"127.0.0.1:{port}", "[::1]")] == [
-            200
-        ] * 3
-        rebound = {"host": f"evil.example:{port}", "origin": f"http://evil.example:{port}"}
-        for method, path in (
-            ("POST", "/v1/chat/completions"),
-            ("DELETE", "/v1/cache"),
-            ("GET", "/v1/requests"),
-        ):
+    with tiny_server(*options) as server:
+        for host in (*by, *not_by):
+            answer = httpx.get(server.url + "/v1/models", headers={"host": host})
+            assert answer.status_code == (200 if host in by else 421), host
+        rebound = {"host": not_by[0], "origin": f"http://{not_by[0]}"}
+        for method, path in (("POST", "/v1/chat/completions"), ("DELETE", "/v1/cache")):
             answer = httpx.request(method, server.url + path, headers=rebound)
             assert (answer.status_code, answer.json()["error"]["code"]) == (421, "host_not_allowed")
-        with pytest.raises(websockets.InvalidStatus) as refused:
-            connect(f"ws://evil.example:{port}/v1/chat/completions", sock=_connected(port))
-        assert refused.value.response.status_code == 421
-        connect(f"ws://localhost:{port}/v1/chat/completions", sock=_connected(port)).close()
-        assert httpx.delete(server.url + "/v1/cache").status_code == 204
-        assert not any(OPEN[:20] in line for line in server.lines)
+        assert any(OPEN in line for line in server.lines) == (options[:2] == ANYWHERE)
 
 
-def test_further_names_are_named() -> None:
-    with ServerProcess(*MODEL, "--allowed-host", "llm.example", "--allowed-host", "Other.Example") as server:
-        told = [
-            status(server, host) for host in ("llm.example", "other.example:1", "localhost", "evil.example")
-        ]
-        assert told == [200, 200, 200, 421]
-
-
-def test_open_to_the_network_it_warns_and_is_administrated_from_here() -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+def test_open_to_the_network_it_warns_and_is_administrated_from_here_or_by_all(is_open: bool) -> None:
     """Its names it does not know: any will do."""
-    with ServerProcess(*MODEL, "--host", "0.0.0.0") as server:
-        assert any(OPEN in line for line in server.lines)
-        assert status(server, "any.example") == 200
+    with tiny_server(*ANYWHERE, *(["--open-admin"] if is_open else [])) as server:
+        (said,) = (line for line in server.lines if OPEN in line)
+        assert ("administrate" in said) == is_open
+        assert httpx.get(server.url + "/v1/models", headers={"host": "any.example"}).status_code == 200
         assert httpx.delete(server.url + "/v1/cache").status_code == 204
         elsewhere = server.url.replace("127.0.0.1", own_address())
         assert httpx.get(elsewhere + "/v1/models").status_code == 200
-        refused = httpx.delete(elsewhere + "/v1/cache")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_scope")
-
-
-def test_administration_can_be_open_too() -> None:
-    with ServerProcess(
-        *MODEL, "--host", "0.0.0.0", "--open-admin", "--allowed-host", "llm.example"
-    ) as server:
-        assert any(OPEN in line and "administrate" in line for line in server.lines)
-        elsewhere = server.url.replace("127.0.0.1", own_address())
-        assert httpx.delete(elsewhere + "/v1/cache").status_code == 204
-        assert [status(server, host) for host in ("llm.example", "any.example")] == [200, 421]
+        assert httpx.delete(elsewhere + "/v1/cache").status_code == (204 if is_open else 403)
 
 
 def test_with_a_key_there_is_nothing_to_warn_of() -> None:
-    with ServerProcess(*MODEL, "--host", "0.0.0.0", "--api-key", "k") as server:
+    with tiny_server(*ANYWHERE, "--api-key", "k") as server:
         assert not any("everybody who reaches" in line for line in server.lines)
-
-
-def _connected(port: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(port)), timeout=10)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.test_keys import MODEL, make_key
+from tests.e2e.serving import key_file, tiny_server
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -28,20 +28,19 @@ BODIES: dict[str, dict[str, Any]] = {
 class Holders:
     """A server with two keys for each path, and what each is told."""
 
-    def __init__(self, server: ServerProcess, keys: dict[str, str]) -> None:
+    def __init__(self, server: ServerProcess) -> None:
         self._server = server
-        self._keys = keys
 
     def cached(self, holder: str, path: str) -> int:
         """The cached tokens of an answer, under whatever name its API has for them."""
-        headers = {"x-api-key": self._keys[_name(holder, path)]}
+        headers = {"x-api-key": _name(holder, path)}
         answer = httpx.post(self._server.url + path, json=BODIES[path], headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
         return _cached(answer.json())
 
 
 def _name(holder: str, path: str) -> str:
-    return holder + path.replace("/", ".")
+    return holder + path.replace("/", "-")
 
 
 def _cached(told: object) -> int:
@@ -53,11 +52,9 @@ def _cached(told: object) -> int:
 
 def serving(folder: Path, *options: str) -> Iterator[Holders]:
     names = [_name(holder, path) for holder in ("ann", "bob") for path in BODIES]
-    made = {name: make_key(name) for name in names}
-    path = folder / "keys.toml"
-    path.write_text("".join(lines for _, lines in made.values()))
-    with ServerProcess(*MODEL, "--api-keys", str(path), *options) as server:
-        yield Holders(server, {name: key for name, (key, _) in made.items()})
+    keys = key_file(folder / "keys.toml", dict.fromkeys(names, ""))
+    with tiny_server("--api-keys", str(keys), *options) as server:
+        yield Holders(server)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import openai
 import pytest
 from websockets.asyncio.client import connect
 
+from tests.e2e.serving import TINY, async_sdk, sdk, tiny_server
 from tests.e2e.test_process import start_failure
 from tests.hub_stand_in import Repo
 from tests.hub_stand_in import running as hub_running
@@ -24,18 +25,12 @@ from tests.warm import run
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
-
 
 def make_key(name: str, *more: str) -> tuple[str, str]:
     """A key as the command prints it, and its lines for the file."""
     printed = run("key", name)
     assert printed.returncode == 0
     return printed.stderr.split()[-1], "\n".join((printed.stdout.strip(), *more, ""))
-
-
-def sdk(server: ServerProcess, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0)
 
 
 def say(client: openai.OpenAI) -> openai.types.Completion:
@@ -47,7 +42,7 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
     bob, bob_lines = make_key("bob", "admin = true")
     path = tmp_path / "keys.toml"
     path.write_text(ann_lines)
-    with ServerProcess(*MODEL, "--api-keys", str(path), "--log-level", "debug") as server:
+    with tiny_server("--api-keys", str(path), "--log-level", "debug") as server:
         with sdk(server, ann) as client:
             raw = client.completions.with_raw_response.create(model="tiny", prompt="a", max_tokens=2)
             assert raw.headers["x-ratelimit-remaining-requests"] == "999"
@@ -79,28 +74,6 @@ def test_keys_change_while_the_server_serves_and_nothing_secret_is_logged(tmp_pa
     assert bob not in log
 
 
-@pytest.mark.anyio
-async def test_an_open_socket_begins_nothing_more_when_its_key_is_taken_away(tmp_path: Path) -> None:
-    ann, ann_lines = make_key("ann")
-    _, bob_lines = make_key("bob")
-    path = tmp_path / "keys.toml"
-    path.write_text(ann_lines)
-    ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "stream": False}
-    with ServerProcess(*MODEL, "--api-keys", str(path)) as server:
-        url = server.url.replace("http", "ws") + "/v1/chat/completions"
-        async with connect(url, additional_headers={"authorization": f"Bearer {ann}"}) as socket:
-            await socket.send(json.dumps({**ask, "request_id": "a"}))
-            assert "choices" in json.loads(await socket.recv())
-            assert "done" in json.loads(await socket.recv())
-            path.write_text(bob_lines)
-            os.kill(server.process.pid, signal.SIGHUP)
-            await asyncio.to_thread(server.wait_for, "(1 API keys read)")
-            await socket.send(json.dumps({**ask, "request_id": "b"}))
-            refused = json.loads(await socket.recv())
-            assert (refused["request_id"], refused["status"]) == ("b", 401)
-            assert refused["error"]["code"] == "invalid_api_key"
-
-
 def test_sighup_while_the_model_is_downloaded_waits_until_it_is_there(tmp_path: Path) -> None:
     _, ann_lines = make_key("ann")
     path = tmp_path / "keys.toml"
@@ -121,7 +94,7 @@ def test_sighup_while_the_model_is_downloaded_waits_until_it_is_there(tmp_path: 
 
 
 def test_sighup_without_a_file_changes_nothing() -> None:
-    with ServerProcess(*MODEL, "--api-key", "hunter2") as server:
+    with tiny_server("--api-key", "hunter2") as server:
         os.kill(server.process.pid, signal.SIGHUP)
         with sdk(server, "hunter2") as client:
             assert say(client).choices
@@ -133,7 +106,7 @@ def test_sighup_without_a_file_changes_nothing() -> None:
 def test_a_server_does_not_start_with_a_broken_file(tmp_path: Path, content: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(content)
-    said = start_failure(*MODEL, "--api-keys", str(path))
+    said = start_failure(*TINY, "--api-keys", str(path))
     assert "keys.toml" in said
     assert "hunter2" not in said
 
@@ -157,15 +130,8 @@ def certificate(folder: Path, *password: str) -> tuple[Path, Path]:
 
 def test_https(tmp_path: Path) -> None:
     key, cert = certificate(tmp_path, "open sesame")
-    options = (
-        "--ssl-certfile",
-        str(cert),
-        "--ssl-keyfile",
-        str(key),
-        "--ssl-keyfile-password",
-        "open sesame",
-    )
-    server = ServerProcess(*MODEL, *options)
+    options = ("--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
+    server = tiny_server(*options, "--ssl-keyfile-password", "open sesame")
     try:
         url = "https://127.0.0.1:" + server.wait_for(r"listening on https://127\.0\.0\.1:(\d+)")
         server.wait_for("(ready): ")
@@ -181,20 +147,29 @@ def test_https(tmp_path: Path) -> None:
     assert "open sesame" not in "".join(server.lines)
 
 
-def test_a_certificate_that_is_none(tmp_path: Path) -> None:
-    assert "--ssl-certfile" in start_failure(*MODEL, "--ssl-certfile", str(tmp_path / "none.pem"))
+def test_a_certificate_without_its_key(tmp_path: Path) -> None:
     _, cert = certificate(tmp_path)
-    assert "--ssl-certfile" in start_failure(*MODEL, "--ssl-certfile", str(cert))  # no key in it
+    assert "--ssl-certfile" in start_failure(*TINY, "--ssl-certfile", str(cert))
 
 
 @pytest.mark.anyio
-async def test_a_stream_goes_on_when_its_key_is_taken_away(tmp_path: Path) -> None:
+async def test_a_stream_goes_on_when_its_key_is_taken_away_and_an_open_socket_begins_nothing_more(
+    tmp_path: Path,
+) -> None:
     ann, ann_lines = make_key("ann")
     _, bob_lines = make_key("bob")
     path = tmp_path / "keys.toml"
     path.write_text(ann_lines)
-    with ServerProcess(*MODEL, "--api-keys", str(path)) as server:
-        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=ann, max_retries=0) as client:
+    ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "stream": False}
+    with tiny_server("--api-keys", str(path)) as server:
+        url = server.url.replace("http", "ws") + "/v1/chat/completions"
+        async with (
+            async_sdk(server, ann) as client,
+            connect(url, additional_headers={"authorization": f"Bearer {ann}"}) as socket,
+        ):
+            await socket.send(json.dumps({**ask, "request_id": "a"}))
+            assert "choices" in json.loads(await socket.recv())
+            assert "done" in json.loads(await socket.recv())
             stream = await client.completions.create(
                 model="tiny", prompt="a", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
             )
@@ -206,3 +181,7 @@ async def test_a_stream_goes_on_when_its_key_is_taken_away(tmp_path: Path) -> No
             assert last.choices[0].finish_reason == "length"
             with pytest.raises(openai.AuthenticationError):
                 await client.models.list()
+            await socket.send(json.dumps({**ask, "request_id": "b"}))
+            refused = json.loads(await socket.recv())
+            assert (refused["request_id"], refused["status"]) == ("b", 401)
+            assert refused["error"]["code"] == "invalid_api_key"

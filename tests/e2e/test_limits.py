@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 
+from tests.e2e.serving import eventually, num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
+from tests.wire import connect, everything, everything_until
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-MODEL = ("--model", str(tiny_model_path()), "--ctx-size", "16384")
 LONG = {
     "messages": [{"role": "user", "content": "a"}],
     "max_tokens": 3900,
@@ -26,46 +28,15 @@ LONG = {
 }
 
 
-def connect(server: ServerProcess, *, receive_bytes: int | None = None) -> socket.socket:
-    sock = socket.socket()
-    if receive_bytes is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    sock.settimeout(30)
-    sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-    return sock
-
-
 def post(body: object, path: str = "/v1/chat/completions", *, request_id: str = "any") -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}"
     return f"{head}\r\nx-request-id: {request_id}\r\n\r\n".encode() + data
 
 
-def everything(sock: socket.socket) -> bytes:
-    """Until the other side closes; a reset is a close too."""
-    found = b""
-    try:
-        while piece := sock.recv(65536):
-            found += piece
-    except ConnectionError:
-        return found
-    return found
-
-
-def eventually(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-
-
 def log_of(server: ServerProcess, request_id: str) -> str:
     """The line that tells of the request's end; empty before it."""
     return next((line for line in server.lines if f"id={request_id} " in line), "")
-
-
-def num_live(server: ServerProcess) -> int:
-    return sum(size["running"] + size["waiting"] for size in server.status()["queue"].values())
 
 
 def error_in(answer: bytes) -> dict[str, object]:
@@ -79,7 +50,7 @@ def strict() -> Iterator[ServerProcess]:
     """Holds all that it generates: no reader is dropped for another reason than time."""
     options = ("--read-timeout-s", "1", "--write-timeout-s", "1", "--max-connections", "6")
     options += ("--stream-buffer-mb", "1024")
-    with ServerProcess(*MODEL, *options) as server:
+    with tiny_server("--ctx-size", "16384", *options) as server:
         yield server
 
 
@@ -97,25 +68,16 @@ def test_a_client_that_stops_reading_is_dropped(strict: ServerProcess) -> None:
 
 def test_what_is_held_for_a_slow_reader_is_bounded() -> None:
     """Long before the write timeout: the buffer is full first."""
-    with ServerProcess(*MODEL, "--write-timeout-s", "600", "--stream-buffer-mb", "1") as server:
+    with tiny_server("--ctx-size", "16384", "--write-timeout-s", "600", "--stream-buffer-mb", "1") as server:
         before = server.status()["memory"]["rss_bytes"]
         with connect(server, receive_bytes=4096) as sock:
             sock.sendall(post({**LONG, "n": 4, "max_tokens": 3500}))
             assert sock.recv(100).startswith(b"HTTP/1.1 200")
-            eventually(lambda: num_live(server) == 0, timeout_s=90)
+            eventually(lambda: num_live(server) == 0)
             grown = server.status()["memory"]["rss_bytes"] - before
             assert b"reader_too_slow" in everything_until(sock, b"reader_too_slow")
     assert grown < 64 * 2**20
     assert " 0 output tokens" in server.lines[-1]  # none of the four came to its end
-
-
-def everything_until(sock: socket.socket, words: bytes) -> bytes:
-    found = b""
-    while words not in found:
-        piece = sock.recv(65536)
-        assert piece, "closed"
-        found += piece
-    return found
 
 
 def test_a_reader_that_pauses_a_little_is_served_to_the_end(strict: ServerProcess) -> None:
@@ -191,7 +153,7 @@ def test_what_is_no_http_gets_an_error_object(strict: ServerProcess) -> None:
 
 
 def test_connections_beyond_the_limit_are_told_so() -> None:
-    with ServerProcess(*MODEL, "--max-connections", "3") as server:
+    with tiny_server("--ctx-size", "16384", "--max-connections", "3") as server:
         idle = [connect(server) for _ in range(3)]
         try:
             refused = httpx.get(server.url + "/v1/models")
@@ -206,7 +168,7 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
 
 def test_few_open_files_mean_fewer_connections_and_the_others_are_told_so() -> None:
     """Many more than there are files for, one after the other: each of them gets its answer."""
-    with ServerProcess(*MODEL, "--read-timeout-s", "600", max_open_files=160) as server:
+    with tiny_server("--ctx-size", "16384", "--read-timeout-s", "600", max_open_files=160) as server:
         said = next(line for line in server.lines if "connections at once" in line)
         assert "32 connections at once, not the 4096" in said
         assert "160 files" in said
@@ -222,3 +184,75 @@ def test_few_open_files_mean_fewer_connections_and_the_others_are_told_so() -> N
             for sock in idle:
                 sock.close()
         eventually(lambda: httpx.get(server.url + "/v1/models").status_code == 200)
+
+
+# -- many large bodies at once ---------------------------------------------------------------------------
+
+MIB = 2**20
+SHORT = {"prompt": "a", "max_tokens": 1}
+LARGE = b" " * (4 * MIB - 100) + json.dumps(SHORT).encode().ljust(100)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(LARGE)
+MEDIUM = LARGE[-400 * 1024 :]
+"""More than is left beside two large bodies of which the last byte is missing."""
+
+
+@pytest.fixture(scope="module")
+def bounded() -> Iterator[ServerProcess]:
+    options = ("--max-body-mb", "4", "--max-bodies-mb", "8", "--ctx-size", "4096")
+    with tiny_server(*options) as process:
+        yield process
+
+
+def rss_bytes(server: ServerProcess) -> int:
+    """Of the API process, which reads the bodies."""
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+def almost_all(server: ServerProcess) -> socket.socket:
+    """A connection that still has to send its last byte, or that was refused on the way."""
+    sock = connect(server)
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(HEAD + LARGE[:-1])
+    return sock
+
+
+def posted(server: ServerProcess, body: bytes) -> httpx.Response | None:
+    """None where the answer is lost: refused while it was sent."""
+    try:
+        return httpx.post(server.url + "/v1/completions", content=body, timeout=60)
+    except httpx.TransportError:
+        return None
+
+
+def is_refused(server: ServerProcess) -> bool:
+    answer = posted(server, MEDIUM)
+    if answer is None or answer.status_code == 200:
+        return False
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == "too_many_bodies"
+    assert answer.headers["retry-after"] == "1"
+    return True
+
+
+def test_a_flood_of_large_bodies(bounded: ServerProcess) -> None:
+    """What they hold together is bounded, and small ones pass."""
+    server = bounded
+    for _ in range(3):
+        answer = posted(server, LARGE)
+        assert answer.status_code == 200
+    before = rss_bytes(server)
+    held = [almost_all(server) for _ in range(2)]
+    try:
+        eventually(lambda: is_refused(server))
+        held += [almost_all(server) for _ in range(40)]
+        assert rss_bytes(server) - before < 64 * MIB  # without a bound: 160 MiB, and as much to join them
+        small = httpx.post(server.url + "/v1/completions", json=SHORT, timeout=60)
+        assert small.status_code == 200
+        for sock in held[:2]:
+            sock.sendall(LARGE[-1:])
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+    finally:
+        for sock in held:
+            sock.close()
+    eventually(lambda: (answer := posted(server, LARGE)) is not None and answer.status_code == 200)
+    assert server.status()["restarts"] == 0

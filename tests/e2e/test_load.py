@@ -6,17 +6,14 @@ import asyncio
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
-from typing import Any
 
-import anyio
 import httpx
 import psutil
 import pytest
 
+from tests.e2e.serving import eventually, num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -40,27 +37,14 @@ ASK = ask(BODY)
 
 @pytest.fixture(scope="module")
 def busy() -> Iterator[ServerProcess]:
-    options = (
-        "--ctx-size",
-        "65536",
-        "--max-seqs",
-        str(SLOTS),
-        "--max-queue",
-        "2000",
-        "--read-timeout-s",
-        "60",
-    )
-    with ServerProcess("--model", str(tiny_model_path()), *options) as server:
+    slots = ("--ctx-size", "65536", "--max-seqs", str(SLOTS))
+    with tiny_server(*slots, "--max-queue", "2000", "--read-timeout-s", "60") as server:
         yield server
 
 
 def tree_bytes(server: ServerProcess) -> int:
     process = psutil.Process(server.process.pid)
     return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)])
-
-
-def num_live(status: dict[str, Any]) -> int:
-    return sum(size["running"] + size["waiting"] for size in status["queue"].values())
 
 
 async def stream(port: int, data: bytes = BODY) -> bytes:
@@ -73,19 +57,12 @@ async def stream(port: int, data: bytes = BODY) -> bytes:
         writer.close()
 
 
-async def until_live(url: str, number: int) -> None:
-    async with httpx.AsyncClient(timeout=60) as http:
-        with anyio.fail_after(90):
-            while num_live((await http.get(url + "/health")).json()) < number:
-                await asyncio.sleep(0.05)
-
-
 async def all_streams(server: ServerProcess, port: int, number: int) -> tuple[list[bytes], int]:
     """The answers, and what the processes hold while all are live: long ones keep the slots until then."""
     long = [asyncio.create_task(stream(port, body(3900))) for _ in range(SLOTS)]
-    await until_live(server.url, SLOTS)
+    await asyncio.to_thread(eventually, lambda: num_live(server) >= SLOTS)
     short = [asyncio.create_task(stream(port)) for _ in range(number)]
-    await until_live(server.url, number)
+    await asyncio.to_thread(eventually, lambda: num_live(server) >= number)
     held = tree_bytes(server)
     for one in long:
         one.cancel()
@@ -124,7 +101,4 @@ def test_half_open_connections_hold_nobody_up(busy: ServerProcess) -> None:
     finally:
         for sock in held:
             sock.close()
-    end_s = time.monotonic() + 30
-    while num_live(busy.status()):
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+    eventually(lambda: num_live(busy) == 0)

@@ -19,13 +19,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.api.watching import Page
+from tests.e2e.serving import TINY, sdk, tiny_server
 from tests.e2e.test_process import start_failure
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
 TRACE = "ab" * 16
 
 
@@ -83,12 +82,12 @@ def ask(client: openai.OpenAI, **more: object) -> str:
 
 def test_a_server_is_watched_from_its_start_to_its_end() -> None:
     with Collector().running() as collector:
-        options = (*MODEL, "--log-format", "json", "--otel-endpoint", collector.url, "--api-key", "hunter2")
+        options = (*TINY, "--log-format", "json", "--otel-endpoint", collector.url, "--api-key", "hunter2")
         server = ServerProcess(*options)
         try:
             server.url = "http://127.0.0.1:" + server.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
             server.wait_for(r'"message": "(ready): ')
-            with openai.OpenAI(base_url=server.url + "/v1", api_key="hunter2", max_retries=0) as client:
+            with sdk(server, "hunter2") as client:
                 request_id = ask(client)
                 with pytest.raises(openai.BadRequestError):
                     ask(client, colour="red")
@@ -144,7 +143,7 @@ def test_real_steps_are_told(server: ServerProcess, client: openai.OpenAI) -> No
 
 def test_a_killed_engine_is_told() -> None:
     with (
-        ServerProcess(*MODEL) as server,
+        tiny_server() as server,
         openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=3) as client,
     ):
         ask(client)
@@ -160,7 +159,7 @@ def test_a_killed_engine_is_told() -> None:
 
 def test_the_usual_variable_names_the_collector_too() -> None:
     env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "nowhere"}
-    assert "--otel-endpoint: expected http://HOST:PORT" in start_failure(*MODEL, env=env)
+    assert "--otel-endpoint: expected http://HOST:PORT" in start_failure(*TINY, env=env)
 
 
 def test_without_the_extra_a_server_says_what_is_missing(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_without_the_extra_a_server_says_what_is_missing(tmp_path: Path) -> None
     (tmp_path / "opentelemetry").mkdir()
     (tmp_path / "opentelemetry" / "__init__.py").write_text("raise ImportError\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    said = start_failure(*MODEL, "--otel-endpoint", "http://127.0.0.1:9", env=env)
+    said = start_failure(*TINY, "--otel-endpoint", "http://127.0.0.1:9", env=env)
     assert "pip install 'openai-cpu-server[otel]'" in said
     assert "Traceback" not in said
     assert sys.executable not in said

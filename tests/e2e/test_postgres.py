@@ -10,14 +10,12 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.test_batches import begin, chat_row, ended, jsonl, lines_of, slow_row, until_some_are_done
+from tests.e2e.serving import sdk, tiny_server
+from tests.e2e.test_batches import begin, chat_row, ended, ids_of, jsonl, names, slow_row, until_some_are_done
 from tests.postgres import PostgresServer
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
-
-MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny", "--batch-concurrency", "4")
 
 
 @pytest.fixture(scope="module")
@@ -26,32 +24,31 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-def sdk_of(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+def serving(url: str) -> ServerProcess:
+    return tiny_server("--batch-concurrency", "4", "--jobs-db", url)
 
 
-def every_row_once(sdk: openai.OpenAI, batch_id: str, num_rows: int) -> None:
-    done = ended(sdk, batch_id)
+def every_row_once(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
+    done = ended(client, batch_id)
     assert done.status == "completed"
-    found = Counter(str(line["custom_id"]) for line in lines_of(sdk, done.output_file_id))
-    assert found == Counter(f"row-{number}" for number in range(num_rows))
+    assert Counter(ids_of(client, done)) == Counter(names(num_rows))
 
 
 def test_a_killed_servers_batch_goes_on_in_another(postgres: PostgresServer) -> None:
     url = postgres.new_database()
     rows = jsonl([slow_row(number) for number in range(16)])
-    with ServerProcess(*MODEL, "--jobs-db", url) as first, sdk_of(first) as sdk:
-        batch = begin(sdk, rows)
-        until_some_are_done(sdk, batch.id, 3)
+    with serving(url) as first, sdk(first) as client:
+        batch = begin(client, rows)
+        until_some_are_done(client, batch.id, 3)
         first.stop(signal.SIGKILL)
-    with ServerProcess(*MODEL, "--jobs-db", url) as second, sdk_of(second) as sdk:
-        every_row_once(sdk, batch.id, 16)
+    with serving(url) as second, sdk(second) as client:
+        every_row_once(client, batch.id, 16)
 
 
 def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postgres: PostgresServer) -> None:
-    with ServerProcess(*MODEL, "--jobs-db", postgres.new_database()) as server, sdk_of(server) as sdk:
-        batch = begin(sdk, jsonl([slow_row(number) for number in range(24)]))
-        until_some_are_done(sdk, batch.id, 2)
+    with serving(postgres.new_database()) as server, sdk(server) as client:
+        batch = begin(client, jsonl([slow_row(number) for number in range(24)]))
+        until_some_are_done(client, batch.id, 2)
         postgres.stop()
         try:
             for _ in range(2):
@@ -60,7 +57,7 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
                 assert refused.json()["error"]["code"] == "jobs_unavailable"
                 assert int(refused.headers["retry-after"]) > 0
             with pytest.raises(openai.InternalServerError) as upload:
-                sdk.files.create(file=("rows.jsonl", jsonl([chat_row(0)])), purpose="batch")
+                client.files.create(file=("rows.jsonl", jsonl([chat_row(0)])), purpose="batch")
             assert upload.value.status_code == 503
             body = {"prompt": "x", "max_tokens": 3}
             assert httpx.post(server.url + "/v1/completions", json=body, timeout=30).status_code == 200
@@ -70,13 +67,13 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
         finally:
             postgres.start()
         server.wait_for("(the jobs database is back)")
-        every_row_once(sdk, batch.id, 24)
+        every_row_once(client, batch.id, 24)
 
 
 def test_a_server_ends_in_order_while_its_database_is_away(postgres: PostgresServer) -> None:
-    with ServerProcess(*MODEL, "--jobs-db", postgres.new_database()) as server, sdk_of(server) as sdk:
-        batch = begin(sdk, jsonl([slow_row(number) for number in range(24)]))
-        until_some_are_done(sdk, batch.id, 1)
+    with serving(postgres.new_database()) as server, sdk(server) as client:
+        batch = begin(client, jsonl([slow_row(number) for number in range(24)]))
+        until_some_are_done(client, batch.id, 1)
         postgres.stop()
         try:
             assert server.stop(signal.SIGTERM) == 0
@@ -86,7 +83,7 @@ def test_a_server_ends_in_order_while_its_database_is_away(postgres: PostgresSer
 
 
 def test_ids_with_a_nul_are_none(postgres: PostgresServer) -> None:
-    with ServerProcess(*MODEL, "--jobs-db", postgres.new_database()) as server:
+    with serving(postgres.new_database()) as server:
         body = {"input_file_id": "a\0", "endpoint": "/v1/completions", "completion_window": "1h"}
         for nul in ("%00", "a%00b"):
             answers = [

@@ -17,11 +17,13 @@ import pytest
 
 from openai_cpu_server.kernels.build import LIBRARY
 from openai_cpu_server.kernels.library import obstacle
+from tests.e2e.serving import async_sdk, tiny_server
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.warm import run
 
 pytestmark = pytest.mark.native
+DRAFT = Path(__file__).parents[2] / "model_assets" / "demo-draft.gguf"
 
 
 def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
@@ -35,23 +37,31 @@ def start_failure(*options: str, env: dict[str, str] | None = None) -> str:
     return lines[-1]
 
 
-def test_a_path_that_does_not_exist() -> None:
-    assert "/nowhere/model.gguf" in start_failure("--model", "/nowhere/model.gguf")
-
-
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
-    (tmp_path / "text.gguf").write_text("not a model")
-    assert "not a GGUF" in start_failure("--model", str(tmp_path / "text.gguf"))
-
-
-def test_a_truncated_file(tmp_path: Path) -> None:
+@pytest.fixture
+def named(tmp_path: Path) -> dict[str, str]:
+    """What a model may be named that is none."""
     whole = tiny_model_path().read_bytes()
+    (tmp_path / "text.gguf").write_text("not a model")
     (tmp_path / "half.gguf").write_bytes(whole[: len(whole) * 2 // 3])
-    assert "half.gguf" in start_failure("--model", str(tmp_path / "half.gguf"))
+    return {"tiny": str(tiny_model_path()), **{p.stem: str(p) for p in tmp_path.iterdir()}}
 
 
-def test_not_enough_memory_for_the_pool() -> None:
-    assert "memory" in start_failure("--model", str(tiny_model_path()), "--ctx-size", "2000000000")
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        ("/nowhere/model.gguf", (), "/nowhere/model.gguf"),
+        ("text", (), "not a GGUF"),
+        ("half", (), "half.gguf"),
+        ("tiny", ("--ctx-size", "2000000000"), "memory"),
+        ("tiny", ("--api-key", ""), "--api-key is empty"),
+        ("tiny", ("--draft-model", str(DRAFT)), "demo-draft.gguf has another tokenizer"),
+        ("tiny", ("--ssl-certfile", "/nowhere/none.pem"), "--ssl-certfile"),
+    ],
+)
+def test_what_cannot_be_served_is_a_line(
+    named: dict[str, str], model: str, options: tuple[str, ...], said: str
+) -> None:
+    assert said in start_failure("--model", named.get(model, model), *options)
 
 
 @pytest.mark.parametrize("name", [b"b\xff.gguf", b"folder\xff/m.gguf", b"\xed\xa0\x80.gguf"])
@@ -65,11 +75,10 @@ def test_a_file_whose_name_is_no_utf8(name: bytes, tmp_path: Path) -> None:
     assert "is not UTF-8" in start_failure(env=os.environ | {"OCS_MODEL": str(path)})
 
 
-def test_a_key_that_is_named_and_empty() -> None:
-    for empty in ("", " \n"):
-        said = start_failure("--model", str(tiny_model_path()), env=os.environ | {"OCS_API_KEY": empty})
-        assert said.startswith("openai-cpu-server: OCS_API_KEY is empty: ")
-    assert "--api-key is empty" in start_failure("--model", str(tiny_model_path()), "--api-key", "")
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_a_key_that_is_named_and_empty(empty: str) -> None:
+    said = start_failure("--model", str(tiny_model_path()), env=os.environ | {"OCS_API_KEY": empty})
+    assert said.startswith("openai-cpu-server: OCS_API_KEY is empty: ")
 
 
 def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
@@ -77,7 +86,8 @@ def test_a_user_whose_home_cannot_be_used_is_served(tmp_path: Path) -> None:
     env = os.environ | {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": ""}
     with ServerProcess("--model", str(tiny_model_path()), "--jobs-db", "", env=env) as server:
         assert any("there is no batch API: " in line for line in server.lines)
-        assert httpx.get(server.url + "/v1/models").status_code == 200
+        for path in ("/v1/models", "/ready", "/health"):
+            assert httpx.get(server.url + path).status_code == 200
 
 
 def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
@@ -110,7 +120,12 @@ def test_a_port_that_is_taken(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [(["--port", "x"], "--port"), (["--kv-type", "q1"], "kv-type"), (["--bogus"], "--bogus")],
+    [
+        (["--port", "x"], "--port"),
+        (["--kv-type", "q1"], "kv-type"),
+        (["--bogus"], "--bogus"),
+        (["--speculation", "sometimes"], "--speculation"),
+    ],
 )
 def test_options_that_are_wrong(options: list[str], named: str) -> None:
     done = run("serve", *options)
@@ -119,15 +134,7 @@ def test_options_that_are_wrong(options: list[str], named: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_help_names_every_option_with_its_meaning() -> None:
-    done = run("serve", "--help")
-    assert done.returncode == 0
-    for option in ("--model", "--ctx-size", "--max-seqs", "--threads", "--kv-type", "--api-key", "--config"):
-        assert option in done.stdout
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_everything_with_a_line_of_totals(number: int) -> None:
+def test_a_signal_ends_everything_with_a_line_of_totals() -> None:
     with ServerProcess("--model", str(tiny_model_path())) as server:
         engine = server.engine
         body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -135,20 +142,14 @@ def test_a_signal_ends_everything_with_a_line_of_totals(number: int) -> None:
             lines = stream.iter_lines()
             next(lines)
             started = time.monotonic()
-            server.process.send_signal(number)
+            server.process.send_signal(signal.SIGTERM)
             rest = list(lines)
-        code = server.stop(number)
+        code = server.stop(signal.SIGTERM)
         assert time.monotonic() - started < 5  # a hang, not a matter of speed
     assert code == 0
     assert any("shutting down" in line for line in rest)
     assert "served 1 requests" in server.lines[-1]
     assert not psutil.pid_exists(engine.pid)
-
-
-def test_start_up_says_what_it_loads(server: ServerProcess) -> None:
-    log = "".join(server.lines)
-    for said in ("loading", "KV tokens", "threads", "tiny"):
-        assert said in log
 
 
 Token = tuple[str, float]
@@ -158,7 +159,7 @@ Token = tuple[str, float]
 async def greedy(sdk: openai.AsyncOpenAI, number: int, found: list[Token]) -> list[Token]:
     """Tokens are added to `found` as they come."""
     stream = await sdk.completions.create(
-        model="m",
+        model="tiny",
         prompt=f"Story {number}",
         max_tokens=150,
         temperature=0,
@@ -182,9 +183,8 @@ def differ_only_after_a_tie(one: list[Token], other: list[Token]) -> bool:
 
 @pytest.mark.anyio
 async def test_streams_go_on_when_the_engine_is_killed() -> None:
-    options = ("--model", str(tiny_model_path()), "--served-model-name", "m")
-    with ServerProcess(*options) as server:
-        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as sdk:
+    with tiny_server() as server:
+        async with async_sdk(server) as sdk:
             undisturbed = [await greedy(sdk, number, []) for number in range(3)]
             found: list[list[Token]] = [[] for _ in range(3)]
             streams = [asyncio.create_task(greedy(sdk, n, found[n])) for n in range(3)]
@@ -193,23 +193,12 @@ async def test_streams_go_on_when_the_engine_is_killed() -> None:
             assert not any(stream.done() for stream in streams)
             os.kill(server.engine.pid, signal.SIGKILL)
             resumed = await asyncio.gather(*streams)
-        assert server.status()["restarts"] == 1
+        status = server.status()
+        assert (status["restarts"], status["last_restart"]["cause"]) == (1, "SIGKILL")
+        assert "SIGKILL" in "".join(server.lines)
     assert [len(tokens) for tokens in resumed] == [150] * 3
     for one, other in zip(undisturbed, resumed, strict=True):
         assert differ_only_after_a_tie(one, other)
-
-
-def test_not_ready_while_it_loads_then_ready() -> None:
-    server = ServerProcess("--model", str(tiny_model_path()))
-    try:
-        url = "http://127.0.0.1:" + server.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")
-        early = httpx.get(url + "/ready")
-        server.wait_for("(ready): ")
-        assert httpx.get(url + "/ready").status_code == 200
-        assert early.status_code in (200, 503)
-        assert httpx.get(url + "/health").status_code == 200
-    finally:
-        server.stop(signal.SIGTERM)
 
 
 @pytest.fixture
@@ -250,7 +239,9 @@ def test_a_configuration_file_and_the_environment(tmp_path: Path) -> None:
     with ServerProcess("--served-model-name", "from-command-line", env=env) as server:
         models = httpx.get(server.url + "/v1/models").json()
         assert models["data"][0]["id"] == "from-command-line"
-        assert "5 sequences" in "".join(server.lines)
+        log = "".join(server.lines)
+        for said in ("loading", "KV tokens", "threads", "tiny", "5 sequences"):
+            assert said in log
 
 
 def test_costs_are_measured_while_nobody_wants_anything(tmp_path: Path) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.e2e.serving import key_file, tiny_server
 from tests.redis_server import RedisServer
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -30,18 +28,12 @@ def two_servers(
 ) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     """Counted together for the holders of these keys, each test's with one of its own."""
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
-    write_keys(keys, requests="requests_per_minute = 5", tokens="tokens_per_minute = 100", away="", hangs="")
-    options = ("--model", str(tiny_model_path()), "--api-keys", str(keys), "--limits-url", redis.url)
-    with ServerProcess(*options) as one, ServerProcess(*options) as two:
+    few = "requests_per_minute = 2"
+    limits = {"requests": "requests_per_minute = 5", "tokens": "tokens_per_minute = 100"}
+    key_file(keys, {**limits, "away": few, "hangs": few})
+    options = ("--api-keys", str(keys), "--limits-url", redis.url)
+    with tiny_server(*options) as one, tiny_server(*options) as two:
         yield one, two
-
-
-def write_keys(path: Path, **limits: str) -> None:
-    tables = []
-    for name, lines in limits.items():
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        tables.append(f'[keys.{name}]\nsha256 = "{digest}"\n{lines or "requests_per_minute = 2"}\n')
-    path.write_text("\n".join(tables))
 
 
 def ask(server: ServerProcess, key: str, max_tokens: int = 2) -> httpx.Response:
@@ -98,7 +90,6 @@ def test_without_redis_each_server_counts_alone_and_with_it_together_again(
 def test_a_redis_that_hangs_is_as_one_that_is_away(
     two_servers: tuple[ServerProcess, ServerProcess], redis: RedisServer
 ) -> None:
-    assert redis.process is not None
     redis.process.send_signal(signal.SIGSTOP)
     try:
         assert_each_counts_alone(two_servers, "hangs")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tests.e2e.serving import sdk
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 from tests.warm import run
@@ -33,11 +35,6 @@ by = "classifier"
 small = "small"
 large = "large"
 classifier = {{ model = "large" }}
-[models.auto.router]
-by = "rules"
-small = "content"
-large = "large"
-rules = [{{ route = "large", schema = true }}, {{ route = "large", prompt_tokens_over = 60 }}]
 """
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
@@ -53,25 +50,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as sdk:
-        yield sdk
+    with sdk(server, timeout=60) as client:
+        yield client
 
 
-def asked(
-    client: openai.OpenAI, model: str, text: str = "Tell me a story.", **fields: object
-) -> tuple[str, str, str]:
+STORY: Any = {
+    "messages": [{"role": "user", "content": "Tell me a story."}],
+    "max_tokens": 24,
+    "temperature": 0,
+}
+
+
+def asked(client: openai.OpenAI, model: str) -> tuple[str, str, str]:
     """Who answered, why, and the answer."""
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 24, "temperature": 0, **fields}
-    raw = client.chat.completions.with_raw_response.create(model=model, **body)  # type: ignore[call-overload]
+    raw = client.chat.completions.with_raw_response.create(model=model, **STORY)
     content = raw.parse().choices[0].message.content or ""
     return raw.headers["x-routed-model"], raw.headers["x-routed-why"], content
 
 
 def streamed(client: openai.OpenAI, model: str) -> tuple[str, str]:
-    messages = [{"role": "user", "content": "Tell me a story."}]
-    with client.chat.completions.with_streaming_response.create(  # type: ignore[call-overload]
-        model=model, messages=messages, max_tokens=24, temperature=0, stream=True
-    ) as raw:
+    with client.chat.completions.with_streaming_response.create(model=model, **STORY, stream=True) as raw:
         chunks = list(raw.parse())
     deltas = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
     return raw.headers["x-routed-model"], "".join(deltas)
@@ -81,30 +79,9 @@ def test_a_cascade_answers_as_the_model_does_that_it_names(client: openai.OpenAI
     for router, model in (("content", "small"), ("strict", "large")):
         who, why, answer = asked(client, router)
         assert (who, why.startswith("small: mean_logprob=-")) == (model, True)
-        plain = client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": "Tell me a story."}],
-            max_tokens=24,
-            temperature=0,
-        )
+        plain = client.chat.completions.create(model=model, **STORY)
         assert answer == plain.choices[0].message.content
         assert streamed(client, router) == (model, answer)
-
-
-def test_json_that_is_cut_is_the_large_ones(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 90}}, "required": ["a"]}
-    who, why, _ = asked(
-        client,
-        "content",
-        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
-    )
-    assert (who, why) == ("large", "small: the answer was cut")
-
-
-def test_rules_lead_to_a_model_or_to_a_cascade(client: openai.OpenAI) -> None:
-    assert asked(client, "auto")[0] == "small"
-    assert asked(client, "auto", "word " * 80)[:2] == ("large", "large: rule 2")
-    assert asked(client, "auto", response_format={"type": "json_object"})[:2] == ("large", "large: rule 1")
 
 
 def test_a_classifier_can_write_nothing_but_a_route(server: ServerProcess, client: openai.OpenAI) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.adapters import make_adapter
+from tests.e2e.test_several_models import replace
 from tests.llama.odd_models import split
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -87,8 +88,7 @@ def test_it_serves_all_that_it_served(tmp_path: Path) -> None:
         server.engine.send_signal(signal.SIGKILL)
         assert answered(server, "tiny:late").json()["choices"] == before
         old = server.engine.pid
-        shutil.copy(tiny_model_path(), tmp_path / "new.gguf")
-        (tmp_path / "new.gguf").replace(model)
+        replace(model, tiny_model_path())
         answer = httpx.post(f"{server.url}/v1/models/tiny/load", params={"reload": "true"}, timeout=60)
         assert answer.status_code == 200, answer.text
         while psutil.pid_exists(old):  # it ends what it has begun

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.test_supervision import eventually
+from tests.e2e.serving import eventually, sdk
+from tests.e2e.test_batches import COMPLETIONS, begin, counted, ended, jsonl, lines_of
 from tests.server_process import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
-TINY = str(tiny_model_path())
+TINY = tiny_model_path()
 DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
 TWO = ("--model", f"one={TINY}", "--model", f"two={TINY}", "--ctx-size", "1024", "--cache-mb", "8")
 QUESTION: dict[str, object] = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "temperature": 0}
 
 
-@contextmanager
-def serving(*options: str) -> Iterator[ServerProcess]:
-    """It is up when the default model is loaded."""
-    with ServerProcess(*options) as server:
-        yield server
+def replace(path: Path, by: Path | str) -> None:
+    """In one step; by the words of no model, where it is no path."""
+    new = path.with_suffix(".new")
+    if isinstance(by, Path):
+        shutil.copy(by, new)
+    else:
+        new.write_text(by)
+    new.replace(path)
 
 
 def card(server: ServerProcess, name: str) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def num_engines(server: ServerProcess) -> int:
 
 
 def test_a_request_loads_a_model_and_idleness_unloads_it() -> None:
-    with serving(*TWO, "--idle-unload", "2") as server:
+    with ServerProcess(*TWO, "--idle-unload", "2") as server:
         assert (state(server, "one"), state(server, "two")) == ("ready", "asleep")
         assert card(server, "two")["meta"]["context_length"] == 1024
         body = {**QUESTION, "model": "two", "stream": True}
@@ -76,7 +77,7 @@ def test_a_request_loads_a_model_and_idleness_unloads_it() -> None:
 
 
 def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
-    with serving(*TWO) as server:
+    with ServerProcess(*TWO) as server:
         answer(server, "two")
         first, second = engines_of(server.process.pid)
         long = {"max_tokens": 400}
@@ -91,7 +92,7 @@ def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
 
 
 def test_by_hand() -> None:
-    with serving(*TWO) as server:
+    with ServerProcess(*TWO) as server:
         assert post(server, "/v1/models/two/load").json()["state"] == "ready"
         assert post(server, "/v1/models/two/load").json()["state"] == "ready"
         assert post(server, "/v1/models/two/unload").json()["state"] == "asleep"
@@ -114,7 +115,7 @@ def test_by_hand() -> None:
 def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(f'[models.large]\nsource = "{TINY}"\nctx_size = 1000000\n')
-    with serving(*TWO, "--memory", "250", "--config", str(config)) as server:
+    with ServerProcess(*TWO, "--memory", "250", "--config", str(config)) as server:
         alone = answer(server, "one")
         for name in ("two", "one", "two"):
             assert answer(server, name) == alone
@@ -131,7 +132,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -
     path = tmp_path / "model.gguf"
     shutil.copy(TINY, path)
     options = ("--model", f"one={path}", "--model", f"two={TINY}", "--ctx-size", "1024", "--cache-mb", "8")
-    with serving(*options) as server:
+    with ServerProcess(*options) as server:
         wanted, is_over = answer(server, "one"), threading.Event()
 
         def ask() -> list[str]:
@@ -143,8 +144,7 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -
         with ThreadPoolExecutor() as pool:
             clients = [pool.submit(ask) for _ in range(4)]
             for _ in range(2):
-                shutil.copy(TINY, tmp_path / "new.gguf")
-                (tmp_path / "new.gguf").rename(path)
+                replace(path, TINY)
                 assert post(server, "/v1/models/one/load").json()["state"] == "ready"
             time.sleep(0.5)
             is_over.set()
@@ -158,15 +158,13 @@ def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
     """The other file has other tokens: a request must not be cut into those of the old one."""
     path = tmp_path / "model.gguf"
     shutil.copy(TINY, path)
-    with serving("--model", f"one={TINY}", "--model", f"two={path}", "--cache-mb", "8") as server:
+    with ServerProcess("--model", f"one={TINY}", "--model", f"two={path}", "--cache-mb", "8") as server:
         tokens = {"model": "two", "prompt": "seven stones"}
         before = httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"]
-        (tmp_path / "new.gguf").write_text("no model")
-        (tmp_path / "new.gguf").rename(path)
+        replace(path, "no model")
         time.sleep(1.5)
         assert httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"] == before
-        shutil.copy(DEMO, tmp_path / "new.gguf")
-        (tmp_path / "new.gguf").rename(path)
+        replace(path, DEMO)
         server.wait_for("(has changed, and was read anew)")
         assert httpx.post(server.url + "/tokenize", json=tokens).json()["tokens"] != before
         assert state(server, "two") == "asleep"
@@ -176,14 +174,12 @@ def test_a_sleeping_model_keeps_up_with_its_file(tmp_path: Path) -> None:
 def test_an_only_model_is_replaced_too_and_stays_where_the_new_file_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     shutil.copy(TINY, path)
-    with serving("--model", str(path), "--ctx-size", "1024") as server:
+    with ServerProcess("--model", str(path), "--ctx-size", "1024") as server:
         wanted = answer(server, "model")
-        (tmp_path / "new.gguf").write_text("no model")
-        (tmp_path / "new.gguf").rename(path)
+        replace(path, "no model")
         assert post(server, "/v1/models/model/load").json()["error"]["code"] == "model_not_loaded"
         assert answer(server, "model") == wanted
-        shutil.copy(TINY, tmp_path / "new.gguf")
-        (tmp_path / "new.gguf").rename(path)
+        replace(path, TINY)
         assert post(server, "/v1/models/model/load").json()["state"] == "ready"
         assert answer(server, "model") == wanted
         assert post(server, "/v1/models/model/unload").json()["state"] == "asleep"
@@ -193,7 +189,7 @@ def test_an_only_model_is_replaced_too_and_stays_where_the_new_file_is_broken(tm
 def test_a_broken_model_is_named_and_the_others_serve(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_text("no model")
-    with serving("--model", f"one={TINY}", "--model", f"bad={path}", "--cache-mb", "8") as server:
+    with ServerProcess("--model", f"one={TINY}", "--model", f"bad={path}", "--cache-mb", "8") as server:
         answer(server, "one")
         health = server.status()
         assert (health["status"], health["models"]["bad"]["state"]) == ("degraded", "failed")
@@ -207,22 +203,15 @@ def test_a_broken_model_is_named_and_the_others_serve(tmp_path: Path) -> None:
         assert 'ocs_model_state{model="bad",state="ready"} 1.0' in metrics
 
 
-def test_a_stream_of_json_lines_of_a_batch_may_name_any_model() -> None:
-    rows = [
-        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {**QUESTION, "model": name}}
-        for name in ("one", "two")
-    ]
-    content = "\n".join(map(json.dumps, rows)).encode()
-    with serving(*TWO) as server:
-        files = {"file": ("in.jsonl", content)}
-        sent = httpx.post(server.url + "/v1/files", files=files, data={"purpose": "batch"}).json()
-        asked = {
-            "input_file_id": sent["id"],
-            "endpoint": "/v1/completions",
-            "completion_window": "24h",
+def test_rows_of_a_batch_may_name_any_model() -> None:
+    asked = {"method": "POST", "url": COMPLETIONS}
+    rows = [{"custom_id": name, **asked, "body": {**QUESTION, "model": name}} for name in ("one", "two")]
+    with ServerProcess(*TWO) as server, sdk(server) as client:
+        batch = begin(client, jsonl(rows), endpoint=COMPLETIONS)
+        done = ended(client, batch.id)
+        assert counted(done) == (2, 2, 0)
+        answers = [line["response"]["body"] for line in lines_of(client, done.output_file_id)]
+        assert {(one["object"], one["model"]) for one in answers} == {
+            ("text_completion", "one"),
+            ("text_completion", "two"),
         }
-        batch = httpx.post(server.url + "/v1/batches", json=asked).json()
-        url = f"{server.url}/v1/batches/{batch['id']}"
-        eventually(lambda: httpx.get(url).json()["status"] == "completed")
-        counts = httpx.get(url).json()["request_counts"]
-    assert (counts["completed"], counts["failed"]) == (2, 0)

@@ -41,7 +41,6 @@ def asked(name: str, output: int, priority: Priority = INTERACTIVE) -> Generatio
 
 def num_tokens(events: list[TokenEvent]) -> int:
     finish = events[-1].finish
-    assert finish is not None
     assert finish.reason is FinishReason.LENGTH
     return finish.output_tokens
 

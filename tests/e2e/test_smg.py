@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.e2e.serving import eventually
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
@@ -63,13 +63,6 @@ def gateway(policy: str, *servers: ServerProcess) -> Iterator[str]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
-
-
-def eventually(is_so) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def workers(url: str) -> list[dict[str, object]]:

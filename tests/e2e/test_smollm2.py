@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.serving import sdk
 from tests.server_process import ServerProcess
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -56,12 +57,10 @@ TOOLS = [tool("get_weather", "The weather in a city", "city"), tool("send_email"
 @pytest.fixture(scope="module")
 def client(smollm2: Path) -> Iterator[openai.OpenAI]:
     """It drafts wherever it can: quotations in JSON and elsewhere."""
-    with (
-        ServerProcess("--experiment", "always_drafts=on") as process,
-        openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk,
-    ):
+    with ServerProcess("--experiment", "always_drafts=on") as process, sdk(process) as client:
         assert not [line for line in process.lines if "WARNING" in line]
-        yield sdk
+        assert [model.id for model in client.models.list()] == ["smollm2"]
+        yield client
 
 
 def said(*texts: str) -> list[dict[str, str]]:
@@ -80,10 +79,6 @@ def by_schema(schema: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "wanted", "strict": True, "schema": schema}}
 
 
-def test_it_is_served_by_its_alias(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["smollm2"]
-
-
 def test_it_answers_and_stops_by_itself(client: openai.OpenAI) -> None:
     choice = answer(client, said("Tell me the capital of France.")).choices[0]
     assert choice.finish_reason == "stop"
@@ -99,20 +94,6 @@ def test_it_writes_python(client: openai.OpenAI) -> None:
     assert isinstance(function, ast.FunctionDef)
     first, second = (argument.arg for argument in function.args.args)
     assert ast.unparse(function.body[-1]) == f"return {first} + {second}"
-
-
-def test_the_same_conversation_is_computed_once(client: openai.OpenAI) -> None:
-    messages = said(f"{LAMP} {LAMP} {LAMP}", "Noted.", "What is good about it?")
-    first, again = (answer(client, messages, max_tokens=16) for _ in range(2))
-    assert again.usage.prompt_tokens_details.cached_tokens >= 64, "a block of the prefix cache at least"
-    assert again.choices[0].message.content == first.choices[0].message.content
-
-
-def test_a_stop_string_ends_a_story_before_its_second_sentence(client: openai.OpenAI) -> None:
-    cut = answer(client, said("Tell me a short story about a dog."), max_tokens=60, stop=[". "]).choices[0]
-    assert cut.finish_reason == "stop"
-    assert cut.message.content
-    assert "." not in cut.message.content
 
 
 def test_it_fills_in_a_schema(client: openai.OpenAI) -> None:

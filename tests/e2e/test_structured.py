@@ -14,6 +14,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.e2e.serving import sdk
 from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
@@ -75,13 +76,9 @@ def any_model(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
 
 
 def _serving(form: str, model: str | None = None) -> Iterator[openai.OpenAI]:
-    model = model or str(tiny_model_path())
-    options = ("--model", model, "--served-model-name", "tiny", "--tool-format", form)
-    with (
-        ServerProcess(*options) as process,
-        openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk,
-    ):
-        yield sdk
+    options = ("--model", model or str(tiny_model_path()), "--served-model-name", "tiny")
+    with ServerProcess(*options, "--tool-format", form) as process, sdk(process) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> list[Any]:
@@ -97,20 +94,16 @@ def arguments_of(choice: Any) -> list[tuple[str, dict[str, Any]]]:
 # -- the SDK ---------------------------------------------------------------------------------------------
 
 
-def test_parse_gives_pydantic_models(hermes: openai.OpenAI) -> None:
+def test_parse_gives_pydantic_models_also_of_a_stream(hermes: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "messages": HELLO, "temperature": 1.5, "response_format": Review}
     for parse in (hermes.chat.completions.parse, hermes.beta.chat.completions.parse):
-        answer = parse(
-            model="tiny", messages=HELLO, temperature=1.5, max_tokens=300, n=4, response_format=Review
-        )
+        answer = parse(**asked, max_tokens=300, n=4)
         assert {choice.finish_reason for choice in answer.choices} == {"stop"}
         assert all(isinstance(choice.message.parsed, Review) for choice in answer.choices)
-
-
-def test_a_streamed_model(hermes: openai.OpenAI) -> None:
-    with hermes.chat.completions.stream(
-        model="tiny", messages=HELLO, temperature=1.5, max_tokens=300, response_format=Review
-    ) as stream:
+    with hermes.chat.completions.stream(**asked, max_tokens=300) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Review)
+    with pytest.raises(openai.LengthFinishReasonError):
+        hermes.chat.completions.parse(**asked, max_tokens=5)
 
 
 def test_text_completions_obey_too(hermes: openai.OpenAI) -> None:
@@ -140,23 +133,14 @@ def test_extensions(hermes: openai.OpenAI, fields: Any, pattern: str) -> None:
         jsonschema.validate(choice.message.content, {"pattern": f"^(?:{pattern})$"})
 
 
-def test_output_that_is_cut_says_so(hermes: openai.OpenAI) -> None:
-    with pytest.raises(openai.LengthFinishReasonError):
-        hermes.chat.completions.parse(model="tiny", messages=HELLO, max_tokens=5, response_format=Review)
-
-
 # -- tools, in every format --------------------------------------------------------------------------------
 
 
-def test_required_calls(any_format: openai.OpenAI) -> None:
+def test_calls_that_must_come(any_format: openai.OpenAI) -> None:
     for choice in ask(any_format, tools=TOOLS, tool_choice="required", parallel_tool_calls=False):
-        assert choice.finish_reason == "tool_calls"
-        assert choice.message.content is None
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         ((name, arguments),) = arguments_of(choice)
         {"Booking": Booking, "Review": Review}[name].model_validate(arguments)
-
-
-def test_a_named_call(any_format: openai.OpenAI) -> None:
     for choice in ask(any_format, tools=TOOLS, tool_choice=BOOKING, logprobs=True):
         assert choice.finish_reason == "stop"
         ((name, arguments),) = arguments_of(choice)
@@ -167,26 +151,23 @@ def test_a_named_call(any_format: openai.OpenAI) -> None:
 def test_streamed_calls_are_the_whole_ones(any_format: openai.OpenAI) -> None:
     asked: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 200, "seed": 3, "temperature": 1.5}
     asked |= {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
-    whole = any_format.chat.completions.create(**asked).choices[0]
+    whole = any_format.chat.completions.parse(**asked).choices[0]
     with any_format.chat.completions.stream(**asked) as stream:
         streamed = stream.get_final_completion().choices[0]
-    assert streamed.message.tool_calls is not None
     assert streamed.finish_reason == whole.finish_reason == "tool_calls"
     assert arguments_of(streamed) == arguments_of(whole)
-    assert isinstance(streamed.message.tool_calls[0].function.parsed_arguments, (Booking, Review))
+    for choice in (whole, streamed):
+        assert isinstance(choice.message.tool_calls[0].function.parsed_arguments, (Booking, Review))
 
 
-def test_auto_is_text_or_calls(any_format: openai.OpenAI) -> None:
+def test_an_answer_or_calls_where_either_may_come(any_format: openai.OpenAI) -> None:
+    """A random model may end at once, and may go on and on within a string."""
     for choice in ask(any_format, tools=TOOLS, max_tokens=100):
-        # An empty text is one, too: a random model may end at once.
         assert (choice.message.content is None) == bool(choice.message.tool_calls) or choice.message.content
         assert choice.finish_reason in ("stop", "length", "tool_calls")
-
-
-def test_an_answer_of_a_form_or_calls(any_format: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "b", "schema": Booking.model_json_schema()}}
     for choice in ask(any_format, tools=TOOLS, response_format=form):
-        if choice.finish_reason == "length":  # a random model may go on and on within a string
+        if choice.finish_reason == "length":
             continue
         if choice.message.tool_calls:
             assert {name for name, _ in arguments_of(choice)} <= {"Booking", "Review"}
@@ -199,21 +180,6 @@ def test_calls_and_their_results_go_back_in(any_format: openai.OpenAI) -> None:
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "booked"}
     second = ask(any_format, messages=[*HELLO, first, result], tools=TOOLS, tool_choice=BOOKING, n=1)[0]
     assert arguments_of(second)[0][0] == "Booking"
-
-
-def test_parsed_arguments(any_format: openai.OpenAI) -> None:
-    answer = any_format.chat.completions.parse(
-        model="tiny",
-        messages=HELLO,
-        max_tokens=300,
-        temperature=1.5,
-        tools=TOOLS,
-        tool_choice="required",
-        parallel_tool_calls=False,
-    )
-    calls = answer.choices[0].message.tool_calls
-    assert calls is not None
-    assert isinstance(calls[0].function.parsed_arguments, (Booking, Review))
 
 
 # -- LangChain -------------------------------------------------------------------------------------------
@@ -238,11 +204,6 @@ def test_langchain_in_json_mode(hermes: openai.OpenAI) -> None:
     model = chat_model(hermes, logit_bias={str(token): 100 for token in braces})
     answers = model.with_structured_output(method="json_mode").batch(["a", "b", "c", "d"])
     assert answers == [{}] * 4
-
-
-def test_langchain_binds_tools(hermes: openai.OpenAI) -> None:
-    answer = chat_model(hermes).bind_tools([Booking], tool_choice="any").invoke("Book a room.")
-    assert answer.tool_calls[0]["name"] == "Booking"  # type: ignore[attr-defined]
 
 
 # -- many schemas ----------------------------------------------------------------------------------------
@@ -276,24 +237,18 @@ LEAVES: list[Any] = [
 ]
 
 
+DEFINITIONS: Any = {"$defs": {"short": {"type": "string", "maxLength": 5}}}
+
+
 def in_object(leaf: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"first": leaf, "second": {"type": "boolean"}},
-        "required": ["first"],
-        "additionalProperties": False,
-        "$defs": {"short": {"type": "string", "maxLength": 5}},
-    }
+    properties = {"first": leaf, "second": {"type": "boolean"}}
+    form = {"type": "object", "properties": properties, "required": ["first"], "additionalProperties": False}
+    return {**form, **DEFINITIONS}
 
 
 def in_list(leaf: Any) -> dict[str, Any]:
-    return {
-        "type": "array",
-        "items": {"anyOf": [leaf, {"const": "none"}]},
-        "minItems": 1,
-        "maxItems": 2,
-        "$defs": {"short": {"type": "string", "maxLength": 5}},
-    }
+    items = {"anyOf": [leaf, {"const": "none"}]}
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": 2, **DEFINITIONS}
 
 
 @pytest.mark.timeout(600)  # all of it is computing, of which a busy machine does little
@@ -313,18 +268,12 @@ def test_two_hundred_answers_of_fifty_schemas_are_valid(any_model: openai.OpenAI
 
 
 async def _all_answers(url: str, schemas: list[dict[str, Any]]) -> list[list[Any]]:
+    asked: Any = {"model": "tiny", "messages": HELLO, "temperature": 1.5, "max_tokens": 250, "n": 4}
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
 
         async def ask_for(schema: dict[str, Any]) -> list[Any]:
             wanted: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-            answer = await client.chat.completions.create(
-                model="tiny",
-                messages=HELLO,
-                temperature=1.5,
-                max_tokens=250,
-                n=4,
-                response_format=wanted,
-            )
+            answer = await client.chat.completions.create(**asked, response_format=wanted)
             return list(answer.choices)
 
         return await asyncio.gather(*map(ask_for, schemas))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -10,22 +9,20 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import openai
 import psutil
 import pytest
 
+from tests.e2e.serving import eventually, sdk, tiny_server
 from tests.e2e.test_batches import begin, jsonl, slow_row, until_some_are_done
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
-
-MODEL = ("--model", str(tiny_model_path()), "--served-model-name", "tiny")
 
 
 def body(max_tokens: int) -> dict[str, object]:
@@ -43,13 +40,6 @@ def streaming(server: ServerProcess, max_tokens: int) -> Iterator[Iterator[str]]
         yield lines
 
 
-def eventually(is_so: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.03)  # each look costs the server, which has other work
-
-
 def num_tokens(lines: list[str]) -> int:
     """As the chunk with the usage says, which ends the stream."""
     assert lines[-2:] == ["data: [DONE]", ""]
@@ -58,19 +48,8 @@ def num_tokens(lines: list[str]) -> int:
     return tokens
 
 
-def test_a_stream_survives_the_death_of_the_engine() -> None:
-    with ServerProcess(*MODEL) as server:
-        for restarts, number in enumerate((signal.SIGKILL, signal.SIGABRT), start=1):
-            with streaming(server, 400) as lines:
-                os.kill(server.engine.pid, number)
-                assert num_tokens(list(lines)) == 400
-            status = httpx.get(server.url + "/ready").json()
-            assert (status["restarts"], status["last_restart"]["cause"]) == (restarts, number.name)
-            assert number.name in "".join(server.lines)
-
-
 def test_a_stopped_engine_is_replaced() -> None:
-    with ServerProcess(*MODEL, "--hang-seconds", "2") as server:
+    with tiny_server("--hang-seconds", "2") as server:
         engine = server.engine
         with streaming(server, 800) as lines:
             engine.suspend()
@@ -80,7 +59,7 @@ def test_a_stopped_engine_is_replaced() -> None:
 
 
 def test_after_five_crashes_in_a_minute_it_is_not_ready_says_why_and_comes_back() -> None:
-    with ServerProcess(*MODEL) as server:
+    with tiny_server() as server:
         for _ in range(5):
             os.kill(server.engine.pid, signal.SIGSEGV)
             eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
@@ -96,7 +75,7 @@ def test_after_five_crashes_in_a_minute_it_is_not_ready_says_why_and_comes_back(
         assert answer.status_code == 503
         assert answer.json()["error"]["type"] == "server_error"
         assert "retry-after" in answer.headers
-        eventually(lambda: httpx.get(server.url + "/ready").status_code == 200, seconds=100)
+        eventually(lambda: httpx.get(server.url + "/ready").status_code == 200)
         assert httpx.post(server.url + "/v1/completions", json=body(5)).status_code == 200
 
 
@@ -106,7 +85,7 @@ def test_an_engine_that_cannot_start_again_is_given_up_with_its_own_words(tmp_pa
     with ServerProcess("--model", str(model)) as server:
         model.unlink()
         os.kill(server.engine.pid, signal.SIGKILL)
-        eventually(lambda: server.status()["status"] == "failed", seconds=100)
+        eventually(lambda: server.status()["status"] == "failed")
         refused = httpx.get(server.url + "/ready")
         assert refused.status_code == 503
         assert re.match(r"5 (crashes within a minute|starts in a row that failed)", refused.json()["reason"])
@@ -119,7 +98,7 @@ def test_the_engine_goes_with_the_server_even_if_it_hangs(
     is_stopped: bool, has_cache_file: bool, tmp_path: Path
 ) -> None:
     cache = ("--cache-file", str(tmp_path / "cache")) if has_cache_file else ()
-    with ServerProcess(*MODEL, *cache) as server:
+    with tiny_server(*cache) as server:
         engine = server.engine
         if is_stopped:
             engine.suspend()
@@ -132,7 +111,7 @@ def test_the_engine_goes_with_the_server_even_if_it_hangs(
 def hung_in_load(cache: Path) -> Iterator[ServerProcess]:
     """Its engine reads its cache file, a pipe that nobody writes to."""
     os.mkfifo(cache)
-    server = ServerProcess(*MODEL, "--cache-file", str(cache))
+    server = tiny_server("--cache-file", str(cache))
     try:
         server.wait_for(r"(loading) .*: 100 %")
         yield server
@@ -140,27 +119,20 @@ def hung_in_load(cache: Path) -> Iterator[ServerProcess]:
         server.stop(signal.SIGKILL)
 
 
-def test_an_engine_that_hangs_while_it_loads_goes_with_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_one_signal_ends_a_server_whose_engine_loads(number: signal.Signals, tmp_path: Path) -> None:
+    """Although an engine with a cache file has a minute to save it, and reads where nobody writes."""
     with hung_in_load(tmp_path / "cache") as server:
         engine = server.engine
-        server.process.send_signal(signal.SIGKILL)
+        assert server.stop(number) == (0 if number == signal.SIGTERM else -number)
         psutil.wait_procs([engine], timeout=10)
         assert not engine.is_running()
 
 
-def test_one_signal_ends_a_server_whose_engine_loads(tmp_path: Path) -> None:
-    """Although an engine with a cache file has a minute to save it."""
-    with hung_in_load(tmp_path / "cache") as server:
-        engine = server.engine
-        assert server.stop(signal.SIGTERM) == 0
-        assert not engine.is_running()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(number: signal.Signals) -> None:
-    with ServerProcess(*MODEL, "--drain-seconds", "600", "--max-seqs", "1") as server:
+def test_a_signal_drains() -> None:
+    with tiny_server("--drain-seconds", "600", "--max-seqs", "1") as server:
         with streaming(server, 2000) as lines, httpx.Client(base_url=server.url, timeout=60) as http:
-            server.process.send_signal(number)
+            server.process.send_signal(signal.SIGINT)
             eventually(lambda: http.get("/ready").status_code == 503)
             assert http.get("/ready").json()["status"] == "draining"
             assert http.get("/health").status_code == 200
@@ -174,10 +146,10 @@ def test_a_signal_drains(number: signal.Signals) -> None:
 
 
 def test_while_it_drains_no_batch_and_no_file_is_taken_and_all_else_is_told() -> None:
-    options = (*MODEL, "--drain-seconds", "600", "--batch-concurrency", "2")
-    with ServerProcess(*options) as server, sdk_of(server) as sdk:
-        batch = begin(sdk, jsonl([slow_row(number) for number in range(40)]))
-        until_some_are_done(sdk, batch.id, 1)
+    options = ("--drain-seconds", "600", "--batch-concurrency", "2")
+    with tiny_server(*options) as server, sdk(server) as client:
+        batch = begin(client, jsonl([slow_row(number) for number in range(40)]))
+        until_some_are_done(client, batch.id, 1)
         with streaming(server, 1500) as lines:
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
@@ -192,10 +164,10 @@ def test_while_it_drains_no_batch_and_no_file_is_taken_and_all_else_is_told() ->
                 assert int(refused.headers["retry-after"]) > 0
                 assert refused.json()["error"]["code"] == "engine_unavailable"
                 assert "about to end" in refused.json()["error"]["message"]
-            assert sdk.batches.retrieve(batch.id).status == "in_progress"
-            assert [one.id for one in sdk.batches.list()] == [batch.id]
-            assert len(list(sdk.files.list())) >= 1
-            assert sdk.batches.cancel(batch.id).status == "cancelling"
+            assert client.batches.retrieve(batch.id).status == "in_progress"
+            assert [one.id for one in client.batches.list()] == [batch.id]
+            assert len(list(client.files.list())) >= 1
+            assert client.batches.cancel(batch.id).status == "cancelling"
             assert num_tokens(list(lines)) == 1500
         assert server.process.wait(timeout=20) == 0
 
@@ -204,7 +176,7 @@ def test_while_it_drains_no_batch_and_no_file_is_taken_and_all_else_is_told() ->
 def test_what_ends_during_a_drain_is_in_the_book_though_the_server_is_killed_then(tmp_path: Path) -> None:
     """The book is written every 5 seconds."""
     path = tmp_path / "jobs.db"
-    with ServerProcess(*MODEL, "--jobs-db", str(path), "--drain-seconds", "600") as server:
+    with tiny_server("--jobs-db", str(path), "--drain-seconds", "600") as server:
         with streaming(server, 4000), streaming(server, 100) as short:
             server.process.send_signal(signal.SIGTERM)
             eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
@@ -224,22 +196,17 @@ def used(path: Path) -> tuple[int, int]:
         return int(requests), int(tokens)
 
 
-def test_draining_ends_in_time_with_an_error_event() -> None:
-    with ServerProcess(*MODEL, "--drain-seconds", "0.5") as server:
-        with streaming(server, 4000) as lines:
-            server.process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        assert "shutting down" in rest[-2]
-        assert server.process.wait(timeout=20) == 0
-
-
-def test_a_second_signal_ends_it_at_once() -> None:
-    with ServerProcess(*MODEL, "--drain-seconds", "600") as server:
+@pytest.mark.parametrize(("drain_s", "more_signals"), [("0.5", 0), ("600", 1)])
+def test_draining_ends_in_time_or_by_a_second_signal_with_an_error_event(
+    drain_s: str, more_signals: int
+) -> None:
+    with tiny_server("--drain-seconds", drain_s) as server:
         engine = server.engine
         with streaming(server, 4000) as lines:
             server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
-            server.process.send_signal(signal.SIGTERM)
+            for _ in range(more_signals):
+                eventually(lambda: httpx.get(server.url + "/ready").status_code == 503)
+                server.process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert "shutting down" in rest[-2]
         assert server.process.wait(timeout=20) == 0
@@ -248,42 +215,9 @@ def test_a_second_signal_ends_it_at_once() -> None:
 
 def test_signals_to_the_whole_group_drain_too() -> None:
     """Ctrl-C, and service managers: the engine gets them as well, and has to stay until the end."""
-    with ServerProcess(*MODEL, "--drain-seconds", "600") as server:
+    with tiny_server("--drain-seconds", "600") as server:
         with streaming(server, 300) as lines:
             for process in (server.engine, psutil.Process(server.process.pid)):
                 process.send_signal(signal.SIGTERM)
             assert num_tokens(list(lines)) == 300
         assert server.process.wait(timeout=20) == 0
-
-
-def sdk_of(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none")
-
-
-def test_a_batch_is_checkpointed_when_the_server_drains(tmp_path: Path) -> None:
-    options = (*MODEL, "--jobs-db", str(tmp_path / "jobs.db"), "--drain-seconds", "600")
-    with ServerProcess(*options, "--batch-concurrency", "2") as server, sdk_of(server) as sdk:
-        batch = begin(sdk, jsonl([slow_row(number) for number in range(40)]))
-        until_some_are_done(sdk, batch.id, 2)
-        assert server.stop(signal.SIGTERM) == 0
-    with ServerProcess(*options) as server, sdk_of(server) as sdk:
-        counts = sdk.batches.retrieve(batch.id).request_counts
-        assert counts is not None
-        assert 2 <= counts.completed < 40
-        assert "goes on" in "".join(server.lines)
-
-
-async def chat(sdk: openai.AsyncOpenAI, number: int) -> str:
-    stream = await sdk.completions.create(
-        model="tiny", prompt=f"Story {number}", max_tokens=100, temperature=0, stream=True
-    )
-    return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
-
-
-@pytest.mark.anyio
-async def test_requests_made_while_the_engine_restarts_are_answered() -> None:
-    with ServerProcess(*MODEL) as server:
-        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as sdk:
-            os.kill(server.engine.pid, signal.SIGKILL)
-            answers = await asyncio.gather(*[chat(sdk, number) for number in range(4)])
-    assert all(answers)

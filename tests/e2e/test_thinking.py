@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
-from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
+from tests.e2e.serving import sdk, tiny_server
 
 pytestmark = pytest.mark.native
 
@@ -18,7 +18,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
 )
-ASKED = {
+ASKED: Any = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "Tell me about the river and the bridge."}],
     "temperature": 0,
@@ -37,24 +37,8 @@ TOOLS = [{"type": "function", "function": {"name": "rate", "parameters": SCHEMA}
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     template: Path = tmp_path_factory.mktemp("thinking") / "template.jinja"
     template.write_text(TEMPLATE)
-    options = ("--model", f"tiny={tiny_model_path()}", "--chat-template", str(template))
-    with (
-        ServerProcess(*options) as process,
-        openai.OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk,
-    ):
-        yield sdk
-
-
-def test_an_output_that_is_cut_in_its_thoughts_has_no_content(thinker: openai.OpenAI) -> None:
-    answer = thinker.chat.completions.create(**ASKED, max_tokens=20)
-    message = answer.choices[0].message
-    assert message.content is None
-    assert message.model_extra is not None
-    assert message.model_extra["reasoning_content"] == message.model_extra["reasoning"]
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens_details is not None
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 20
+    with tiny_server("--chat-template", str(template)) as process, sdk(process) as client:
+        yield client
 
 
 @pytest.mark.parametrize("budget", [1, 12])
@@ -63,7 +47,6 @@ def test_a_budget_ends_the_thoughts_and_the_answer_follows(thinker: openai.OpenA
     answer = thinker.chat.completions.create(**asked)
     message = answer.choices[0].message
     assert message.content
-    assert message.model_extra is not None
     assert message.model_extra["reasoning"].endswith("give my answer now.")
     chunks = list(thinker.chat.completions.create(**asked, stream=True))
     deltas = [chunk.choices[0].delta for chunk in chunks]
@@ -72,43 +55,22 @@ def test_a_budget_ends_the_thoughts_and_the_answer_follows(thinker: openai.OpenA
     assert "".join(delta.content or "" for delta in deltas) == message.content
 
 
-def test_a_schema_is_for_what_follows_the_thoughts(thinker: openai.OpenAI) -> None:
-    answer = thinker.chat.completions.create(
-        **ASKED, max_tokens=300, response_format=FORMAT, extra_body={"thinking_budget": 10}
-    )
-    assert answer.choices[0].finish_reason == "stop"
-    assert 1 <= json.loads(answer.choices[0].message.content or "")["rating"] <= 5
-    assert (answer.choices[0].message.model_extra or {})["reasoning"]
-
-
-def test_a_demanded_call_follows_the_thoughts(thinker: openai.OpenAI) -> None:
-    answer = thinker.chat.completions.create(
-        **ASKED, max_tokens=300, tools=TOOLS, tool_choice="required", extra_body={"thinking_budget": 10}
-    )
-    message = answer.choices[0].message
-    assert message.tool_calls
-    assert 1 <= json.loads(message.tool_calls[0].function.arguments)["rating"] <= 5
-    assert (message.model_extra or {})["reasoning"]
+@pytest.mark.parametrize("wanted", [{"response_format": FORMAT}, {"tools": TOOLS, "tool_choice": "required"}])
+def test_a_schema_or_a_demanded_call_is_for_what_follows_the_thoughts(
+    thinker: openai.OpenAI, wanted: Any
+) -> None:
+    extra = {"thinking_budget": 10}
+    choice = thinker.chat.completions.create(**ASKED, max_tokens=300, **wanted, extra_body=extra).choices[0]
+    assert choice.finish_reason in ("stop", "tool_calls")
+    calls = choice.message.tool_calls
+    assert 1 <= json.loads(calls[0].function.arguments if calls else choice.message.content)["rating"] <= 5
+    assert choice.message.model_extra["reasoning"]
 
 
 def test_without_thinking_a_schema_begins_at_once(thinker: openai.OpenAI) -> None:
     answer = thinker.chat.completions.create(
         **ASKED, max_tokens=100, response_format=FORMAT, reasoning_effort="none"
     )
-    assert 1 <= json.loads(answer.choices[0].message.content or "")["rating"] <= 5
-    assert "reasoning" not in (answer.choices[0].message.model_extra or {})
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens_details is not None
+    assert 1 <= json.loads(answer.choices[0].message.content)["rating"] <= 5
+    assert "reasoning" not in answer.choices[0].message.model_extra
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
-
-
-def test_text_completions_stay_raw(thinker: openai.OpenAI) -> None:
-    answer = thinker.completions.create(model="tiny", prompt="assistant: <think>\n", max_tokens=10)
-    assert answer.choices[0].text
-
-
-def test_the_order_of_clients_changes_nothing(thinker: openai.OpenAI) -> None:
-    asked = {**ASKED, "max_tokens": 120, "extra_body": {"thinking_budget": 9}, "response_format": FORMAT}
-    answers = [thinker.chat.completions.create(**asked, n=n) for n in (1, 4)]
-    texts = {choice.message.content for answer in answers for choice in answer.choices}
-    assert len(texts) == 1

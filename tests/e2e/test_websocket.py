@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
+from tests.e2e.serving import eventually, num_live, tiny_server
 from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.anyio]
 
@@ -25,7 +24,7 @@ PATH = "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def locked() -> Iterator[ServerProcess]:
     options = ("--ctx-size", "16384", "--api-key", "s3cret", "--write-timeout-s", "1", "--max-body-mb", "1")
-    with ServerProcess("--model", str(tiny_model_path()), *options) as server:
+    with tiny_server(*options) as server:
         yield server
 
 
@@ -78,62 +77,12 @@ async def test_a_refused_handshake_has_an_error_object(locked: ServerProcess) ->
     assert json.loads(refused.value.response.body or b"")["error"]["code"] == "invalid_api_key"
 
 
-async def test_a_message_too_large_ends_the_socket(locked: ServerProcess) -> None:
-    async with with_key(locked) as socket:
-        with contextlib.suppress(websockets.ConnectionClosedError):  # it may be told while it still sends
-            await socket.send("x" * (2 * 2**20))
-        with pytest.raises(websockets.ConnectionClosedError):
-            await socket.recv()
-        assert socket.close_code == 1009
-
-
 async def test_who_stops_reading_is_dropped_and_its_work_ends(locked: ServerProcess) -> None:
     long = {**ASK, "max_tokens": 3000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
     async with with_key(locked, max_queue=1) as socket:
         for name in ("a", "b"):
             await socket.send(json.dumps({**long, "request_id": name}))
-        await asyncio.wait_for(_idle_again(locked), 60)
-        with pytest.raises(websockets.ConnectionClosed):
-            await _read_on(socket)
-
-
-async def _read_on(socket: ClientConnection) -> None:
-    while True:
-        await socket.recv()
-
-
-async def _idle_again(server: ServerProcess) -> None:
-    seen = False
-    while not seen or _num_live(server):
-        seen = seen or _num_live(server) > 0
-        await asyncio.sleep(0.05)
-
-
-def _num_live(server: ServerProcess) -> int:
-    return sum(size["running"] + size["waiting"] for size in server.status()["queue"].values())
-
-
-async def test_the_engines_death_is_a_pause(locked: ServerProcess) -> None:
-    async with with_key(locked) as socket:
-        ask = json.dumps({**ASK, "max_tokens": 200, "ignore_eos": True, "request_id": "a"})
-        await socket.send(ask)
-        undisturbed = await until_done(socket, "a")
-        await socket.send(ask)
-        await socket.recv()
-        locked.engine.kill()
-        assert await until_done(socket, "a") == undisturbed
-    assert locked.status()["restarts"] >= 1
-
-
-async def test_who_waits_is_told_its_place() -> None:
-    options = ("--model", str(tiny_model_path()), "--max-seqs", "1")
-    with ServerProcess(*options) as server:
-        async with opened(server) as first, opened(server) as second:
-            await first.send(json.dumps({**ASK, "request_id": "a", "max_tokens": 4000, "ignore_eos": True}))
-            assert "choices" in json.loads(await first.recv())
-            await second.send(json.dumps({**ASK, "request_id": "b"}))
-            told = json.loads(await second.recv())
-            assert (told["request_id"], told["object"], told["position"]) == ("b", "queue", 1)
-            assert told["first_token_ms"] > 0
-            await first.send(json.dumps({"cancel": "a"}))
-            assert (await until_done(second, "b"))["b"]
+        for is_so in (lambda: num_live(locked), lambda: not num_live(locked)):
+            await asyncio.to_thread(eventually, is_so)
+        with pytest.raises(websockets.ConnectionClosedError):
+            assert not [message async for message in socket]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,17 +15,19 @@ from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
     EngineOptions,
+    Finish,
     FinishReason,
     QueueState,
     Sharing,
     ShortenTurn,
     StepDone,
+    StepFigures,
     StepStarted,
     Submit,
     TokenEvent,
 )
 from openai_cpu_server.contract.model_info import CostCurve
-from openai_cpu_server.contract.request import Constraint, Priority, Sampling
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Experiment, Scheduling
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.base import PreparedRequest, shared_ms
@@ -48,14 +51,14 @@ class Engine:
         self.events: list[TokenEvent] = []
         self.started: list[tuple[str, ...]] = []
         self.queues: list[QueueState] = []
-        self.last: StepDone | None = None
+        self._last: StepDone | None = None
 
     def step(self) -> None:
         for message in self.core.step():
             match message:
                 case StepDone(events=events):
                     self.events += events
-                    self.last = message
+                    self._last = message
                 case StepStarted(ids=ids):
                     self.started.append(ids)
                 case QueueState():
@@ -65,43 +68,79 @@ class Engine:
         while self.core.has_work:
             self.step()
 
-    def finish(self, name: str) -> TokenEvent:
-        (event,) = [e for e in self.events if e.id == name and e.finish]
-        return event
+    @property
+    def last(self) -> StepDone:
+        assert self._last is not None
+        return self._last
+
+    @property
+    def figures(self) -> StepFigures:
+        """Of the last step."""
+        assert self.last.figures is not None
+        return self.last.figures
+
+    def submit(self, *requests: GenerationRequest) -> None:
+        for one in requests:
+            self.core.handle(Submit(one))
+
+    def serve(self, *requests: GenerationRequest) -> None:
+        """To their end."""
+        self.submit(*requests)
+        self.run()
+
+    def told(self, name: str) -> list[int]:
+        return [token for event in self.events if event.id == name for token in event.tokens]
+
+    def finish(self, name: str = "a") -> Finish:
+        (found,) = [e.finish for e in self.events if e.id == name and e.finish]
+        return found
+
+
+def of_one_slot() -> FakeBackend:
+    return FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1))
+
+
+@contextmanager
+def busy_step(engine: Engine) -> Iterator[None]:
+    """A step of a `BusyBackend` is being executed meanwhile."""
+    assert isinstance(engine.backend, BusyBackend)
+    engine.backend.is_busy.clear()
+    step = threading.Thread(target=engine.step)
+    step.start()
+    engine.backend.is_busy.wait()
+    time.sleep(0.05)
+    yield
+    step.join()
 
 
 def test_who_is_computed_is_announced_when_it_changes() -> None:
     engine = Engine()
-    engine.core.handle(Submit(request("a", output=5)))
+    engine.submit(request("a", output=5))
     engine.step()
     engine.step()
-    engine.core.handle(Submit(request("b", output=2)))
-    engine.run()
+    engine.serve(request("b", output=2))
     assert engine.started[:3] == [("a",), ("a", "b"), ("a",)]
 
 
 def test_cancelling_gives_one_last_event() -> None:
     engine = Engine()
-    engine.core.handle(Submit(request("a", output=50)))
+    engine.submit(request("a", output=50))
     engine.step()
     engine.core.handle(CancelRequest("a"))
     engine.core.handle(CancelRequest("a"))
     engine.run()
-    finish = engine.finish("a").finish
-    assert finish is not None
-    assert finish.reason is FinishReason.CANCELLED
+    assert engine.finish("a").reason is FinishReason.CANCELLED
 
 
 def test_nobody_is_expected_to_be_as_short_as_those_who_were_cancelled() -> None:
-    engine = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1)))
+    engine = Engine(backend=of_one_slot())
     for number in range(5):
-        engine.core.handle(Submit(request(f"{number}", output=200)))
+        engine.submit(request(f"{number}", output=200))
         engine.step()
         engine.step()
         engine.core.handle(CancelRequest(f"{number}"))
         engine.run()
-    engine.core.handle(Submit(request("long", output=200)))
-    engine.core.handle(Submit(request("next", output=200)))
+    engine.submit(request("long", output=200), request("next", output=200))
     engine.step()
     (place,) = engine.queues[-1].places
     assert place.first_token_ms > 100 * 5, "after the 200 tokens before it"
@@ -136,34 +175,23 @@ def test_a_sequence_in_which_something_goes_wrong_ends_and_the_others_do_not_not
         request("middle", tokens=(*range(2, 12), 290, *range(2, 40)), output=9),
         request("forced", output=20, constraint=Constraint(grammar="???" + chr(288) + "???")),
     ]
-    for one in (*good[:2], *bad, good[2]):
-        engine.core.handle(Submit(one))
-    engine.run()
+    engine.serve(*good[:2], *bad, good[2])
     for one in bad:
-        finish = engine.finish(one.id).finish
-        assert finish is not None
+        finish = engine.finish(one.id)
         assert (finish.reason, finish.error) == (FinishReason.ERROR, "no numbers")
         assert not finish.is_own_fault
     for one in good:
-        tokens = [token for event in engine.events if event.id == one.id for token in event.tokens]
-        expected = alone(one)
+        tokens, expected = engine.told(one.id), alone(one)
         assert tokens == expected[: len(tokens)]
         assert len(tokens) >= len(expected) - 1  # the end token is not told
     assert engine.backend.opened == {}
-    assert engine.last is not None
-    assert engine.last.kv is not None
     assert engine.last.kv.pool_blocks_used == 0
 
 
 def test_a_panic_while_an_output_is_followed_ends_that_one_alone() -> None:
     engine = Engine(backend=BrokenText())
-    one = request("good", output=30)
-    engine.core.handle(Submit(request("bad", output=30, show_control_tokens=True)))
-    engine.core.handle(Submit(one))
-    engine.run()
-    finish, other = engine.finish("bad").finish, engine.finish("good").finish
-    assert finish is not None
-    assert other is not None
+    engine.serve(request("bad", output=30, show_control_tokens=True), request("good", output=30))
+    finish, other = engine.finish("bad"), engine.finish("good")
     assert (finish.reason, finish.is_own_fault) == (FinishReason.ERROR, False)
     assert other.reason in (FinishReason.LENGTH, FinishReason.STOP)
     assert engine.backend.opened == {}
@@ -172,13 +200,10 @@ def test_a_panic_while_an_output_is_followed_ends_that_one_alone() -> None:
 @pytest.mark.parametrize("pattern", ["abc?!", "(", "!"])
 def test_a_grammar_that_cannot_be_followed_is_its_requests_own_fault(pattern: str) -> None:
     engine = Engine()
-    engine.core.handle(Submit(request("bad", output=9, constraint=Constraint(grammar=pattern))))
-    engine.core.handle(Submit(request("good", output=9)))
-    engine.run()
-    finish = engine.finish("bad").finish
-    assert finish is not None
+    engine.serve(request("bad", output=9, constraint=Constraint(grammar=pattern)), request("good", output=9))
+    finish = engine.finish("bad")
     assert (finish.reason, finish.is_own_fault) == (FinishReason.ERROR, True)
-    assert engine.finish("good").finish
+    assert engine.finish("good")
 
 
 @pytest.mark.parametrize(
@@ -195,26 +220,21 @@ def test_a_grammar_that_cannot_be_followed_is_its_requests_own_fault(pattern: st
 )
 def test_numbers_that_the_api_lets_nobody_send_are_refused_here_too(more: dict[str, object]) -> None:
     engine = Engine()
-    engine.core.handle(Submit(request("bad", **more)))
-    engine.core.handle(Submit(request("good", output=3)))
-    engine.run()
-    finish = engine.finish("bad").finish
-    assert finish is not None
+    engine.serve(request("bad", **more), request("good", output=3))
+    finish = engine.finish("bad")
     assert finish.reason is FinishReason.ERROR
     assert "out of bounds" in (finish.error or "")
-    assert engine.finish("good").finish
+    assert engine.finish("good")
 
 
 def test_nothing_stays_of_a_request_that_fails_halfway() -> None:
     engine = Engine(backend=BrokenPieces())
     pattern = Constraint(grammar="abc?")
     one = request("good", constraint=pattern)
-    engine.core.handle(Submit(request("bad", constraint=pattern, show_control_tokens=True)))
-    engine.core.handle(Submit(one))
+    engine.submit(request("bad", constraint=pattern, show_control_tokens=True), one)
     engine.core.handle(CancelRequest("bad"))
     engine.run()
-    finish = engine.finish("bad").finish
-    assert finish is not None
+    finish = engine.finish("bad")
     assert finish.reason is FinishReason.ERROR
     assert [e.finish.reason for e in engine.events if e.finish] == [FinishReason.ERROR, FinishReason.LENGTH]
     assert engine.backend.cells == {}
@@ -224,19 +244,15 @@ def test_whoever_gets_a_slot_is_announced_though_it_is_not_computed_yet() -> Non
     """Beside the step its grammar is compiled, which may be what the process dies of."""
     hurried = Scheduling(stream_rate=1000, stall_ms=1, batch_stall_ms=1)
     engine = Engine(msgspec.structs.replace(OPTIONS, scheduling=hurried))
-    for name in ("a", "b"):
-        engine.core.handle(Submit(request(name, prompt=200)))
+    engine.submit(request("a", prompt=200), request("b", prompt=200))
     engine.step()
-    assert engine.last is not None
-    assert engine.last.figures is not None
-    assert engine.last.figures.sequences == 1
+    assert engine.figures.sequences == 1
     assert set(engine.started[0]) == {"a", "b"}
 
 
 def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
     engine = Engine()
-    for name in ("a", "b"):
-        engine.core.handle(Submit(request(name, output=9)))
+    engine.submit(request("a", output=9), request("b", output=9))
     engine.step()
     engine.core.handle(PreparedRequest(Submit(request("bad", tokens=(2**40,))), ()))
     with pytest.raises(OverflowError):
@@ -249,39 +265,32 @@ def test_resuming_with_all_tokens_only_ends_it() -> None:
     one = request("a", output=5)
     engine.core.handle(Submit(one, output=tuple(alone(one))))
     engine.run()
-    assert engine.finish("a").tokens == ()
+    assert engine.finish().reason is FinishReason.LENGTH
+    assert engine.told("a") == []
 
 
 def test_what_was_reused_is_reported() -> None:
     engine = Engine()
     prompt = tuple(range(2, 102))
-    engine.core.handle(Submit(request("a", tokens=prompt)))
-    engine.run()
-    engine.core.handle(Submit(request("b", tokens=prompt)))
-    engine.run()
-    finish = engine.finish("b").finish
-    assert finish is not None
-    assert finish.cached_tokens == 99
-    assert engine.last is not None
+    engine.serve(request("a", tokens=prompt))
+    engine.serve(request("b", tokens=prompt))
+    assert engine.finish("b").cached_tokens == 99
     assert (engine.last.kv.prompt_tokens, engine.last.kv.cached_tokens) == (200, 99)
 
 
 def test_nothing_is_shared_where_that_is_switched_off() -> None:
     engine = Engine(msgspec.structs.replace(OPTIONS, experiment=Experiment(prefix_sharing=False)))
     prompt = tuple(range(2, 102))
-    for name in ("a", "b"):
-        engine.core.handle(Submit(request(name, tokens=prompt)))
-    engine.run()
+    engine.serve(request("a", tokens=prompt), request("b", tokens=prompt))
     assert engine.backend.blocks == {}
-    assert engine.last is not None
     assert engine.last.kv.cached_tokens == 0
 
 
 def test_those_who_wait_are_told_their_place() -> None:
     options = msgspec.structs.replace(OPTIONS, max_seqs=1)
-    engine = Engine(options, FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1)))
+    engine = Engine(options, of_one_slot())
     for name in ("a", "b", "c"):
-        engine.core.handle(Submit(request(name, output=20)))
+        engine.submit(request(name, output=20))
     engine.step()
     places = engine.queues[0].places
     assert [(place.id, place.position) for place in places] == [("b", 1), ("c", 2)]
@@ -290,8 +299,7 @@ def test_those_who_wait_are_told_their_place() -> None:
 
 def test_clearing_the_cache_drops_its_blocks() -> None:
     engine = Engine()
-    engine.core.handle(Submit(request("a", prompt=200)))
-    engine.run()
+    engine.serve(request("a", prompt=200))
     assert len(engine.backend.blocks) == 4
     engine.core.handle(ClearCache())
     engine.run()
@@ -303,11 +311,8 @@ def test_pinned_prompts_are_computed_at_start_and_stay() -> None:
     engine = Engine(msgspec.structs.replace(OPTIONS, pinned_prompts=(pin,)))
     engine.run()
     engine.core.handle(ClearCache())
-    engine.core.handle(Submit(request("a", tokens=(*pin, 7))))
-    engine.run()
-    finish = engine.finish("a").finish
-    assert finish is not None
-    assert finish.cached_tokens == 128
+    engine.serve(request("a", tokens=(*pin, 7)))
+    assert engine.finish("a").cached_tokens == 128
 
 
 def test_the_cache_outlives_the_engine_in_its_file(tmp_path: Path) -> None:
@@ -322,9 +327,7 @@ def test_the_cache_outlives_the_engine_in_its_file(tmp_path: Path) -> None:
     second = Engine(options)
     second.core.handle(Submit(one))
     second.run()
-    finish = second.finish("a").finish
-    assert finish is not None
-    assert finish.cached_tokens == 199
+    assert second.finish("a").cached_tokens == 199
     assert [t for e in second.events for t in e.tokens] == alone(one)
 
 
@@ -369,75 +372,47 @@ def test_an_interactive_newcomer_interrupts_batch_work_only(
     backend = BusyBackend()
     engine = Engine(backend=backend)
     one = request("one", prompt=100, priority=running)
-    engine.core.handle(Submit(one))
-    step = threading.Thread(target=engine.step)
-    step.start()
-    backend.is_busy.wait()
-    time.sleep(0.05)
+    engine.submit(one)
     command = Submit(request("two", priority=newcomer))
-    for form in (command, engine.core.prepare(command)):
-        assert engine.core.is_worth_interrupting(form) == interrupts
-    if interrupts:
-        backend.interrupt()
-    step.join()
+    with busy_step(engine):
+        for form in (command, engine.core.prepare(command)):
+            assert engine.core.is_worth_interrupting(form) == interrupts
+        if interrupts:
+            backend.interrupt()
     engine.core.handle(command)
     engine.run()
-    finish = engine.finish("one").finish
-    assert finish is not None
-    assert finish.interruptions == int(interrupts)
-    assert [t for e in engine.events if e.id == "one" for t in e.tokens] == alone(one)
+    assert engine.finish("one").interruptions == int(interrupts)
+    assert engine.told("one") == alone(one)
     assert not engine.core.is_worth_interrupting(command)
 
 
-def test_no_step_is_interrupted_twice_in_a_row() -> None:
+def test_a_newcomer_of_another_model_interrupts_batch_work_but_not_twice_in_a_row() -> None:
     backend = BusyBackend()
     engine = Engine(backend=backend)
-    engine.core.handle(Submit(request("one", prompt=200, priority=BATCH)))
+    engine.submit(request("one", prompt=200, priority=BATCH))
     worth = []
     for _ in range(2):
-        backend.is_busy.clear()
-        step = threading.Thread(target=engine.step)
-        step.start()
-        backend.is_busy.wait()
-        time.sleep(0.05)
-        worth.append(engine.core.is_worth_interrupting(Submit(request("x"))))
-        backend.interrupt()
-        step.join()
-    assert worth == [True, False]
-
-
-def test_a_newcomer_of_another_model_interrupts_batch_work_and_the_next_step_is_short() -> None:
-    backend = BusyBackend()
-    engine = Engine(backend=backend)
-    engine.core.handle(Submit(request("one", prompt=200, priority=BATCH)))
-    step = threading.Thread(target=engine.step)
-    step.start()
-    backend.is_busy.wait()
-    time.sleep(0.05)
-    assert not engine.core.is_worth_interrupting(ShortenTurn(interrupts=False))
-    assert engine.core.is_worth_interrupting(ShortenTurn(interrupts=True))
-    backend.interrupt()
-    step.join()
-    sizes = []
-    for _ in range(2):
-        engine.step()
-        assert engine.last is not None
-        assert engine.last.figures is not None
-        sizes.append(engine.last.figures.tokens)
-    assert sizes[0] < 50 < sizes[1]
+        with busy_step(engine):
+            commands = (ShortenTurn(interrupts=False), ShortenTurn(interrupts=True), Submit(request("x")))
+            worth.append([engine.core.is_worth_interrupting(command) for command in commands])
+            if worth == [[False, True, True]]:
+                backend.interrupt()
+    assert worth == [[False, True, True], [False] * 3]
+    assert engine.figures.tokens < 50, "the step behind one that was interrupted is short"
+    engine.step()
+    assert engine.figures.tokens > 50
 
 
 def test_steps_beside_other_models_interactive_work_are_short() -> None:
     engine = Engine()
-    engine.core.handle(Submit(request("one", prompt=200, priority=BATCH)))
+    engine.submit(request("one", prompt=200, priority=BATCH))
     (done,) = (m for m in engine.core.step(Sharing(beside_interactive=True)) if isinstance(m, StepDone))
-    assert done.figures is not None
     assert 0 < done.figures.tokens < 50
 
 
 def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
     """Estimates are of the time that it takes beside the others."""
-    engine = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1)))
+    engine = Engine(backend=of_one_slot())
     core = engine.core
     assert core.work is None
     core.handle(Submit(request("batch", priority=BATCH)))
@@ -451,7 +426,7 @@ def test_what_needs_no_computing_is_told_while_another_model_computes() -> None:
     assert isinstance(queue, QueueState)
     assert [place.id for place in queue.places] == ["person", "batch"]
     assert list(core.tell(Sharing())) == []
-    twin = Engine(backend=FakeBackend(msgspec.structs.replace(FAKE_INFO, max_seqs=1))).core
+    twin = Engine(backend=of_one_slot()).core
     twin.handle(Submit(request("person")))
     (undisturbed,) = twin.tell(Sharing())
     assert isinstance(undisturbed, QueueState)
@@ -465,7 +440,6 @@ def test_costs_that_were_guessed_are_measured_and_used() -> None:
     assert not core.is_guessing
     core.handle(Submit(request=request("a", prompt=100, output=1)))
     (done,) = (message for message in core.step() if isinstance(message, StepDone))
-    assert done.figures is not None
     assert done.figures.predicted_ms == pytest.approx(5 + 995 * 99 / 255)
 
 
@@ -498,11 +472,9 @@ def test_known_costs_are_not_measured() -> None:
 def test_the_cpu_time_of_a_step_is_shared_among_clients_by_their_tokens() -> None:
     engine = Engine(msgspec.structs.replace(OPTIONS, cache_bytes=0))
     for name, prompt, client in (("a", 30, "key:ann"), ("b", 10, "key:bob"), ("c", 60, "key:ann")):
-        engine.core.handle(Submit(request(name, prompt=prompt, output=1, client=client, priority=BATCH)))
+        engine.submit(request(name, prompt=prompt, output=1, client=client, priority=BATCH))
     engine.step()
-    assert engine.last is not None
-    assert engine.last.figures is not None
-    spent = engine.last.figures.spent_ms
+    spent = engine.figures.spent_ms
     assert spent["key:ann"] == pytest.approx(9 * spent["key:bob"])
     assert spent["key:bob"] > 0
 
@@ -518,11 +490,38 @@ def test_a_forecast_is_told_with_the_last_step_and_only_where_it_is_wanted() -> 
         engine.core.handle(Submit(request=request("r", prompt=130, output=3)))
         while engine.core.has_work:
             engine.step()
-        assert engine.last is not None
-    assert silent.last is not None
     assert (silent.last.forecast, silent.last.prefixes) == (None, None)
-    assert telling.last is not None
-    assert telling.last.forecast is not None
     assert telling.last.forecast.num_live == (0, 0)
-    assert telling.last.prefixes is not None
     assert len(telling.last.prefixes.saved) == 2
+
+
+def steps_of(*requests: GenerationRequest, kv_tokens: int = 4096) -> list[StepFigures]:
+    backend = FakeBackend(msgspec.structs.replace(FAKE_INFO, kv_tokens=kv_tokens))
+    engine = Engine(EngineOptions(model_path=""), backend)
+    engine.submit(*requests)
+    found = []
+    while engine.core.has_work:
+        found += [done.figures for done in engine.core.step() if isinstance(done, StepDone) and done.figures]
+    return found
+
+
+def test_tokens_and_sequences_of_steps_are_told_and_preemptions_once() -> None:
+    figures = [f for f in steps_of(request("a", prompt=20, output=4)) if f.tokens]
+    assert [(f.tokens, f.sampled, f.sequences) for f in figures] == [(20, 1, 1), *[(1, 1, 1)] * 3]
+    assert all(f.predicted_ms > 0 and f.elapsed_ms >= 0 for f in figures)
+    crowd = [request(f"b{i}", tokens=tuple(range(100, 160 + i)), output=60, priority=BATCH) for i in range(4)]
+    assert sum(f.preemptions for f in steps_of(*crowd, kv_tokens=256)) > 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "output", "sampled", "forced"),
+    [
+        ("?abc?de", 50, 2, 6),  # two free ones, five others, and the end
+        ("ab?", 50, 1, 3),
+        ("abcd", 3, 0, 3),  # without a step
+    ],
+)
+def test_forced_tokens_of_steps_are_told_once(pattern: str, output: int, sampled: int, forced: int) -> None:
+    figures = steps_of(request("a", output=output, constraint=Constraint(grammar=pattern)))
+    assert (sum(f.sampled for f in figures), sum(f.forced for f in figures)) == (sampled, forced)
+    assert sampled or [f.tokens for f in figures] == [0]

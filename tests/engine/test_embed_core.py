@@ -159,7 +159,6 @@ def test_figures_of_a_step() -> None:
     driver.run()
     (done,) = [message for message in driver.messages if isinstance(message, StepDone)]
     assert done.kv is None
-    assert done.figures is not None
     assert (done.figures.sequences, done.figures.tokens) == (2, 3)
 
 
@@ -172,7 +171,6 @@ class Interrupted(FakeEmbedder):
         self.answers: list[bool] = []
 
     def embed(self, inputs: object) -> EmbedResult:
-        assert self.driver is not None
         newcomer = Submit(request=embed("new", (1,)))
         batch = Submit(request=embed("batch", (1,), priority=Priority.BATCH))
         core = self.driver.core

@@ -31,7 +31,6 @@ def predicted_ms(core: EngineCore) -> float:
     """Of a step that computes 99 tokens."""
     core.handle(Submit(request=request("a", prompt=100, output=1)))
     (done,) = (message for message in core.step() if isinstance(message, StepDone))
-    assert done.figures is not None
     return done.figures.predicted_ms
 
 

@@ -8,7 +8,6 @@ import pytest
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     EngineOptions,
-    Finish,
     FinishReason,
     StepFigures,
     Submit,
@@ -34,8 +33,7 @@ def engine(speculation: str, *requests: GenerationRequest, **info: bool) -> Engi
     """One that has the requests."""
     backend = FakeBackend(msgspec.structs.replace(FAKE_INFO, **info), choose=parrot)
     made = Engine(msgspec.structs.replace(OPTIONS, **SPECULATION[speculation]), backend)
-    for one in requests:
-        made.core.handle(Submit(one))
+    made.submit(*requests)
     return made
 
 
@@ -52,19 +50,13 @@ def quoting(name: str = "a", output: int = 60, **more: object) -> GenerationRequ
 def told(made: Engine, name: str) -> tuple[list[int], str, list[TokenLogprob], tuple[object, ...]]:
     """All that a request's events say, however many they are."""
     events = [event for event in made.events if event.id == name]
-    finish = finish_of(made, name)
+    finish = made.finish(name)
     return (
-        [token for event in events for token in event.tokens],
+        made.told(name),
         "".join(event.text for event in events),
         [logprob for event in events for logprob in event.logprobs],
         (finish.reason, finish.output_tokens, finish.forced_tokens, finish.error),
     )
-
-
-def finish_of(made: Engine, name: str = "a") -> Finish:
-    finish = made.finish(name).finish
-    assert finish is not None
-    return finish
 
 
 @pytest.mark.parametrize(
@@ -92,16 +84,14 @@ def test_answers_are_the_same_with_and_without(more: dict[str, object]) -> None:
     for one in requests:
         assert told(drafting, one.id) == told(plain, one.id)
     assert drafting.backend.cells == {}
-    assert plain.last is not None
-    assert drafting.last is not None
     assert drafting.last.kv.pool_blocks_used == 0
 
 
 def test_right_drafts_save_steps_and_are_counted() -> None:
     plain, drafting = ran("off", quoting()), ran("always", quoting())
-    finish = finish_of(drafting)
+    finish = drafting.finish()
     assert 20 < finish.accepted_tokens < finish.drafted_tokens
-    assert (finish_of(plain).drafted_tokens, finish_of(plain).accepted_tokens) == (0, 0)
+    assert (plain.finish().drafted_tokens, plain.finish().accepted_tokens) == (0, 0)
     assert drafting.backend.num_computed == plain.backend.num_computed + (
         finish.drafted_tokens - finish.accepted_tokens
     )
@@ -113,9 +103,8 @@ def test_figures_of_steps_add_up() -> None:
     figures: list[StepFigures] = []
     while made.core.has_work:
         made.step()
-        if made.last is not None and made.last.figures is not None:
-            figures.append(made.last.figures)
-    finish = finish_of(made)
+        figures.append(made.figures)
+    finish = made.finish()
     assert sum(f.drafted for f in figures) == finish.drafted_tokens
     assert sum(f.accepted for f in figures) == finish.accepted_tokens
     assert sum(f.sampled for f in figures) == finish.output_tokens == 60
@@ -125,14 +114,13 @@ def test_figures_of_steps_add_up() -> None:
 def test_nothing_is_drafted_for_a_memory_that_cannot_be_trimmed() -> None:
     made = ran("always", quoting(), can_trim=False)
     assert told(made, "a") == told(ran("off", quoting()), "a")
-    assert finish_of(made).drafted_tokens == 0
+    assert made.finish().drafted_tokens == 0
 
 
 def test_no_draft_is_longer_than_the_option_says() -> None:
     options = msgspec.structs.replace(OPTIONS, **SPECULATION["always"], draft_max=3)
     made = Engine(options, FakeBackend(choose=parrot))
-    made.core.handle(Submit(quoting()))
-    made.run()
+    made.serve(quoting())
     assert max(len(event.tokens) for event in made.events) == 4
 
 
@@ -142,7 +130,7 @@ def test_cancelling_between_drafts_frees_everything() -> None:
         made.step()
     made.core.handle(CancelRequest("a"))
     made.run()
-    assert finish_of(made, "a").reason is FinishReason.CANCELLED
+    assert made.finish().reason is FinishReason.CANCELLED
     assert told(made, "b") == told(ran("off", quoting("b")), "b")
     assert made.backend.cells == {}
 
@@ -154,7 +142,7 @@ def test_an_output_goes_on_where_a_dead_engine_left_it(num_told: int) -> None:
     made.core.handle(Submit(quoting(), output=tuple(whole[:num_told])))
     made.run()
     assert told(made, "a")[0] == whole[num_told:]
-    assert finish_of(made).output_tokens == 60
+    assert made.finish().output_tokens == 60
 
 
 def test_what_failed_is_told_behind_what_came_before() -> None:
@@ -164,8 +152,8 @@ def test_what_failed_is_told_behind_what_came_before() -> None:
         one = quoting(constraint=Constraint(grammar="abc" + "?" * length + "!"))
         made = ran("always", one)
         assert told(made, "a") == told(ran("off", one), "a")
-        assert finish_of(made).reason is FinishReason.ERROR
-        last.append(made.finish("a"))
+        assert made.finish().reason is FinishReason.ERROR
+        last += [event for event in made.events if event.finish]
     assert any(event.tokens for event in last)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,61 +23,62 @@ def shown(releases: list[ReleasedText]) -> str:
     return "".join(r.text for r in releases)
 
 
-def test_plain_tokens_pass_at_once() -> None:
-    assert stream([b"Hel", b"lo"]) == [ReleasedText(1, "Hel"), ReleasedText(1, "lo"), ReleasedText(0, "")]
+HELD = ReleasedText(0, "")
+STORIES: dict[str, tuple[list[bytes], tuple[str, ...], list[ReleasedText]]] = {
+    "plain tokens pass at once": (
+        [b"Hel", b"lo"],
+        (),
+        [ReleasedText(1, "Hel"), ReleasedText(1, "lo"), HELD],
+    ),
+    "a character in parts is held until it is whole": (
+        [b"\xf0\x9f", b"\x98", b"\x80!"],
+        (),
+        [HELD, HELD, ReleasedText(3, "😀!")],
+    ),
+    "bytes that are no text do not hold up what follows": (
+        [b"\x80\x80", b"a"],
+        (),
+        [ReleasedText(1, "\ufffd\ufffd"), ReleasedText(1, "a")],
+    ),
+    "a stop string ends the text before it": (
+        [b"one", b" STOP", b" two"],
+        ("STOP",),
+        [ReleasedText(1, "one"), ReleasedText(1, " ", stop="STOP")],
+    ),
+    "a stop string over the borders of tokens never leaks": (
+        [b"one S", b"TO", b"P two"],
+        ("STOP",),
+        [HELD, HELD, ReleasedText(1, "one ", stop="STOP")],
+    ),
+    "the beginning of a stop string is shown when it was none": (
+        [b"ST", b"AR"],
+        ("STOP",),
+        [HELD, ReleasedText(2, "STAR")],
+    ),
+    "the earliest of several stop strings counts": ([b"a-b+c"], ("+", "-"), [ReleasedText(1, "a", stop="-")]),
+    "a stop string within a longer token": ([b"x\n\nyz"], ("\n\n",), [ReleasedText(1, "x", stop="\n\n")]),
+    "tokens without text are released with the next": (
+        [b"", b"a"],
+        (),
+        [ReleasedText(1, ""), ReleasedText(1, "a")],
+    ),
+    "a release never splits a character before what may be a stop": (
+        [b"\xc3", b"\xa9 S", b"x"],
+        ("STOP",),
+        [HELD, HELD, ReleasedText(3, "é Sx")],
+    ),
+}
 
 
-def test_a_character_in_parts_is_held_until_whole() -> None:
-    assert stream([b"\xf0\x9f", b"\x98", b"\x80!"])[:3] == [
-        ReleasedText(0, ""),
-        ReleasedText(0, ""),
-        ReleasedText(3, "😀!"),
-    ]
+@pytest.mark.parametrize("story", STORIES)
+def test_what_is_released_with_each_token(story: str) -> None:
+    pieces, stop, releases = STORIES[story]
+    assert stream(pieces, *stop)[: len(releases)] == releases
 
 
-def test_an_unfinished_character_at_the_end_is_replaced() -> None:
+def test_unfinished_characters_at_the_end_and_in_a_stop() -> None:
     assert shown(stream([b"a", b"\xe2\x82"])) == "a\ufffd"
-
-
-def test_bytes_that_are_no_text_do_not_hold_up_what_follows() -> None:
-    assert stream([b"\x80\x80", b"a"])[:2] == [ReleasedText(1, "\ufffd\ufffd"), ReleasedText(1, "a")]
-
-
-def test_a_stop_string_ends_the_text_before_it() -> None:
-    assert stream([b"one", b" STOP", b" two"], "STOP") == [
-        ReleasedText(1, "one"),
-        ReleasedText(1, " ", stop="STOP"),
-    ]
-
-
-def test_a_stop_string_over_token_borders_never_leaks() -> None:
-    releases = stream([b"one S", b"TO", b"P two"], "STOP")
-    assert releases == [ReleasedText(0, ""), ReleasedText(0, ""), ReleasedText(1, "one ", stop="STOP")]
-
-
-def test_the_beginning_of_a_stop_string_is_shown_when_it_was_none() -> None:
-    assert stream([b"ST", b"AR"], "STOP")[:2] == [ReleasedText(0, ""), ReleasedText(2, "STAR")]
-
-
-def test_the_earliest_of_several_stop_strings_counts() -> None:
-    assert stream([b"a-b+c"], "+", "-") == [ReleasedText(1, "a", stop="-")]
-
-
-def test_a_stop_string_within_one_longer_token() -> None:
-    assert stream([b"x\n\nyz"], "\n\n") == [ReleasedText(1, "x", stop="\n\n")]
-
-
-def test_a_stop_of_several_bytes_per_character() -> None:
     assert shown(stream([b"gut \xe2", b"\x9c", b"\x93 ja"], "✓")) == "gut "
-
-
-def test_tokens_without_text_are_released_with_the_next() -> None:
-    assert stream([b"", b"a"])[:2] == [ReleasedText(1, ""), ReleasedText(1, "a")]
-
-
-def test_a_release_never_splits_a_character_before_a_possible_stop() -> None:
-    releases = stream([b"\xc3", b"\xa9 S", b"x"], "STOP")
-    assert releases[:3] == [ReleasedText(0, ""), ReleasedText(0, ""), ReleasedText(3, "é Sx")]
 
 
 @given(st.lists(st.binary(max_size=5), max_size=20), st.lists(st.text("ab\u00e9", min_size=1, max_size=4)))

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.messages import FinishReason, Submit
+from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.contract.request import (
     Constraint,
     GenerationRequest,
@@ -15,7 +15,7 @@ from openai_cpu_server.contract.request import (
     OutputPart,
     Thinking,
 )
-from tests.engine.test_constrained import ending, generate, shown, told
+from tests.engine.test_constrained import ending, generate, resumed, shown
 from tests.engine.test_core import Engine
 from tests.fakes import END_TOKEN
 from tests.scheduler.driver import alone, request
@@ -44,7 +44,7 @@ def thinking(
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 30])
 def test_thoughts_end_when_their_budget_is_used_up(budget: int) -> None:
-    tokens = told(generate(thinking(budget=budget)), "a")
+    tokens = generate(thinking(budget=budget)).told("a")
     assert tuple(tokens[budget : budget + 5]) == spelt("." + END)
     assert len(tokens) == 60
 
@@ -79,24 +79,15 @@ def test_an_output_that_does_not_begin_with_thoughts_has_none() -> None:
     assert len(text) == 60
 
 
-def test_stop_strings_are_for_the_answer() -> None:
-    free = thinking(budget=20)
-    text = shown(generate(free), "a")
-    letter = next(char for char in text[25:] if char in text[:20])
-    stopped = shown(generate(thinking(budget=20, stop=(letter,))), "a")
-    assert stopped == text[: text.index(letter, 25)]
-
-
 def test_stop_strings_are_for_the_answer_in_a_new_engine_too() -> None:
     text = shown(generate(thinking(budget=20)), "a")
     letter = next(char for char in text[25:] if char in text[:20])
     one = thinking(budget=20, stop=(letter,))
-    whole = told(generate(one), "a")
+    stopped = generate(one)
+    assert shown(stopped, "a") == text[: text.index(letter, 25)]
+    whole = stopped.told("a")
     for num_told in range(len(whole)):
-        engine = Engine()
-        engine.core.handle(Submit(one, output=tuple(whole[:num_told])))
-        engine.run()
-        assert told(engine, "a") == whole[num_told:]
+        assert resumed(one, whole[:num_told]).told("a") == whole[num_told:]
 
 
 @pytest.mark.parametrize("begin", ["", "<t>"])
@@ -104,10 +95,8 @@ def test_an_output_goes_on_where_a_dead_engine_left_it(begin: str) -> None:
     one = thinking(begin=begin, opening=begin, budget=6, grammar="{?a*b?}")
     whole = alone(one)[:-1]
     for num_told in range(len(whole)):
-        engine = Engine()
-        engine.core.handle(Submit(one, output=tuple(whole[:num_told])))
-        engine.run()
-        assert told(engine, "a") == whole[num_told:]
+        engine = resumed(one, whole[:num_told])
+        assert engine.told("a") == whole[num_told:]
         assert ending(engine) == (FinishReason.STOP, len(whole) + 1)
 
 
@@ -118,20 +107,16 @@ def test_thoughts_and_answer_are_told_apart_also_behind_a_crash() -> None:
     whole = parted(engine)
     thoughts, answer = shown(generate(msgspec.structs.replace(one, marks=None)), "a").split(END)
     assert whole == {OutputPart.THINKING: thoughts.strip(), OutputPart.ANSWER: answer.lstrip()}
-    assert engine.finish("a").finish == msgspec.structs.replace(
-        generate(msgspec.structs.replace(one, marks=None)).finish("a").finish,
+    assert engine.finish("a") == msgspec.structs.replace(
+        generate(msgspec.structs.replace(one, marks=None)).finish("a"),
         thought_tokens=6 + len("." + END),
     )
-    tokens = told(engine, "a")
+    tokens = engine.told("a")
     for num_told in range(len(tokens)):
-        resumed = Engine()
-        resumed.core.handle(Submit(one, output=tuple(tokens[:num_told])))
-        resumed.run()
-        rest = parted(resumed)
+        other = resumed(one, tokens[:num_told])
+        rest = parted(other)
         assert all(whole[part].endswith(rest[part]) for part in OutputPart)
-        finish = resumed.finish("a").finish
-        assert finish is not None
-        assert finish.thought_tokens == 6 + len("." + END)
+        assert other.finish().thought_tokens == 6 + len("." + END)
 
 
 def parted(engine: Engine) -> dict[OutputPart, str]:
@@ -142,7 +127,7 @@ def test_where_log_probabilities_are_asked_for_the_output_is_the_same() -> None:
     free = thinking("a", budget=5, grammar="{?b?}")
     scored = thinking("b", budget=5, grammar="{?b?}", tokens=free.tokens, top_logprobs=0)
     engine = generate(free, scored)
-    assert told(engine, "a") == told(engine, "b")
+    assert engine.told("a") == engine.told("b")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -157,9 +142,9 @@ def test_company_changes_nothing(seed: int) -> None:
     ]
     engine = Engine()
     for one in asked:
-        engine.core.handle(Submit(one))
+        engine.submit(one)
         for _ in range(draw.randrange(4)):
             engine.step()
     engine.run()
     for one in asked:
-        assert told(engine, one.id) == [token for token in alone(one) if token != END_TOKEN]
+        assert engine.told(one.id) == [token for token in alone(one) if token != END_TOKEN]

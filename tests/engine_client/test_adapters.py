@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import signal
 
 import pytest
@@ -16,7 +15,15 @@ from openai_cpu_server.engine_client.adapters import AdapterTable
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import AdapterFailed, AdapterNotFound
-from tests.engine_client.test_client import collect, running, text, until
+from tests.engine_client.test_client import (
+    collect,
+    eventually,
+    have_advanced,
+    kill_engine,
+    running,
+    text,
+    until,
+)
 from tests.fake_engine import COMMAND
 from tests.fakes import END_TOKEN, FakeBackend
 from tests.scheduler.driver import alone, request
@@ -40,45 +47,30 @@ def expected(name: str, adapter_key: str | None, output: int) -> str:
     return b"".join(FakeBackend().piece(t) for t in tokens).decode(errors="replace")
 
 
-async def test_those_of_the_start_can_be_asked_for() -> None:
+async def test_those_of_the_start_can_be_asked_for_and_bad_ones_are_refused_alone() -> None:
+    """One that is no adapter, and one that kills the process."""
     one = adapter("one")
-    async with running(client(adapters=(one,))) as engine:
+    adapters = (one, adapter("worse", "bad.gguf"), adapter("worst", "kill.gguf"))
+    async with running(client(adapters=adapters)) as engine:
+        states = {status.adapter.name: status.state for status in engine.adapters()}
+        assert states == {
+            "one": AdapterState.READY,
+            "worse": AdapterState.FAILED,
+            "worst": AdapterState.FAILED,
+        }
+        assert [loaded.key for loaded in engine.info.adapters] == [one.key]
         with_it, without = await asyncio.gather(
             collect(engine, request("a", output=9, adapter="one")), collect(engine, request("b", output=9))
         )
-        assert [status.state for status in engine.adapters()] == [AdapterState.READY]
-        assert engine.info is not None
-        assert [loaded.key for loaded in engine.info.adapters] == [one.key]
+        for name, said in (
+            ("worse", r"could not be loaded: bad\.gguf is no adapter"),
+            ("worst", "has killed it"),
+            ("two", "'two' does not exist for this model; it has one"),
+        ):
+            with pytest.raises(AdapterNotFound, match=said):
+                engine.generate([request("a", adapter=name)])
     assert text(with_it) == expected("a", one.key, 9)
     assert text(without) == expected("b", None, 9)
-
-
-async def test_one_that_is_bad_at_the_start_is_refused_alone() -> None:
-    adapters = (adapter("one"), adapter("worse", "bad.gguf"))
-    async with running(client(adapters=adapters)) as engine:
-        states = {status.adapter.name: (status.state, status.reason) for status in engine.adapters()}
-        assert states == {
-            "one": (AdapterState.READY, None),
-            "worse": (AdapterState.FAILED, "bad.gguf is no adapter."),
-        }
-        with pytest.raises(AdapterNotFound, match=r"could not be loaded: bad\.gguf is no adapter"):
-            engine.generate([request("a", adapter="worse")])
-
-
-async def test_one_that_kills_the_process_at_the_start_is_refused_alone() -> None:
-    adapters = (adapter("one"), adapter("worst", "kill.gguf"))
-    async with running(client(adapters=adapters)) as engine:
-        assert await collect(engine, request("a", adapter="one"))
-        (worst,) = [status for status in engine.adapters() if status.adapter.name == "worst"]
-        assert worst.state is AdapterState.FAILED
-        assert worst.reason is not None
-        assert "has killed it" in worst.reason
-
-
-async def test_an_unknown_one_is_named_with_those_that_there_are() -> None:
-    async with running(client(adapters=(adapter("one"),))) as engine:
-        with pytest.raises(AdapterNotFound, match="'two' does not exist for this model; it has one"):
-            engine.generate([request("a", adapter="two")])
 
 
 async def test_one_is_loaded_while_others_are_served_and_again_after_a_crash() -> None:
@@ -86,60 +78,40 @@ async def test_one_is_loaded_while_others_are_served_and_again_after_a_crash() -
     async with running(client()) as engine:
         status = await engine.load_adapter(one)
         assert status.state is AdapterState.READY
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGKILL)
+        kill_engine(engine)
         await until(engine, EngineState.RESTARTING)
         events = await collect(engine, request("a", output=9, adapter="one"))
     assert text(events) == expected("a", one.key, 9)
 
 
-async def test_one_that_is_refused_changes_nothing() -> None:
+async def test_one_that_is_refused_or_kills_the_process_changes_nothing() -> None:
     one = adapter("one")
-    async with running(client(adapters=(one,))) as engine:
-        with pytest.raises(AdapterFailed, match="no adapter"):
-            await engine.load_adapter(adapter("one", "bad.gguf"))
-        events = await collect(engine, request("a", output=9, adapter="one"))
+    async with running(client("step_s=0.02", adapters=(one,))) as engine:
+        going_on = asyncio.create_task(collect(engine, request("a", output=60, adapter="one")))
+        await eventually(lambda: have_advanced(engine, 1))
+        for path, said in (("bad.gguf", "no adapter"), ("kill.gguf", "has killed it")):
+            with pytest.raises(AdapterFailed, match=said):
+                await engine.load_adapter(adapter("one", path))
+        assert text(await going_on) == expected("a", one.key, 60)
         assert [status.adapter for status in engine.adapters()] == [one]
-    assert text(events) == expected("a", one.key, 9)
-
-
-async def test_one_that_kills_the_process_is_refused_and_the_others_go_on() -> None:
-    async with running(client("step_s=0.02")) as engine:
-        going_on = asyncio.create_task(collect(engine, request("a", output=60)))
-        await asyncio.sleep(0.1)
-        with pytest.raises(AdapterFailed, match="has killed it"):
-            await engine.load_adapter(adapter("one", "kill.gguf"))
-        assert text(await going_on) == expected("a", None, 60)
-        assert engine.adapters() == ()
         assert engine.status().restarts == 1
 
 
-async def test_hot_swap_loses_no_request() -> None:
+@pytest.mark.parametrize("dies", [False, True])
+async def test_hot_swap_loses_no_request_be_there_a_crash_or_not(dies: bool) -> None:
     """Those that run end with the old one, new ones get the new one, and the old one is freed."""
     old, new = adapter("one", "old.gguf"), adapter("one", "new.gguf")
     async with running(client("step_s=0.01", adapters=(old,))) as engine:
         before = asyncio.create_task(collect(engine, request("a", output=80, adapter="one")))
-        await asyncio.sleep(0.2)
+        await eventually(lambda: have_advanced(engine, 1))
         await engine.load_adapter(new)
+        if dies:
+            kill_engine(engine)
         after = await collect(engine, request("b", output=9, adapter="one"))
-        assert not before.done()
+        assert not before.done() or dies
         assert text(after) == expected("b", new.key, 9)
         assert text(await before) == expected("a", old.key, 80)
-        assert engine.info is not None
-        assert [loaded.key for loaded in engine.info.adapters] == [new.key]
-
-
-async def test_a_crash_amid_a_swap_keeps_both() -> None:
-    old, new = adapter("one", "old.gguf"), adapter("one", "new.gguf")
-    async with running(client("step_s=0.01", adapters=(old,))) as engine:
-        before = asyncio.create_task(collect(engine, request("a", output=80, adapter="one")))
-        await asyncio.sleep(0.2)
-        await engine.load_adapter(new)
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGKILL)
-        after = await collect(engine, request("b", output=9, adapter="one"))
-        assert text(after) == expected("b", new.key, 9)
-        assert text(await before) == expected("a", old.key, 80)
+        await eventually(lambda: [loaded.key for loaded in engine.info.adapters] == [new.key])
 
 
 async def test_swapping_there_and_back() -> None:
@@ -155,21 +127,19 @@ async def test_an_unloaded_one_serves_those_that_run_and_nobody_else() -> None:
     one = adapter("one")
     async with running(client("step_s=0.01", adapters=(one,))) as engine:
         before = asyncio.create_task(collect(engine, request("a", output=60, adapter="one")))
-        await asyncio.sleep(0.2)
+        await eventually(lambda: have_advanced(engine, 1))
         assert engine.unload_adapter("one")
         assert not engine.unload_adapter("one")
         with pytest.raises(AdapterNotFound, match="it has none"):
             engine.generate([request("b", adapter="one")])
         assert text(await before) == expected("a", one.key, 60)
-        assert engine.info is not None
         assert engine.info.adapters == ()
 
 
 async def test_the_engine_stops_while_one_is_awaited() -> None:
     engine = client("load_s=0.1")
     async with running(engine):
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGSTOP)
+        kill_engine(engine, signal.SIGSTOP)
         loading = asyncio.create_task(engine.load_adapter(adapter("one")))
         await asyncio.sleep(0.05)
         engine.kill()

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
-from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
+from openai_cpu_server.contract.messages import EngineOptions, Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine_client.client import EngineClient
@@ -75,9 +75,7 @@ async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
 
 
 async def until(engine: EngineClient, state: EngineState) -> None:
-    with anyio.fail_after(20):
-        while engine.state is not state:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: engine.state is state)
 
 
 async def collect(engine: EngineClient, *requests: GenerationRequest) -> list[TokenEvent]:
@@ -96,32 +94,62 @@ def text(events: list[TokenEvent]) -> str:
     return "".join(event.text for event in events)
 
 
-async def test_tokens_arrive_one_by_one_and_end_with_a_finish() -> None:
-    one = request("a", output=6)
-    async with running(client()) as engine:
-        events = await collect(engine, one)
-    assert text(events) == expected_text(one)
-    assert [event.finish is not None for event in events] == [False] * (len(events) - 1) + [True]
-    assert events[-1].finish is not None
-    assert events[-1].finish.reason is FinishReason.LENGTH
-    assert events[-1].finish.output_tokens == 6
+def finish_of(events: list[TokenEvent]) -> Finish:
+    """Told with the last one, and with no other."""
+    *before, last = events
+    assert not any(event.finish for event in before)
+    assert last.finish is not None
+    return last.finish
 
 
-async def test_choices_of_one_call_come_interleaved() -> None:
-    async with running(client()) as engine:
-        events = await collect(engine, request("a", output=5), request("b", output=5))
-    assert {event.id for event in events[:4]} == {"a", "b"}
-    assert sum(event.finish is not None for event in events) == 2
+async def eventually(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_so():
+            await asyncio.sleep(0.005)
 
 
-async def test_stop_strings_end_the_request_in_the_engine() -> None:
+def kill_engine(engine: EngineClient, number: signal.Signals = signal.SIGKILL) -> None:
+    pid = engine.engine_pid
+    assert pid is not None
+    os.kill(pid, number)
+
+
+def begun(engine: EngineClient, *requests: GenerationRequest) -> list[asyncio.Task[list[TokenEvent]]]:
+    """A call of each."""
+    return [asyncio.create_task(collect(engine, one)) for one in requests]
+
+
+async def are_whole(
+    streams: list[asyncio.Task[list[TokenEvent]]], requests: Sequence[GenerationRequest]
+) -> bool:
+    """Wait for their ends: whether each has told all of its text, once."""
+    results = await asyncio.gather(*streams)
+    return [text(events) for events in results] == [expected_text(one) for one in requests]
+
+
+async def is_served(engine: EngineClient, one: GenerationRequest) -> bool:
+    return await are_whole(begun(engine, one), [one])
+
+
+async def test_tokens_arrive_one_by_one_until_a_stop_string_and_choices_interleaved() -> None:
     one = request("a", output=50)
     whole = expected_text(one)
     async with running(client()) as engine:
+        events = await collect(engine, request("a", output=6))
+        finish = finish_of(events)
+        assert text(events) == expected_text(request("a", output=6))
+        assert (finish.reason, finish.output_tokens) == (FinishReason.LENGTH, 6)
         events = await collect(engine, request("a", output=50, stop=(whole[7:10],)))
-    assert text(events) == whole[: whole.index(whole[7:10])]
-    assert events[-1].finish is not None
-    assert events[-1].finish.reason is FinishReason.STOP
+        assert text(events) == whole[: whole.index(whole[7:10])]
+        assert finish_of(events).reason is FinishReason.STOP
+        events = await collect(engine, request("a", output=5), request("b", output=5))
+        assert {event.id for event in events[:4]} == {"a", "b"}
+        assert sum(event.finish is not None for event in events) == 2
+        pid = engine.engine_pid
+        assert pid is not None
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 async def test_leaving_a_generation_frees_its_cells() -> None:
@@ -134,12 +162,6 @@ async def test_leaving_a_generation_frees_its_cells() -> None:
         assert engine.status().running == {"interactive": 0, "batch": 0}
         await collect(engine, request("c", output=1))
         assert engine.status().kv_tokens_used == 0
-
-
-async def eventually(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not is_so():
-            await asyncio.sleep(0.005)
 
 
 async def test_who_runs_and_who_waits_where() -> None:
@@ -168,26 +190,23 @@ async def test_cancelling_ends_a_call_and_nobody_else() -> None:
         both = [request("a/0", output=1000), request("a/1", output=1000)]
         doomed = asyncio.create_task(collect(engine, *both))
         other = request("b/0", output=20)
-        spared = asyncio.create_task(collect(engine, other))
+        spared = begun(engine, other)
         await eventually(lambda: len(engine.requests()) == 3 and engine.requests()[0].output_tokens > 0)
         assert not engine.cancel("c")
         assert engine.cancel("a/1")
         assert not engine.cancel("a")
         with pytest.raises(RequestCancelled):
             await doomed
-        assert text(await spared) == expected_text(other)
+        assert await are_whole(spared, [other])
         await eventually(lambda: engine.status().kv_tokens_used == 0)
 
 
-async def test_a_call_can_be_cancelled_while_the_engine_restarts() -> None:
+async def test_calls_can_be_made_and_cancelled_while_the_engine_restarts() -> None:
     async with running(client("load_s=0.3", "step_s=0.01")) as engine:
-        doomed = asyncio.create_task(collect(engine, request("a/0", output=1000)))
-        other = request("b/0", output=20)
-        spared = asyncio.create_task(collect(engine, other))
+        other, late = request("b/0", output=20), request("late")
+        doomed, spared = begun(engine, request("a/0", output=1000), other)
         await eventually(lambda: engine.status().running["interactive"] == 2)
-        pid = engine.engine_pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        kill_engine(engine)
         await until(engine, EngineState.RESTARTING)
         assert {one.state for one in engine.requests()} == {RequestState.WAITING}
         assert engine.kv_stats() is None
@@ -196,7 +215,7 @@ async def test_a_call_can_be_cancelled_while_the_engine_restarts() -> None:
         assert engine.cancel("a")
         with pytest.raises(RequestCancelled):
             await doomed
-        assert text(await spared) == expected_text(other)
+        assert await are_whole([spared, *begun(engine, late)], [other, late])
 
 
 async def test_the_cache_is_seen_and_cleared() -> None:
@@ -205,21 +224,14 @@ async def test_the_cache_is_seen_and_cleared() -> None:
         found = []
         for name in ("a", "b"):
             events = await collect(engine, request(name, tokens=prompt, output=2))
-            assert events[-1].finish is not None
-            found.append(events[-1].finish.cached_tokens)
+            found.append(finish_of(events).cached_tokens)
         assert found[0] == 0 < found[1] < 200
         await eventually(lambda: engine.status().kv_tokens_used == 0)
         kv = engine.kv_stats()
-        assert kv is not None
         assert (kv.prompt_tokens, kv.cached_tokens) == (400, found[1])
         assert (kv.cache_blocks, kv.cache_capacity_blocks, kv.pool_blocks_used) == (4, 100, 0)
         engine.clear_cache()
-
-        def is_empty() -> bool:
-            kv = engine.kv_stats()
-            return kv is not None and kv.cache_blocks == 0
-
-        await eventually(is_empty)
+        await eventually(lambda: engine.kv_stats().cache_blocks == 0)
 
 
 async def test_timings_add_up() -> None:
@@ -229,7 +241,7 @@ async def test_timings_add_up() -> None:
         timings = generation.figures
     parts = timings.queue_ms + timings.prefill_ms + timings.generation_ms
     assert parts == pytest.approx(timings.latency_ms)
-    assert timings.generation_ms >= 4 * 10 * 0.9
+    assert min(timings.prefill_ms, timings.generation_ms) > 0
     assert timings.output_tokens == 5
     assert timings.tokens_per_second > 0
 
@@ -258,9 +270,7 @@ async def test_nothing_is_accepted_while_loading() -> None:
 async def test_a_start_goes_on_telling_how_far_it_is_while_costs_are_measured() -> None:
     engine = client("timed=0.25", "build_s=30")
     task = asyncio.create_task(engine.run())
-    with anyio.fail_after(20):
-        while engine.status().timed is None:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: engine.status().timed is not None)
     assert (engine.state, engine.status().loaded, engine.status().timed) == (EngineState.LOADING, 1.0, 0.25)
     await engine.close()
     await task
@@ -278,62 +288,23 @@ async def test_a_request_beyond_the_pool_is_refused_by_the_engine_too() -> None:
         assert len(await collect(engine, request("b"))) > 0
 
 
-async def test_closing_ends_live_streams() -> None:
-    engine = client("step_s=0.05")
-    async with running(engine):
-        stream = asyncio.create_task(collect(engine, request("a", output=1000)))
-        await asyncio.sleep(0.2)
-    with pytest.raises(GenerationFailed, match="shutting down"):
-        await stream
-
-
-async def test_the_engine_leaves_when_its_client_does() -> None:
-    async with running(client()) as engine:
-        pid = engine.engine_pid
-        assert pid is not None
-        os.kill(pid, 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-async def test_killing_the_engine_pauses_streams_and_loses_nothing() -> None:
-    requests = [request(f"r{i}", prompt=20 + i, output=60) for i in range(6)]
-    async with running(client("step_s=0.01")) as engine:
-        streams = [asyncio.create_task(collect(engine, one)) for one in requests]
-        for _ in range(3):
-            await asyncio.sleep(0.15)
-            pid = engine.engine_pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await until(engine, EngineState.RESTARTING)
-            await until(engine, EngineState.READY)
-        results = await asyncio.gather(*streams)
-        assert engine.status().restarts == 3
-    assert [text(events) for events in results] == [expected_text(one) for one in requests]
-    assert [events[-1].finish.output_tokens for events in results if events[-1].finish] == [60] * 6
-
-
-async def test_requests_made_during_a_restart_wait_for_it() -> None:
-    async with running(client("load_s=0.3")) as engine:
-        pid = engine.engine_pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        await until(engine, EngineState.RESTARTING)
-        one = request("a")
-        assert text(await collect(engine, one)) == expected_text(one)
-
-
-async def test_a_poisonous_request_fails_alone() -> None:
+@pytest.mark.parametrize(
+    ("flags", "said", "deaths"),
+    [
+        ((), "died each time", 2),
+        (("kill_with=SIGKILL",), "something that guards memory", 3),  # which it may not be to blame for
+    ],
+)
+async def test_a_poisonous_request_fails_alone(flags: tuple[str, ...], said: str, deaths: int) -> None:
     poison = request("poison", tokens=(2, 3, 300), output=5)
     innocent = [request(f"r{i}", output=80) for i in range(4)]
-    async with running(client("step_s=0.01", "kill_on=300")) as engine:
-        streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
-        await asyncio.sleep(0.2)
-        with pytest.raises(GenerationFailed, match="died each time"):
+    async with running(client("step_s=0.01", "kill_on=300", *flags)) as engine:
+        streams = begun(engine, *innocent)
+        await eventually(lambda: have_advanced(engine, 4))
+        with pytest.raises(GenerationFailed, match=said):
             await collect(engine, poison)
-        results = await asyncio.gather(*streams)
-        assert engine.status().restarts == 2
-    assert [text(events) for events in results] == [expected_text(one) for one in innocent]
+        assert await are_whole(streams, innocent)
+        assert engine.status().restarts == deaths
 
 
 async def test_a_culprit_among_many_is_found_while_the_server_goes_on(
@@ -345,14 +316,13 @@ async def test_a_culprit_among_many_is_found_while_the_server_goes_on(
     pattern = Constraint(grammar=30 * "?" + chr(298) + "?")
     poison = request("poison", output=80, constraint=pattern)
     async with running(client("step_s=0.01", "kill_on=300", max_seqs=16)) as engine:
-        streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
+        streams = begun(engine, *innocent)
         await eventually(lambda: len(engine.requests()) == 15)
         with pytest.raises(GenerationFailed, match="died each time"):
             await collect(engine, poison)
-        results = await asyncio.gather(*streams)
+        assert await are_whole(streams, innocent)
         assert 2 <= engine.status().restarts <= 6
         assert engine.state is EngineState.READY
-    assert [text(events) for events in results] == [expected_text(one) for one in innocent]
     assert [line for line in caplog.messages if line.startswith("recovered") and "suspects: 16" in line]
 
 
@@ -367,19 +337,15 @@ async def test_an_engine_that_keeps_dying_is_given_up() -> None:
             engine.generate([request("too late")])
 
 
-SIGNALS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS]
-
-
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
 async def test_streams_survive_whatever_kills_the_engine(number: signal.Signals) -> None:
     requests = [request(f"r{i}", prompt=20 + i, output=40) for i in range(4)]
     async with running(client("step_s=0.01")) as engine:
-        streams = [asyncio.create_task(collect(engine, one)) for one in requests]
+        streams = begun(engine, *requests)
         await eventually(lambda: have_advanced(engine, 4))
         kill_engine(engine, number)
-        results = await asyncio.gather(*streams)
+        assert await are_whole(streams, requests)
         assert engine.status().restarts == 1
-    assert [text(events) for events in results] == [expected_text(one) for one in requests]
 
 
 def have_advanced(engine: EngineClient, num: int) -> bool:
@@ -388,44 +354,35 @@ def have_advanced(engine: EngineClient, num: int) -> bool:
     return len(tokens) == num and min(tokens) > 3
 
 
-def kill_engine(engine: EngineClient, number: signal.Signals) -> None:
-    pid = engine.engine_pid
-    assert pid is not None
-    os.kill(pid, number)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 async def test_signals_to_the_whole_group_do_not_end_the_engine(number: signal.Signals) -> None:
     async with running(client()) as engine:
         kill_engine(engine, number)
-        one = request("a")
-        assert text(await collect(engine, one)) == expected_text(one)
+        assert await is_served(engine, request("a"))
         assert engine.status().restarts == 0
 
 
 async def test_a_stopped_engine_is_a_hang_and_its_streams_go_on() -> None:
     requests = [request(f"r{i}", output=60) for i in range(3)]
     async with running(client("step_s=0.01", hang_limits=HangLimits(step_s=1))) as engine:
-        streams = [asyncio.create_task(collect(engine, one)) for one in requests]
+        streams = begun(engine, *requests)
         await eventually(lambda: engine.status().running["interactive"] == 3)
         kill_engine(engine, signal.SIGSTOP)
         await until(engine, EngineState.RESTARTING)
         assert "no progress" in (engine.status().reason or "")
-        results = await asyncio.gather(*streams)
-    assert [text(events) for events in results] == [expected_text(one) for one in requests]
+        assert await are_whole(streams, requests)
 
 
 async def test_a_long_step_and_an_idle_engine_are_no_hangs() -> None:
     async with running(client("step_s=1.5", hang_limits=HangLimits(step_s=4))) as engine:
-        one = request("a", output=3)
-        assert text(await collect(engine, one)) == expected_text(one)
+        assert await is_served(engine, request("a", output=3))
         await asyncio.sleep(5)
         assert engine.status().restarts == 0
 
 
 async def test_an_engine_that_hangs_while_it_loads_again_is_started_anew() -> None:
     async with running(client(hang_limits=HangLimits(load_s=2))) as engine:
-        kill_engine(engine, signal.SIGKILL)
+        kill_engine(engine)
         await eventually(lambda: engine.state is EngineState.RESTARTING and engine.engine_pid is not None)
         kill_engine(engine, signal.SIGSTOP)
         await until(engine, EngineState.READY)
@@ -437,29 +394,18 @@ async def test_a_first_load_that_hangs_is_told() -> None:
         await client("load_s=100", hang_limits=HangLimits(load_s=1)).run()
 
 
-async def test_a_request_that_is_killed_every_time_fails_alone_at_the_third() -> None:
-    poison = request("poison", tokens=(2, 3, 300), output=5)
-    innocent = [request(f"r{i}", output=80) for i in range(4)]
-    async with running(client("step_s=0.01", "kill_on=300", "kill_with=SIGKILL")) as engine:
-        streams = [asyncio.create_task(collect(engine, one)) for one in innocent]
-        await eventually(lambda: have_advanced(engine, 4))
-        with pytest.raises(GenerationFailed, match="something that guards memory"):
-            await collect(engine, poison)
-        results = await asyncio.gather(*streams)
-        assert engine.status().restarts == 3
-    assert [text(events) for events in results] == [expected_text(one) for one in innocent]
-
-
-async def test_kills_after_progress_do_not_count_as_crashes() -> None:
-    one = request("a", output=100)
+async def test_kills_after_progress_are_pauses_and_do_not_count_as_crashes() -> None:
+    requests = [request(f"r{i}", prompt=20 + i, output=100) for i in range(3)]
     async with running(client("step_s=0.01")) as engine:
-        stream = asyncio.create_task(collect(engine, one))
+        streams = begun(engine, *requests)
         for number in range(6):
-            await eventually(lambda number=number: num_tokens(engine) > 5 * number)  # type: ignore[misc]
-            kill_engine(engine, signal.SIGKILL)
+            await eventually(lambda number=number: num_tokens(engine) > 15 * number)  # type: ignore[misc]
+            kill_engine(engine)
             await until(engine, EngineState.RESTARTING)
             await until(engine, EngineState.READY)
-        assert text(await stream) == expected_text(one)
+        assert await are_whole(streams, requests)
+        assert engine.status().restarts == 6
+    assert {finish_of(stream.result()).output_tokens for stream in streams} == {100}
 
 
 async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(tmp_path: Path) -> None:
@@ -474,10 +420,9 @@ async def test_an_engine_that_memory_runs_out_for_again_and_again_is_given_up(tm
             so_far = num_tokens(engine)
             await eventually(lambda so_far=so_far: num_tokens(engine) > so_far + 5)  # type: ignore[misc]
             vmstat.write_text(f"oom_kill {number}\n")
-            kill_engine(engine, signal.SIGKILL)
+            kill_engine(engine)
             await until(engine, EngineState.RESTARTING if number < 5 else EngineState.FAILED)
             last = engine.status().last_death
-            assert last is not None
             assert last.cause == "out_of_memory"
         with pytest.raises(GenerationFailed, match=r"5 crashes within a minute.*ran out of memory"):
             await stream
@@ -491,10 +436,9 @@ def num_tokens(engine: EngineClient) -> int:
 async def test_draining_accepts_nothing_and_finishes_what_runs() -> None:
     one, waiting = request("a", output=40), request("b", output=10)
     async with running(client("step_s=0.02", max_seqs=1)) as engine:
-        stream = asyncio.create_task(collect(engine, one))
+        (stream,) = begun(engine, one)
         await eventually(lambda: engine.status().running["interactive"] == 1)
-        queued = asyncio.create_task(collect(engine, waiting))
-        refused = asyncio.create_task(collect(engine, request("c", priority=Priority.BATCH)))
+        queued, refused = begun(engine, waiting, request("c", priority=Priority.BATCH))
         await eventually(lambda: len(engine.requests()) == 3)
         draining = asyncio.create_task(engine.drain(30))
         with pytest.raises(EngineUnavailable, match="draining"):
@@ -502,9 +446,8 @@ async def test_draining_accepts_nothing_and_finishes_what_runs() -> None:
         assert engine.state is EngineState.DRAINING
         with pytest.raises(EngineUnavailable, match="draining"):
             engine.generate([request("too late")])
-        kill_engine(engine, signal.SIGKILL)
-        assert text(await stream) == expected_text(one)
-        assert text(await queued) == expected_text(waiting)
+        kill_engine(engine)
+        assert await are_whole([stream, queued], [one, waiting])
         await draining
 
 
@@ -521,29 +464,23 @@ async def test_draining_ends_in_time() -> None:
 async def test_what_steps_cost_is_measured_in_quiet_moments_and_whoever_comes_is_served(
     tmp_path: Path,
 ) -> None:
-    begun = tmp_path / "begun"
+    told = tmp_path / "begun"
 
     async def times(number: int) -> None:
-        with anyio.fail_after(20):
-            while not begun.exists() or len(begun.read_text().splitlines()) < number:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: told.exists() and len(told.read_text().splitlines()) >= number)
 
-    async with running(client(f"measuring={begun}")) as engine:
+    async with running(client(f"measuring={told}")) as engine:
         await times(1)
-        one = request("r", output=4)
-        assert text(await collect(engine, one)) == expected_text(one)
+        assert await is_served(engine, request("r", output=4))
         await times(2)
 
 
 async def test_an_engine_that_dies_while_it_measures_costs_is_followed_by_one_that_does_not() -> None:
     async with running(client("dies_measuring=1", calibrate="idle")) as engine:
-        with anyio.fail_after(20):
-            while not engine.status().restarts:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: engine.status().restarts > 0)
         await asyncio.sleep(2.5)  # in which it would have begun again
         assert engine.status().restarts == 1
-        one = request("r", output=4)
-        assert text(await collect(engine, one)) == expected_text(one)
+        assert await is_served(engine, request("r", output=4))
 
 
 async def test_a_first_start_that_dies_while_it_measures_costs_says_what_to_leave_out() -> None:

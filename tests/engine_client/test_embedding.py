@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from array import array
 
 import anyio
@@ -22,7 +20,7 @@ from openai_cpu_server.errors import (
     QueueFull,
     RequestCancelled,
 )
-from tests.engine_client.test_client import client, eventually, running
+from tests.engine_client.test_client import client, eventually, kill_engine, running
 from tests.fakes import FAKE_EMBEDDER, vector_of
 from tests.scheduler.driver import request as generation
 
@@ -73,37 +71,25 @@ async def test_the_wrong_kind_of_model() -> None:
             engine.embed(embed("a", (1,)))
 
 
-async def test_who_embeds_is_shown_and_can_be_cancelled() -> None:
-    async with (
-        running(client("embeds=1", "step_s=0.02")) as engine,
-        engine.embed(many("a", 1000)) as embedding,
-    ):
-        await eventually(lambda: engine.requests()[0].num_embedded > 0)
-        (live,) = engine.requests()
-        assert (live.state, live.num_inputs, live.prompt_tokens) == (RequestState.RUNNING, 1000, 32_000)
-        assert engine.cancel("a")
-        with pytest.raises(RequestCancelled):
-            await embedding.vectors()
-        assert engine.requests() == []
-
-
-async def test_leaving_cancels() -> None:
+async def test_who_embeds_is_shown_can_be_cancelled_and_can_leave_and_has_a_time_limit() -> None:
     async with running(client("embeds=1", "step_s=0.02")) as engine:
-        async with engine.embed(many("a", 1000)):
+        async with engine.embed(many("a", 1000)) as embedding:
+            await eventually(lambda: engine.requests()[0].num_embedded > 0)
+            (live,) = engine.requests()
+            assert (live.state, live.num_inputs, live.prompt_tokens) == (RequestState.RUNNING, 1000, 32_000)
+            assert engine.cancel("a")
+            with pytest.raises(RequestCancelled):
+                await embedding.vectors()
+            assert engine.requests() == []
+        async with engine.embed(many("b", 1000)):
             await eventually(lambda: engine.requests()[0].state is RequestState.RUNNING)
         assert engine.requests() == []
-        request = many("b", 2)
+        async with engine.embed(many("c", 1000)) as embedding:
+            embedding.fail_in(0.1, DeadlineExceeded(0.1))
+            with pytest.raises(DeadlineExceeded):
+                await embedding.vectors()
+        request = many("d", 2)
         assert await vectors(engine, request) == expected(request)
-
-
-async def test_a_time_limit() -> None:
-    async with (
-        running(client("embeds=1", "step_s=0.05")) as engine,
-        engine.embed(many("a", 1000)) as embedding,
-    ):
-        embedding.fail_in(0.1, DeadlineExceeded(0.1))
-        with pytest.raises(DeadlineExceeded):
-            await embedding.vectors()
 
 
 async def test_the_queue_is_limited_and_draining_refuses() -> None:
@@ -123,8 +109,7 @@ async def test_a_killed_engine_loses_no_vector() -> None:
         both = asyncio.gather(vectors(engine, request), vectors(engine, other))
         await eventually(lambda: len(engine.requests()) == 2)
         await eventually(lambda: engine.requests()[0].num_embedded > 0)
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGKILL)
+        kill_engine(engine)
         assert await both == [expected(request), expected(other)]
         assert engine.status().restarts == 1
 

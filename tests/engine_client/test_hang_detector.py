@@ -25,30 +25,23 @@ class Story:
         return False
 
 
-def test_silence_beyond_the_limit_is_a_hang() -> None:
-    story = Story(HangLimits(step_s=10))
-    assert not story.hung_after(10)
-    assert story.hung_after(1)
-
-
-def test_any_news_begins_anew() -> None:
+def test_silence_beyond_the_limit_is_a_hang_and_any_news_begins_anew() -> None:
     story = Story(HangLimits(step_s=10))
     for _ in range(5):
         assert not story.hung_after(9)
         story.detector.news()
-
-
-def test_a_long_step_gets_300_times_what_it_should_take() -> None:
-    story = Story(HangLimits(step_s=10))
-    story.detector.step_begins(expected_ms=1000)
-    assert not story.hung_after(300)
+    assert not story.hung_after(10)
     assert story.hung_after(1)
 
 
-def test_an_idle_engine_may_be_silent() -> None:
+def test_a_long_step_gets_300_times_what_it_should_take_and_an_idle_engine_may_be_silent() -> None:
     story = Story(HangLimits(step_s=10))
     assert not story.hung_after(1000, owes=False)
     assert not story.hung_after(9)
+    story.detector.news()
+    story.detector.step_begins(expected_ms=1000)
+    assert not story.hung_after(300)
+    assert story.hung_after(1)
 
 
 @pytest.mark.parametrize("is_loading", [True, False])
@@ -99,6 +92,8 @@ def test_time_in_which_this_process_did_not_run_is_not_held_against_the_engine()
         (-11, DeathKind.FAULT, "crashed in native code (SIGSEGV)", "SIGSEGV"),
         (-6, DeathKind.FAULT, "crashed in native code (SIGABRT)", "SIGABRT"),
         (1, DeathKind.FAULT, "exit status 1", "exit_1"),
+        (0, DeathKind.FAULT, "exit status 0", "exit_0"),
+        (-60, DeathKind.KILL, "60", "signal_60"),
         (None, DeathKind.FAULT, "exit status None", "unknown"),
     ],
 )
@@ -108,13 +103,10 @@ def test_what_an_exit_status_means(status: int | None, kind: DeathKind, said: st
     assert said in death.message
 
 
-def test_a_hang_is_no_kill_though_it_ends_with_one() -> None:
-    death = Death.of(-9, hang_s=61.2)
-    assert (death.kind, death.cause) == (DeathKind.HANG, "hang")
-    assert "61 s" in death.message
-
-
-def test_a_kill_while_the_system_ran_out_of_memory_is_its_doing() -> None:
+def test_a_kill_while_the_system_ran_out_of_memory_is_its_doing_and_that_of_a_hang_is_none() -> None:
+    hang = Death.of(-9, hang_s=61.2)
+    assert (hang.kind, hang.cause) == (DeathKind.HANG, "hang")
+    assert "61 s" in hang.message
     death = Death.of(-9, hang_s=None, ran_out_of_memory=True)
     assert (death.kind, death.cause) == (DeathKind.MEMORY, "out_of_memory")
     assert "--cache-mb" in death.message

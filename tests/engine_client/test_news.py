@@ -103,7 +103,6 @@ def test_adapters_are_among_the_facts_once_they_are_loaded_and_loaded_by_each_pr
         AdapterLoaded(LoadedAdapter(key=one.key, rank=8, num_tensors=14, size_bytes=1000)), story.requests
     )
     assert not story.news.is_owed(story.requests)
-    assert story.news.info is not None
     assert [loaded.key for loaded in story.news.info.adapters] == [one.key]
     assert story.news.next_process() == (one,)
     assert story.news.info.adapters == ()

@@ -102,13 +102,10 @@ def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
     assert machine.turns.holder == "b"
 
 
-def test_interactive_work_is_not_interrupted() -> None:
+def test_interactive_work_is_not_interrupted_nor_batch_work_that_has_become_so() -> None:
     machine = Machine()
     machine.join("a", INTERACTIVE)
     assert machine.join("b", INTERACTIVE) == ShortenedTurn("a", INTERACTIVE_TURN_S, interrupts=False)
-
-
-def test_batch_work_that_becomes_interactive_is_left_alone() -> None:
     machine = Machine()
     machine.join("a", BATCH)
     machine.wants("a", INTERACTIVE)
@@ -157,23 +154,17 @@ def test_batch_work_takes_longer_turns() -> None:
     assert "".join(machine.run(3)) == "aaaabbbbaaaa"
 
 
-@pytest.mark.parametrize("floor", [0.1, 0.25])
-def test_batch_work_keeps_its_share_beside_endless_interactive_work(floor: float) -> None:
+@pytest.mark.parametrize(("floor", "names"), [(0.1, "b"), (0.25, "b"), (0.1, "bc")])
+def test_batch_work_keeps_its_share_together_beside_endless_interactive_work(
+    floor: float, names: str
+) -> None:
     machine = Machine(floor=floor)
     machine.join("a", INTERACTIVE, step_s=0.03)
-    machine.join("b", BATCH, step_s=0.13)
+    for name in names:
+        machine.join(name, BATCH, step_s=0.13)
     machine.run(200)
-    assert machine.share("b", BATCH) == pytest.approx(floor, abs=0.02)
-
-
-def test_all_batch_work_together_has_the_share() -> None:
-    machine = Machine()
-    machine.join("a", INTERACTIVE, step_s=0.03)
-    machine.join("b", BATCH, step_s=0.13)
-    machine.join("c", BATCH, step_s=0.13)
-    machine.run(200)
-    assert machine.share("b", BATCH) == pytest.approx(0.05, abs=0.02)
-    assert machine.share("c", BATCH) == pytest.approx(0.05, abs=0.02)
+    for name in names:
+        assert machine.share(name, BATCH) == pytest.approx(floor / len(names), abs=0.02)
 
 
 def test_without_a_share_batch_work_waits() -> None:

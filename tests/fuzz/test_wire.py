@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import socket
 from collections.abc import Iterator
 from random import Random
@@ -14,12 +12,12 @@ import pytest
 
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path
+from tests.wire import CHAT, END, answered, connect, everything_until, frame, status_of, upgraded
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}).encode()
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-PATH = b"/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -29,27 +27,8 @@ def server() -> Iterator[ServerProcess]:
         yield process
 
 
-def sent(server: ServerProcess, data: bytes, *, then_half_close: bool = False) -> bytes:
-    """All that comes back until the server closes or has said all for a second."""
-    found = b""
-    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10) as sock:
-        try:
-            sock.sendall(data)
-            if then_half_close:
-                sock.shutdown(socket.SHUT_WR)
-            while piece := sock.recv(65536):
-                found += piece
-        except ConnectionError:
-            return found
-    return found
-
-
-def status_of(answer: bytes) -> int | None:
-    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else None
-
-
 def check_serves(server: ServerProcess) -> None:
-    answer = httpx.post(server.url + PATH.decode(), content=BODY, timeout=30)
+    answer = httpx.post(server.url + CHAT, content=BODY, timeout=30)
     assert answer.status_code == 200, answer.text
     assert server.status()["restarts"] == 0
 
@@ -66,11 +45,11 @@ ANSWERED: dict[str, tuple[bytes, set[int | None]]] = {
     "no http": (b"\x00\x01\x02\xff\xfe\r\n\r\n", {400}),
     "http/0.9": (b"GET /health\r\n\r\n", {200, 400}),
     "http/9.9": (b"GET /health HTTP/9.9\r\nhost: localhost\r\n\r\n", {400, 505, None}),
-    "a method of our own": (b"BREW /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", {400, 405}),
-    "null in the path": (b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n", {400, 404}),
-    "a path that is no utf-8": (b"GET /v1/models/%ff%fe HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
-    "a path that escapes a null": (b"GET /v1/models/%00 HTTP/1.1\r\nhost: localhost\r\n\r\n", {400}),
-    "a long path": (b"GET /" + b"a" * 60_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", {404, 431}),
+    "a method of our own": (b"BREW /v1/models HTTP/1.1" + END, {400, 405}),
+    "null in the path": (b"GET /\x00 HTTP/1.1" + END, {400, 404}),
+    "a path that is no utf-8": (b"GET /v1/models/%ff%fe HTTP/1.1" + END, {404}),
+    "a path that escapes a null": (b"GET /v1/models/%00 HTTP/1.1" + END, {400}),
+    "a long path": (b"GET /" + b"a" * 60_000 + b" HTTP/1.1" + END, {404, 431}),
     "a header without colon": (b"GET /health HTTP/1.1\r\nhost\r\n\r\n", {400}),
     "a header that is no utf-8": (
         b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-request-id: \xff\r\n\r\n",
@@ -93,7 +72,9 @@ ANSWERED: dict[str, tuple[bytes, set[int | None]]] = {
     "chunks without end": (chunked(b"5\r\nhello\r\n"), {408}),
     "utf-8 that is none": (with_length(b"5", b'{"\xc3\x28"'), {400}),
     "a socket without a key": (
-        b"GET " + PATH + b" HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        b"GET "
+        + CHAT.encode()
+        + b" HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
         {400},
     ),
     "an upgrade to nothing known": (
@@ -107,12 +88,12 @@ ANSWERED: dict[str, tuple[bytes, set[int | None]]] = {
 @pytest.mark.parametrize("name", ANSWERED)
 def test_what_is_malformed_is_refused(server: ServerProcess, name: str) -> None:
     data, expected = ANSWERED[name]
-    assert status_of(sent(server, data)) in expected
+    assert status_of(answered(server, data)) in expected
     check_serves(server)
 
 
 def test_a_body_cut_off_by_its_sender_ends_quietly(server: ServerProcess) -> None:
-    answer = sent(server, with_length(str(len(BODY) + 5).encode()), then_half_close=True)
+    answer = answered(server, with_length(str(len(BODY) + 5).encode()), half_closes=True)
     assert status_of(answer) in (None, 400, 408)
     check_serves(server)
 
@@ -126,7 +107,7 @@ def test_random_bytes_never_cost_the_server(server: ServerProcess) -> None:
         for _ in range(random.randint(1, 6)):
             data[random.randrange(len(data))] = random.randrange(256)
         data = data[: random.randrange(1, len(data))] if random.random() < 0.3 else data
-        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10) as sock:
+        with connect(server) as sock:
             sock.sendall(bytes(data))
             if random.random() < 0.5:
                 sock.settimeout(0.02)
@@ -139,25 +120,6 @@ def test_random_bytes_never_cost_the_server(server: ServerProcess) -> None:
 
 
 # -- WebSockets -------------------------------------------------------------------------------------------
-
-
-def upgraded(server: ServerProcess) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
-    nonce = base64.b64encode(os.urandom(16))
-    sock.sendall(
-        b"GET " + PATH + b" HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-        b"sec-websocket-version: 13\r\nsec-websocket-key: " + nonce + b"\r\n\r\n"
-    )
-    answer = sock.recv(4096)
-    assert answer.startswith(b"HTTP/1.1 101"), answer
-    return sock
-
-
-def frame(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
-    """Masked with zeros."""
-    length = len(payload)
-    size = bytes([0x80 | length]) if length < 126 else b"\xfe" + length.to_bytes(2, "big")
-    return bytes([(0x80 if fin else 0) | opcode]) + size + bytes(4) + payload
 
 
 FRAMES = {
@@ -189,20 +151,10 @@ def test_a_wrong_frame_ends_its_socket_alone(server: ServerProcess, name: str) -
 
 def test_hostile_messages_leave_the_socket_open(server: ServerProcess) -> None:
     with upgraded(server) as sock:
-        for text in (
-            b"",
-            b"[" * 60_000,
-            b'{"request_id": 1e400}',
-            b'{"cancel": {"a": NaN}}',
-            b"\x00",
-            b"NaN",
-        ):
+        texts = (b"", b"[" * 60_000, b'{"request_id": 1e400}', b'{"cancel": {"a": NaN}}', b"\x00", b"NaN")
+        for text in texts:
             sock.sendall(frame(1, text))
             assert b'"error"' in sock.recv(65536)
-        sock.sendall(
-            frame(1, b'{"messages"', fin=False) + frame(9, b"?") + frame(0, BODY[len('{"messages"') :])
-        )
-        found = b""
-        while b'"done":true' not in found:
-            found += sock.recv(65536)
+        sock.sendall(frame(1, BODY[:11], fin=False) + frame(9, b"?") + frame(0, BODY[11:]))
+        found = everything_until(sock, b'"done":true')
         assert b'"finish_reason":"length"' in found or b'"finish_reason":"stop"' in found

@@ -52,6 +52,19 @@ class Counting:
         return ok()
 
 
+async def is_begun(jobs: Jobs, batch: BatchRecord) -> None:
+    with anyio.fail_after(30):
+        while (await jobs.batch(batch.owner, batch.id)).status is not BatchStatus.IN_PROGRESS:
+            await anyio.sleep(0.005)
+
+
+async def run_so_many(jobs: Jobs, batch: BatchRecord, num_rows: int) -> BatchRecord:
+    with anyio.fail_after(30):
+        while (batch := await jobs.batch(batch.owner, batch.id)).completed < num_rows:
+            await anyio.sleep(0.005)
+    return batch
+
+
 async def test_rows_run_a_few_at_a_time_and_come_out_in_order(where: str) -> None:
     rows = Counting(pause_s=0.002)
     async with jobs_at(where, rows) as jobs:
@@ -74,11 +87,18 @@ async def test_the_slowest_row_does_not_change_the_order(where: str) -> None:
     assert [line["response"]["body"]["echo"]["n"] for line in lines] == list(range(20))  # type: ignore[index]
 
 
-async def test_rows_longer_than_the_parts_of_a_file(where: str) -> None:
+async def test_rows_longer_than_the_parts_of_a_file_carry_their_owner(where: str) -> None:
+    owners = set()
+
+    async def note(url: str, body: bytes, owner: str) -> RowAnswer:
+        owners.add(owner)
+        return await echo(url, body, owner)
+
     long = jsonl(3).replace(b'{"n":', b'{"x":"' + b"y" * PART_BYTES * 2 + b'","n":')
-    async with jobs_at(where) as jobs:
-        done = await ended(jobs, await begin(jobs, long))
-        assert names(await lines_of(jobs, done.output_file_id)) == NAMES[:3]
+    async with jobs_at(where, note) as jobs:
+        done = await ended(jobs, await begin(jobs, long, owner="ann"))
+        assert names(await lines_of(jobs, done.output_file_id, owner="ann")) == NAMES[:3]
+    assert owners == {"ann"}
 
 
 async def test_a_row_that_is_not_to_blame_is_tried_again(where: str) -> None:
@@ -128,33 +148,16 @@ async def test_batches_of_owners_who_have_to_wait_can_be_cancelled_and_closed(wh
     async with jobs_at(where, waits) as jobs:
         batch = await begin(jobs, jsonl(10))
         await begin(jobs, jsonl(10))
-        with anyio.fail_after(30):
-            while (await jobs.batch("", batch.id)).status is not BatchStatus.IN_PROGRESS:
-                await anyio.sleep(0.01)
+        await is_begun(jobs, batch)
         await jobs.cancel_batch("", batch.id)
         assert (await ended(jobs, batch)).status is BatchStatus.CANCELLED
-
-
-async def test_rows_carry_their_owner(where: str) -> None:
-    owners = set()
-
-    async def note(url: str, body: bytes, owner: str) -> RowAnswer:
-        owners.add(owner)
-        return ok()
-
-    async with jobs_at(where, note) as jobs:
-        done = await ended(jobs, await begin(jobs, jsonl(3), owner="ann"))
-        assert len(await lines_of(jobs, done.output_file_id, owner="ann")) == 3
-    assert owners == {"ann"}
 
 
 async def test_what_is_closed_goes_on_where_it_was(where: str) -> None:
     first, second = Counting(pause_s=0.005), Counting()
     async with jobs_at(where, first) as jobs:
         batch = await begin(jobs, jsonl(100))
-        with anyio.fail_after(30):
-            while (batch := await jobs.batch("", batch.id)).completed < 20:
-                await anyio.sleep(0.005)
+        batch = await run_so_many(jobs, batch, 20)
     async with jobs_at(where, second) as jobs:
         done = await ended(jobs, batch)
         assert names(await lines_of(jobs, done.output_file_id)) == NAMES
@@ -177,9 +180,7 @@ async def test_a_window_that_closed_while_nobody_ran_it(where: str) -> None:
     now = [1000.0]
     async with jobs_at(where, never, clock=lambda: now[0]) as jobs:
         batch = await begin(jobs, jsonl(5), window="1h")
-        with anyio.fail_after(30):
-            while (await jobs.batch("", batch.id)).status is not BatchStatus.IN_PROGRESS:
-                await anyio.sleep(0.005)
+        await is_begun(jobs, batch)
     now[0] += 3601
     other_model = msgspec.structs.replace(OPTIONS, model="other")
     async with jobs_at(where, echo, other_model, clock=lambda: now[0]) as jobs:
@@ -193,9 +194,7 @@ async def test_cancelling_ends_running_rows(where: str) -> None:
 
     async with jobs_at(where, odd_ones_hang) as jobs:
         batch = await begin(jobs, jsonl(100))
-        with anyio.fail_after(30):
-            while (batch := await jobs.batch("", batch.id)).completed < 4:
-                await anyio.sleep(0.005)
+        batch = await run_so_many(jobs, batch, 4)
         assert (await jobs.cancel_batch("", batch.id)).status is BatchStatus.CANCELLING
         done = await ended(jobs, batch)
         assert done.status is BatchStatus.CANCELLED
@@ -226,9 +225,7 @@ async def test_two_that_share_a_database_run_each_row_once(where: str) -> None:
 async def test_another_servers_batch_is_cancelled_through_the_database(where: str) -> None:
     async with jobs_at(where, never) as one:
         batch = await begin(one, jsonl(5))
-        with anyio.fail_after(30):
-            while (await one.batch("", batch.id)).status is not BatchStatus.IN_PROGRESS:
-                await anyio.sleep(0.005)
+        await is_begun(one, batch)
         async with jobs_at(where, never) as two:
             await two.cancel_batch("", batch.id)
             assert (await ended(one, batch)).status is BatchStatus.CANCELLED
@@ -350,18 +347,13 @@ class Limited:
         return ok()
 
 
-ONE_AT_ONCE = msgspec.structs.replace(OPTIONS, max_batches=1, concurrency=2)
-
-
-async def run_so_many(jobs: Jobs, batch: BatchRecord, num_rows: int) -> None:
-    with anyio.fail_after(20):
-        while (await jobs.batch(batch.owner, batch.id)).completed < num_rows:
-            await anyio.sleep(0.01)
-
-
-async def test_a_batch_that_waits_long_makes_room_for_others_and_goes_on_where_it_was(where: str) -> None:
-    rows = Limited(allowed=7, wait_s=3600)
-    async with jobs_at(where, rows, ONE_AT_ONCE) as jobs:
+@pytest.mark.parametrize(("wait_s", "max_batches"), [(3600, 1), (0.0, 2)], ids=["long", "shortly"])
+async def test_a_batch_that_waits_makes_room_for_others_and_goes_on_where_it_was(
+    where: str, wait_s: float, max_batches: int
+) -> None:
+    rows = Limited(allowed=7, wait_s=wait_s)
+    options = msgspec.structs.replace(OPTIONS, max_batches=max_batches, concurrency=2)
+    async with jobs_at(where, rows, options) as jobs:
         first = await begin(jobs, jsonl(20), owner="ann")
         await run_so_many(jobs, first, 7)
         others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
@@ -371,19 +363,6 @@ async def test_a_batch_that_waits_long_makes_room_for_others_and_goes_on_where_i
         await jobs.delete_file("bob", others.output_file_id or "")  # there may be room now
         first = await ended(jobs, first)
         assert (first.status, first.completed, first.failed) == (BatchStatus.COMPLETED, 20, 0)
-        assert names(await lines_of(jobs, first.output_file_id, "ann")) == NAMES[:20]
-    assert sum(rows.runs.values()) == 25
-
-
-async def test_a_batch_that_waits_shortly_keeps_no_slot_and_runs_each_row_once(where: str) -> None:
-    rows, options = Limited(allowed=7, wait_s=0.0), msgspec.structs.replace(ONE_AT_ONCE, max_batches=2)
-    async with jobs_at(where, rows, options) as jobs:
-        first = await begin(jobs, jsonl(20), owner="ann")
-        await run_so_many(jobs, first, 7)
-        others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
-        assert others.completed == 5
-        rows.allowed = 100
-        first = await ended(jobs, first)
         assert names(await lines_of(jobs, first.output_file_id, "ann")) == NAMES[:20]
     assert sum(rows.runs.values()) == 25
 

@@ -81,25 +81,21 @@ def encoded(number: int) -> bytes:
     return json.dumps(row(number)).encode()
 
 
-def test_a_file_of_nothing_is_no_batch() -> None:
-    assert checked() == [("empty_file", None)]
-
-
-def test_ids_are_unique() -> None:
-    assert checked(encoded(1), encoded(2), encoded(1)) == [("duplicate_custom_id", 3)]
-
-
-def test_there_is_a_limit_of_rows() -> None:
-    assert checked(encoded(1), encoded(2), encoded(3), max_rows=2) == [("too_many_requests_in_file", None)]
-
-
-def test_there_is_a_limit_of_a_line() -> None:
-    assert checked(encoded(1), max_line_bytes=10) == [("request_too_large", 1)]
-
-
-def test_only_the_first_errors_are_kept() -> None:
-    errors = checked(*[b"x"] * 500)
-    assert errors == [("invalid_json_line", line) for line in range(1, MAX_ERRORS + 1)]
+@pytest.mark.parametrize(
+    ("contents", "limits", "found"),
+    [
+        ([], {}, [("empty_file", None)]),
+        ([encoded(1), encoded(2), encoded(1)], {}, [("duplicate_custom_id", 3)]),
+        ([encoded(1), encoded(2), encoded(3)], {"max_rows": 2}, [("too_many_requests_in_file", None)]),
+        ([encoded(1)], {"max_line_bytes": 10}, [("request_too_large", 1)]),
+        ([b"x"] * 500, {}, [("invalid_json_line", line) for line in range(1, MAX_ERRORS + 1)]),
+    ],
+    ids=["nothing", "an id twice", "many rows", "a long line", "only the first errors are kept"],
+)
+def test_a_file_that_is_no_batch(
+    contents: list[bytes], limits: dict[str, int], found: list[tuple[str, int | None]]
+) -> None:
+    assert checked(*contents, **limits) == found
 
 
 def test_the_line_of_an_answer() -> None:

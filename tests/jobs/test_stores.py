@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -300,17 +301,19 @@ def test_states_move_one_way() -> None:
     assert not BatchStatus.CANCELLING.may_become(BatchStatus.COMPLETED)
 
 
+def _execute(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
 def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     database = open_database(str(path))
     store_file(FileStore(database), a_file(), b"kept")
     database.close()
-    connection = sqlite3.connect(path)
-    for table in ("responses", "response_items", "response_events", "usage"):
-        connection.execute(f"DROP TABLE {table}")
-    connection.execute("UPDATE schema_version SET version = 1")
-    connection.commit()
-    connection.close()
+    tables = ("responses", "response_items", "response_events", "usage")
+    _execute(path, *(f"DROP TABLE {table}" for table in tables), "UPDATE schema_version SET version = 1")
     for _ in range(2):
         database = open_database(str(path))
         assert FileStore(database).get("", "file-0", 0).bytes == 4
@@ -321,10 +324,7 @@ def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tm
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     open_database(str(path)).close()
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE schema_version SET version = 99")
-    connection.commit()
-    connection.close()
+    _execute(path, "UPDATE schema_version SET version = 99")
     with pytest.raises(StartupError, match="of version 99, this program needs 3"):
         open_database(str(path))
 

@@ -9,11 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from openai_cpu_server.observe.gauges import EngineGauges
-from openai_cpu_server.observe.watch import Watch
-from tests.api.serving import new_engine
+from tests.observe.families import families
 
 ROOT = Path(__file__).parent.parent.parent
 DASHBOARD = json.loads((ROOT / "deploy" / "chart" / "files" / "dashboard.json").read_text())
@@ -22,14 +19,9 @@ _METRIC = re.compile(r"\bocs_\w+")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="metrics of the process are Linux's")
 
 
-@pytest.fixture(scope="module")
-def families() -> dict[str, str]:
-    """Name -> type, as Prometheus' text format has them."""
-    watch = Watch.new(model="m")
-    watch.metrics.add(EngineGauges(lambda: [("m", new_engine())]))
-    page = watch.metrics.page().decode()
-    assert list(text_string_to_metric_families(page))
-    return dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))
+@pytest.fixture(scope="module", name="families")
+def served() -> dict[str, str]:
+    return families()
 
 
 def panels() -> Iterator[dict[str, object]]:

@@ -20,7 +20,7 @@ from tests.api.serving import eventually
 from tests.api.talking import chat
 from tests.api.test_adapters import adapter
 from tests.api.watching import Page, page, watched
-from tests.fakes import FAKE_EMBEDDER, FAKE_INFO
+from tests.fakes import FAKE_EMBEDDER, FAKE_INFO, FAKE_LIVE
 
 pytestmark = pytest.mark.anyio
 
@@ -110,18 +110,7 @@ def test_a_model_that_sleeps_tells_of_the_pool_that_it_will_have() -> None:
 
 
 def live(name: str | None, state: RequestState, priority: Priority = Priority.INTERACTIVE) -> LiveRequest:
-    return LiveRequest(
-        id="r/0",
-        priority=priority,
-        state=state,
-        prompt_tokens=1,
-        output_tokens=0,
-        age_s=0.0,
-        client="",
-        position=None,
-        first_token_ms=None,
-        adapter=name,
-    )
+    return msgspec.structs.replace(FAKE_LIVE, priority=priority, state=state, adapter=name)
 
 
 async def test_adapters_go_by_the_names_that_requests_give_them() -> None:

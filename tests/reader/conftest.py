@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from openai_cpu_server.reader.pool import ReaderPool
 from tests.tiny_model import tiny_model_path
 
 DEMO = Path(__file__).parents[2] / "model_assets" / "demo.gguf"
-Opening = Callable[[Path], ReadModel]
 
 
 @pytest.fixture(scope="session")

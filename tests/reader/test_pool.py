@@ -39,6 +39,14 @@ USER = {"role": "user", "content": "Hello there"}
 TEXTS = ["", "Hello", "Grüße, 世界 👋🏽", "nul \0 inside", "<|im_start|>user", "x" * 70_000]
 
 
+def encoded(model: ReadModel, *texts: str) -> list[tuple[int, ...]]:
+    return model.tokenizer.encode_all(list(texts), add_special=False, parse_special=False)
+
+
+def templated(pool: ReaderPool, source: str) -> ReadModel:
+    return ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template=source))
+
+
 def until(is_so: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 20
     while not is_so():
@@ -122,7 +130,7 @@ def test_a_text_that_kills_is_told_so_and_others_go_on(pool: ReaderPool, tmp_pat
         deadly = threads.submit(odd.tokenizer.encode, "a" * 2_500_000, add_special=False, parse_special=False)
         while not deadly.done():
             assert odd.tokenizer.encode("Hello", add_special=False, parse_special=False)
-            assert odd.tokenizer.encode_all(["b" * 99], add_special=False, parse_special=False)
+            assert encoded(odd, "b" * 99)
         with pytest.raises(DeadlyInput, match="SIGSEGV"):
             deadly.result()
     odd.close()
@@ -130,7 +138,7 @@ def test_a_text_that_kills_is_told_so_and_others_go_on(pool: ReaderPool, tmp_pat
 
 def test_a_reader_has_bounds_of_time_and_memory_and_leaves_no_core(demo: ReadModel, pool: ReaderPool) -> None:
     """The kernel holds it to them. (To wait for the first would take 20 s.)"""
-    assert demo.tokenizer.encode_all(["begins a piece of work"], add_special=False, parse_special=False)
+    assert encoded(demo, "begins a piece of work")
     limits = psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_CPU)
     assert 20 <= limits[0] <= 1000
     assert psutil.Process(pool.pids[0]).rlimit(psutil.RLIMIT_DATA)[0] < 4 * 2**30
@@ -145,7 +153,7 @@ def test_a_closed_pool_ends_its_processes_and_says_so() -> None:
     pool.close()
     assert not any(child.is_running() for child in children)
     with pytest.raises(EngineUnavailable, match="shutting down"):
-        model.tokenizer.encode_all(["x" * 99], add_special=False, parse_special=False)
+        encoded(model, "x" * 99)
 
 
 def test_a_file_that_is_another_by_now_is_not_read_for_the_old_one(pool: ReaderPool, tmp_path: Path) -> None:
@@ -154,34 +162,34 @@ def test_a_file_that_is_another_by_now_is_not_read_for_the_old_one(pool: ReaderP
     model = opened(pool, path)
     shutil.copy(tiny_model_path(), tmp_path / "new.gguf")
     (tmp_path / "new.gguf").replace(path)
-    assert model.tokenizer.encode_all(["Hello"], add_special=False, parse_special=False)  # open still
+    assert encoded(model, "Hello")  # open still
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineUnavailable, match="must be loaded anew"):
-        model.tokenizer.encode_all(["Hello"], add_special=False, parse_special=False)
+        encoded(model, "Hello")
     model.close()
 
 
 def test_models_that_are_closed_are_forgotten(pool: ReaderPool, demo: ReadModel) -> None:
     model = opened(pool, DEMO)
     model.close()
-    assert demo.tokenizer.encode_all(["Hello"], add_special=False, parse_special=False)
+    assert encoded(demo, "Hello")
     # Whoever kept it all the same finds it opened again.
-    assert model.tokenizer.encode_all(["Hello"], add_special=False, parse_special=False)
+    assert encoded(model, "Hello")
 
 
 def test_what_a_template_refuses_is_told(pool: ReaderPool) -> None:
     source = "{{ raise_exception('no ' + messages[0].content) }}"
-    model = ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template=source))
+    model = templated(pool, source)
     with pytest.raises(TemplateFailed, match="no Hello there"):
         model.prompts.prompt(Conversation(messages=[USER]))
     with pytest.raises(StartupError, match="line 1"):
-        ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template="{% if %}"))
+        templated(pool, "{% if %}")
 
 
 def test_numbers_of_any_size_reach_a_template(pool: ReaderPool) -> None:
     source = "{{ n }} {{ tools | tojson }} {{ messages[0].content }}"
-    model = ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template=source))
+    model = templated(pool, source)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**400}}}
     asked = Conversation(messages=[USER], tools=[tool], variables={"n": 2**70})
     text = model.tokenizer.decode(model.prompts.prompt(asked).tokens, special=True)
@@ -203,7 +211,7 @@ def test_a_template_that_grows_without_end_costs_its_request_alone(pool: ReaderP
     source = "{% set ns = namespace(x='x' * 60000000) %}{% if messages[0].content == 'grow' %}" + (
         "{% set ns.x = [ns.x] * 99999 | list %}{{ ns.x | join | length }}{% endif %}{{ messages[0].content }}"
     )
-    model = ReadModel(pool, ModelSource(path=str(DEMO), generates=True, chat_template=source))
+    model = templated(pool, source)
     with pytest.raises((InvalidRequest, TemplateFailed)):
         model.prompts.prompt(Conversation(messages=[{"role": "user", "content": "grow"}]))
     assert model.prompts.prompt(Conversation(messages=[USER])).tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,24 +26,24 @@ def asked(scaler: Autoscaler, one: ReplicaFleet, seconds: int, begin_s: int = 0)
     return [scaler.decide(one, begin_s + now_s) for now_s in range(seconds)]
 
 
-def test_a_wait_over_the_target_that_lasts_brings_more() -> None:
+def test_a_wait_over_the_target_that_lasts_brings_more_and_a_short_one_none() -> None:
     decided = asked(Autoscaler(_OPTIONS), fleet(2, wait_ms=1400), 8)
     assert decided == [2, 2, 2, 2, 2, 3, 3, 3]
-
-
-def test_a_short_wait_brings_none() -> None:
     scaler = Autoscaler(_OPTIONS)
     assert set(asked(scaler, fleet(2, wait_ms=9000), 4)) == {2}
     assert set(asked(scaler, fleet(2), 2, 4) + asked(scaler, fleet(2, wait_ms=9000), 4, 6)) == {2}
 
 
-def test_load_is_foreseen_before_anybody_waits() -> None:
-    assert asked(Autoscaler(_OPTIONS), fleet(2, load=2.0), 6)[-1] == 3
-
-
-def test_not_more_than_twice_as_many_at_once_nor_than_allowed() -> None:
-    assert asked(Autoscaler(_OPTIONS), fleet(2, wait_ms=60_000), 6)[-1] == 4
-    assert asked(Autoscaler(_OPTIONS), fleet(8, wait_ms=60_000), 6)[-1] == 10
+@pytest.mark.parametrize(
+    ("one", "wanted"),
+    [
+        (fleet(2, load=2.0), 3),  # foreseen before anybody waits
+        (fleet(2, wait_ms=60_000), 4),  # not more than twice as many at once
+        (fleet(8, wait_ms=60_000), 10),  # nor than are allowed
+    ],
+)
+def test_how_many_more(one: ReplicaFleet, wanted: int) -> None:
+    assert asked(Autoscaler(_OPTIONS), one, 6)[-1] == wanted
 
 
 def test_fewer_only_after_long_and_where_the_rest_keeps_below_the_targets() -> None:

@@ -21,7 +21,7 @@ from openai_cpu_server.replicas.host.host import ReplicaHost
 from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.remote.engine import RemoteEngine
 from openai_cpu_server.replicas.wire import encode_orders, read_news
-from tests.engine_client.test_client import expected_text
+from tests.engine_client.test_client import eventually, expected_text
 from tests.fake_engine import COMMAND
 from tests.scheduler.driver import request
 
@@ -78,9 +78,7 @@ async def remote(
 
 
 async def until(engine: RemoteEngine, state: EngineState) -> None:
-    with anyio.fail_after(20):
-        while engine.state is not state:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: engine.state is state)
 
 
 async def test_a_crash_of_the_engine_process_is_a_pause_at_its_replica() -> None:
@@ -103,9 +101,7 @@ async def test_cpu_time_is_told_by_client() -> None:
         await until(engine, EngineState.READY)
         async with engine.generate([request("a", output=20, client="mine")]) as generation:
             assert [event async for event in generation]
-        with anyio.fail_after(20):
-            while not any(spent_ms.get("mine") for spent_ms in told):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: any(spent_ms.get("mine") for spent_ms in told))
 
 
 async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_told_to_another() -> None:
@@ -113,9 +109,7 @@ async def test_cpu_time_that_an_api_process_has_not_heard_of_when_it_leaves_is_t
         leaver = host.attend("leaver")
         assert not read_news(await anext(leaver)).spent_ms
         assert host.tell("leaver", encode_orders([Submit(request=request("a", output=20, client="mine"))]))
-        with anyio.fail_after(20):
-            while host.num_live:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not host.num_live)
         await asyncio.sleep(1.2)  # by now it would be told, if it listened
         await leaver.aclose()  # type: ignore[attr-defined]
         with anyio.fail_after(20):

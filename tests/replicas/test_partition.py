@@ -62,7 +62,6 @@ class Far:
 
     async def has(self, num_requests: int) -> None:
         """Wait until it computes so many."""
-        assert self._process.stdout is not None
         with anyio.fail_after(30):
             while await self._process.stdout.readline() != b"%d\n" % num_requests:
                 pass
@@ -75,7 +74,6 @@ async def far() -> AsyncIterator[Far]:
         *inside, ITS_ADDRESS, str(LEASE_S), stdout=asyncio.subprocess.PIPE
     )
     try:
-        assert process.stdout is not None
         told = json.loads(await process.stdout.readline())
         yield Far(process, msgspec.convert(told, DoorAddress))
     finally:

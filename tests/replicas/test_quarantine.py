@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import anyio
+import msgspec
 import pytest
 
-from openai_cpu_server.contract.engine import LiveRequest, RequestState
+from openai_cpu_server.contract.engine import LiveRequest
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import GenerationFailed
 from tests.replicas.fake_replica import FakeReplica, expected
-from tests.replicas.test_remote_engine import Cluster, cluster, settle
+from tests.replicas.test_remote_engine import FOREIGN, Cluster, cluster, settle
 from tests.scheduler.driver import request
 
 pytestmark = pytest.mark.anyio
@@ -61,9 +62,7 @@ class Doomed:
 async def test_the_innocent_end_well_and_the_killer_fails(num_replicas: int) -> None:
     async with cluster(num_replicas) as made:
         doomed = Doomed(made)
-        killer = made.ask(request(KILLER, output=6))
-        innocent = [made.ask(one) for one in INNOCENT]
-        await settle()
+        killer, *innocent = await made.asked(request(KILLER, output=6), *INNOCENT)
         await doomed.run(killer, *innocent)
         assert [task.result() for task in innocent] == [expected(one) for one in INNOCENT]
         with pytest.raises(GenerationFailed, match="Each replica that computed this request was lost"):
@@ -75,13 +74,11 @@ async def test_the_innocent_end_well_and_the_killer_fails(num_replicas: int) -> 
 async def test_who_comes_during_a_trial_goes_elsewhere() -> None:
     async with cluster(2) as made:
         doomed = Doomed(made)
-        killer = made.ask(request(KILLER, output=6))
-        await settle()
+        (killer,) = await made.asked(request(KILLER, output=6))
         while doomed.deaths < 2:
             await doomed.step()
         on_trial = made.holder(KILLER)
-        late = [made.ask(one) for one in INNOCENT]
-        await settle()
+        late = await made.asked(*INNOCENT)
         assert [wire.partition("~")[0] for wire in made.replicas[on_trial].live] == [KILLER]
         await doomed.run(killer, *late)
         assert [task.result() for task in late] == [expected(one) for one in INNOCENT]
@@ -89,22 +86,11 @@ async def test_who_comes_during_a_trial_goes_elsewhere() -> None:
 
 
 async def test_beside_beginners_of_another_api_process_nobody_is_convicted_at_once() -> None:
-    beginner = LiveRequest(
-        id="foreign/0",
-        priority=Priority.INTERACTIVE,
-        state=RequestState.RUNNING,
-        prompt_tokens=1,
-        output_tokens=0,
-        age_s=0.0,
-        client="",
-        position=None,
-        first_token_ms=None,
-    )
+    beginner = msgspec.structs.replace(FOREIGN, priority=Priority.INTERACTIVE)
     async with cluster(1) as made:
         made.replicas["r0"].others = (beginner,)
         doomed = Doomed(made, others=(beginner,))
-        killer = made.ask(request(KILLER, output=6))
-        await settle()
+        (killer,) = await made.asked(request(KILLER, output=6))
         await doomed.run(killer)
         assert isinstance(killer.exception(), GenerationFailed)
         assert doomed.deaths == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
 
 from hypothesis import given
@@ -52,6 +53,16 @@ def choose(router: ReplicaRouter, one: RoutedRequest, now_s: float = 0.0) -> Rep
     choice = router.choose(one, now_s=now_s)
     assert choice is not None
     return choice
+
+
+def spread(router: ReplicaRouter, requests: Iterable[RoutedRequest], now_s: float = 0.0) -> Counter[str]:
+    """How many of these go to each replica, sent one after the other."""
+    counts = Counter[str]()
+    for one in requests:
+        choice = choose(router, one, now_s)
+        router.sent(one, choice, now_s)
+        counts[choice.replica] += 1
+    return counts
 
 
 def fleet(*waits_ms: float) -> ReplicaRouter:
@@ -104,13 +115,8 @@ def test_keys_salts_and_adapters_share_nothing() -> None:
 
 def test_a_crowd_does_not_follow_old_news() -> None:
     router = fleet(0, 0, 0, 0)
-    counts = Counter[str]()
-    for number in range(40):
-        one = wanted(str(number), tuple(range(1000 * number, 1000 * number + 640)))
-        choice = choose(router, one)
-        router.sent(one, choice, 0.0)
-        counts[choice.replica] += 1
-    assert max(counts.values()) <= 12
+    crowd = (wanted(str(n), tuple(range(1000 * n, 1000 * n + 640))) for n in range(40))
+    assert max(spread(router, crowd).values()) <= 12
 
 
 def test_what_the_forecast_has_counted_is_not_counted_again() -> None:
@@ -232,23 +238,14 @@ def test_a_burst_after_a_burst_is_shared() -> None:
     for number in range(16):
         router.began(str(number))
         router.ended(str(number))
-    counts = Counter[str]()
-    for number in range(16, 32):
-        choice = choose(router, short(number), now_s=1.1)
-        router.sent(short(number), choice, 1.1)
-        counts[choice.replica] += 1
-    assert counts == {"a": 8, "b": 8}
+    assert spread(router, map(short, range(16, 32)), now_s=1.1) == {"a": 8, "b": 8}
 
 
 def test_an_idle_replica_is_worth_a_step_that_is_not_shared() -> None:
     router = ReplicaRouter(Random(1))
     tell(router, "a", busy(4))
     tell(router, "b", busy(0))
-    counts = Counter[str]()
-    for number in range(8):
-        choice = choose(router, short(number))
-        router.sent(short(number), choice, 0.0)
-        counts[choice.replica] += 1
+    counts = spread(router, map(short, range(8)))
     assert counts["b"] > counts["a"]
 
 
@@ -257,9 +254,5 @@ def test_a_burst_at_replicas_that_told_other_numbers_comes_out_even() -> None:
     router = ReplicaRouter(Random(1))
     for name, live in (("a", 2), ("b", 6)):
         tell(router, name, busy(live))
-    counts = Counter(a=2, b=6)
-    for number in range(16):
-        choice = choose(router, short(number))
-        router.sent(short(number), choice, 0.0)
-        counts[choice.replica] += 1
+    counts = Counter(a=2, b=6) + spread(router, map(short, range(16)))
     assert abs(counts["a"] - counts["b"]) <= 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import anyio
@@ -31,7 +31,6 @@ from tests.replicas.test_host import hosting, until
 from tests.scheduler.driver import request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
-Relay = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager

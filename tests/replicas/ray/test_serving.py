@@ -7,9 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -18,6 +18,7 @@ import pytest
 import websockets.sync.client
 from chaos_parts.ray_server import RayServer, free_port
 
+from tests.e2e.serving import eventually
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
@@ -57,19 +58,11 @@ def test_a_stream_comes_in_pieces(client: openai.OpenAI) -> None:
 def test_streams_survive_their_replica(server: RayServer, client: openai.OpenAI) -> None:
     prompts = [f"Story {number}: " for number in range(6)]
     quiet = [stream(client, prompt, 200) for prompt in prompts]
-    disturbed = dict.fromkeys(prompts, "")
-
-    def ask(prompt: str) -> None:
-        disturbed[prompt] = stream(client, prompt, 200)
-
-    readers = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
-    for reader in readers:
-        reader.start()
-    time.sleep(0.5)
-    assert server.kill_engine()
-    for reader in readers:
-        reader.join()
-    assert list(disturbed.values()) == quiet
+    with ThreadPoolExecutor(6) as readers:
+        disturbed = readers.map(lambda prompt: stream(client, prompt, 200), prompts)
+        time.sleep(0.5)
+        assert server.kill_engine()
+    assert list(disturbed) == quiet
     assert httpx.get(server.url + "/health").json()["restarts"] >= 1
 
 
@@ -77,10 +70,7 @@ def test_a_client_who_leaves_ends_its_request(server: RayServer) -> None:
     body = {"model": "chaos", "prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
         next(response.iter_lines())
-    deadline = time.monotonic() + 10
-    while any(httpx.get(server.url + "/health").json()["queue"]["interactive"].values()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: not any(httpx.get(server.url + "/health").json()["queue"]["interactive"].values()), 10)
 
 
 def test_a_websocket_gets_its_tokens(server: RayServer) -> None:
@@ -96,50 +86,32 @@ def test_a_websocket_gets_its_tokens(server: RayServer) -> None:
 def test_a_batch_runs_once_and_goes_on_after_its_api_replica(
     server: RayServer, client: openai.OpenAI
 ) -> None:
-    rows = b"".join(
-        json.dumps(
-            {
-                "custom_id": f"row-{number}",
-                "method": "POST",
-                "url": "/v1/completions",
-                "body": {"model": "chaos", "prompt": f"Row {number}", "max_tokens": 40},
-            }
-        ).encode()
-        + b"\n"
-        for number in range(300)
+    names = [f"row-{number}" for number in range(300)]
+    asked = {"method": "POST", "url": "/v1/completions"}
+    bodies = ({"model": "chaos", "prompt": name, "max_tokens": 40} for name in names)
+    lines = (
+        json.dumps({"custom_id": name, **asked, "body": body})
+        for name, body in zip(names, bodies, strict=True)
     )
+    rows = "\n".join(lines).encode()
     file = client.files.create(file=("rows.jsonl", rows), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
     time.sleep(1.0)
     assert server.kill_api()
     server.wait_until_ready()
-    deadline = time.monotonic() + 120
-    while (found := client.batches.retrieve(batch.id)).status not in ("completed", "failed"):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.5)
-    assert found.output_file_id is not None
-    lines = client.files.content(found.output_file_id).text.splitlines()
-    assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(
-        f"row-{number}" for number in range(300)
-    )
+    eventually(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed"), 120)
+    answers = client.files.content(client.batches.retrieve(batch.id).output_file_id).text.splitlines()
+    assert sorted(json.loads(line)["custom_id"] for line in answers) == sorted(names)
 
 
 def test_streams_move_when_fewer_replicas_are_wanted(server: RayServer, client: openai.OpenAI) -> None:
     prompts = [f"Long story {number}: " for number in range(6)]
     quiet = [stream(client, prompt, 400) for prompt in prompts]
-    moved = dict.fromkeys(prompts, "")
-
-    def ask(prompt: str) -> None:
-        moved[prompt] = stream(client, prompt, 400)
-
     lost_before = httpx.get(server.url + "/health").json()["restarts"]
-    readers = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
-    for reader in readers:
-        reader.start()
-    server.redeploy(replicas=1)
-    for reader in readers:
-        reader.join()
-    assert list(moved.values()) == quiet
+    with ThreadPoolExecutor(6) as readers:
+        moved = readers.map(lambda prompt: stream(client, prompt, 400), prompts)
+        server.redeploy(replicas=1)
+    assert list(moved) == quiet
     assert httpx.get(server.url + "/health").json()["restarts"] == lost_before
     server.redeploy(replicas=2)
     server.wait_for_replicas(2)
@@ -164,11 +136,8 @@ def test_a_replica_that_cannot_load_is_told_and_the_other_serves(
     model.rename(away)
     try:
         assert server.kill_engine()
-        deadline = time.monotonic() + 60
-        while (ready := httpx.get(server.url + "/ready").json())["reason"] is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
-        assert ready["status"] == "degraded"
+        eventually(lambda: httpx.get(server.url + "/ready").json()["reason"] is not None, 60)
+        assert httpx.get(server.url + "/ready").json()["status"] == "degraded"
         assert stream(client, "still", 5)
     finally:
         away.rename(model)
@@ -194,11 +163,8 @@ def test_serve_run_takes_the_file_that_the_command_prints(tmp_path: Path, ingres
     command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(file)]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
-        while not is_ready(f"http://127.0.0.1:{port}"):
-            assert time.monotonic() < deadline
-            assert running.poll() is None
-            time.sleep(0.5)
+        eventually(lambda: running.poll() is not None or is_ready(f"http://127.0.0.1:{port}"), 120)
+        assert running.poll() is None
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as sdk:
             assert stream(sdk, "once", 20, model="model")
     finally:

@@ -1,0 +1,20 @@
+"""The metrics of a server as Prometheus' text format has them."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from openai_cpu_server.observe.gauges import EngineGauges
+from openai_cpu_server.observe.watch import Watch
+from tests.api.serving import new_engine
+
+
+def families() -> dict[str, str]:
+    """Name -> type."""
+    watch = Watch.new(model="m")
+    watch.metrics.add(EngineGauges(lambda: [("m", new_engine())]))
+    page = watch.metrics.page().decode()
+    assert list(text_string_to_metric_families(page))
+    return dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))
