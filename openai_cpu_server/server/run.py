@@ -113,7 +113,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
-        pool.on_death = watch.reader_died
+        pool.on_death = watch.metrics.reader_died
         fleet = ModelFleet(settings, plans, watch, pool)
         served = open_api(settings, fleet.registry, watch, keeping=fleet)
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
@@ -155,7 +155,7 @@ def open_api(
 ) -> ServedApi:
     """`keeping`: what loads and unloads models; None: they stay as they are. Raises StartupError with one
     line."""
-    recall = open_recall(settings, models, watch)
+    recall = open_recall(settings, models, watch.metrics.answers)
     keys, jobs = _keys(settings), _jobs(settings, models.default.name)
     if keys.is_open and not is_on_loopback(settings.host):
         logger.warning(
