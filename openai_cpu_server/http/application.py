@@ -41,24 +41,17 @@ def application(
     shapes = tuple(dict.fromkeys(route.shape for route in served if route.shape is not None))
     app = Starlette(
         routes=[route.guarded(guard) for route in [*served, document]],
-        middleware=_gates(options, endings, headers, shapes),
+        middleware=[
+            Middleware(HostGate, endings=endings, hosts=options.hosts, shapes=shapes),
+            *_cors(options.cors_origins, headers),
+            Middleware(Entrance, endings=endings, shapes=shapes),
+        ],
         exception_handlers={HTTPException: partial(_no_such_route, shapes)},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.router.default = guarded_nowhere(app.router.not_found, guard)
     return app
-
-
-def _gates(
-    options: ApiOptions, endings: EndedRequests, headers: Sequence[str], shapes: Sequence[ErrorShape]
-) -> list[Middleware]:
-    """The layers around the router."""
-    return [
-        Middleware(HostGate, endings=endings, hosts=options.hosts, shapes=shapes),
-        *_cors(options.cors_origins, headers),
-        Middleware(Entrance, endings=endings, shapes=shapes),
-    ]
 
 
 def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 from types import FrameType
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import httptools
 import msgspec
@@ -356,10 +356,9 @@ class LimitedConnection(HttpToolsProtocol):
             self._writing.start(self.limits.write_timeout_s, self.transport)
 
 
-def limited_connection(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn, which makes one object of it for each connection."""
-    bound: dict[str, Any] = {"limits": limits}
-    return type("LimitedConnection", (LimitedConnection,), bound)
+def limited(protocol: type[asyncio.Protocol], limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn, which makes one object of it for each connection."""
+    return type(protocol.__name__, (protocol,), {"limits": limits})
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

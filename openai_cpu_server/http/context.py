@@ -361,13 +361,9 @@ class ServedRequest:
             await self._leases.enter_async_context(context.lease)
 
 
-def _never() -> bool:
-    return False
-
-
 @asynccontextmanager
 async def served(
-    ticket: Ticket, end: Callable[[Ticket], None], *, has_left: Callable[[], bool] = _never
+    ticket: Ticket, end: Callable[[Ticket], None], *, has_left: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[ServedRequest]:
     """`async with` it around all that is done for a request that has no response of its own: one of a
     WebSocket, of a list of them, of a file.

@@ -20,7 +20,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class Window(msgspec.Struct, frozen=True):
     """Times in seconds from now."""
 
     period_s: float
@@ -104,15 +104,7 @@ class _Counter:
 
     async def window(self, quota: Quota, name: str) -> Window:
         period_s = quota.item.get_expiry()
-        found = await self._storage.get_sliding_window(quota.item.key_for(name), period_s)
-        previous, previous_left_s, current, current_left_s = found
-        return Window(
-            period_s=period_s,
-            previous=previous,
-            previous_left_s=previous_left_s,
-            current=current,
-            current_left_s=current_left_s,
-        )
+        return Window(period_s, *await self._storage.get_sliding_window(quota.item.key_for(name), period_s))
 
 
 class Meter:

@@ -85,10 +85,6 @@ class RouteRow(Generic[R]):
         return replace(self, path=path)
 
 
-def _never(parts: object) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class RouteRoom(Generic[P, R]):
     """Routes that one object serves, which is made of a server's parts."""
@@ -97,7 +93,7 @@ class RouteRoom(Generic[P, R]):
     """None: this server has no such routes."""
     rows: tuple[RouteRow[R], ...]
     _: KW_ONLY
-    is_hidden: Callable[[P], bool] = _never
+    is_hidden: Callable[[P], bool] = lambda _: False
     """They are served, and no document has them."""
     shape: ErrorShape | None = None
     """How failures look on their paths, and on those below; None: as OpenAI's."""

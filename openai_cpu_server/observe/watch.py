@@ -17,14 +17,6 @@ Book = Callable[[str, str, Amounts], None]
 """Takes down what the key of this name has used of this model."""
 
 
-def _keeps_no_book(key: str, model: str, amounts: Amounts) -> None:
-    pass
-
-
-def _has_no_name(client: str) -> str:
-    return ""
-
-
 class Watch:
     """All methods belong to one event loop's thread."""
 
@@ -32,8 +24,8 @@ class Watch:
         self.metrics = metrics
         self.recent = recent
         self._tracing = tracing
-        self._key_of: Callable[[str], str] = _has_no_name
-        self._book: Book = _keeps_no_book
+        self._key_of: Callable[[str], str] = lambda client: ""
+        self._book: Book | None = None
 
     @classmethod
     def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
@@ -44,7 +36,7 @@ class Watch:
         """`key_of`: the name of a client's key, by the label that requests carry; "" for one that has none.
         `book`: who keeps account of what keys use; None: nobody."""
         self._key_of = key_of
-        self._book = book or _keeps_no_book
+        self._book = book
 
     def ended(self, request: EndedRequest) -> None:
         """Call this once for every request, however it ended."""
@@ -76,7 +68,8 @@ class Watch:
 
     def _used(self, key: str, model: str, amounts: Amounts) -> None:
         self.metrics.keys.used(key, model, amounts)
-        self._book(key, model, amounts)
+        if self._book is not None:
+            self._book(key, model, amounts)
 
 
 class ModelWatch:

@@ -29,10 +29,11 @@ from openai_cpu_server.http.connection import (
     Complaints,
     ConnectionLimits,
     Hangup,
+    LimitedConnection,
     authority,
-    limited_connection,
+    limited,
 )
-from openai_cpu_server.http.frames import limited_socket
+from openai_cpu_server.http.frames import LimitedSocket
 from openai_cpu_server.http.gate import EXCESS_CONNECTION
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.limits import RateLimits
@@ -156,7 +157,10 @@ def open_api(
     """`keeping`: what loads and unloads models; None: they stay as they are. Raises StartupError with one
     line."""
     recall = open_recall(settings, models, watch.metrics.answers)
-    keys, jobs = _keys(settings), _jobs(settings, models.default.name)
+    keys = KeyRing(
+        revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
+    )
+    jobs = _jobs(settings, models.default.name)
     if keys.is_open and not is_on_loopback(settings.host):
         logger.warning(
             "without --api-key or --api-keys, everybody who reaches %s may use this server%s",
@@ -175,12 +179,6 @@ def open_api(
         recall=recall,
     )
     return ServedApi(api, keys, jobs, recall)
-
-
-def _keys(settings: Settings) -> KeyRing:
-    return KeyRing(
-        revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
-    )
 
 
 class OfflineModels(NamedTuple):
@@ -211,8 +209,8 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
     )
     config = uvicorn.Config(
         api.app,
-        http=limited_connection(limits),
-        ws=limited_socket(limits),
+        http=limited(LimitedConnection, limits),
+        ws=limited(LimitedSocket, limits),
         ws_max_size=settings.max_body_mb * _MIB,
         ws_per_message_deflate=False,  # saves little in small messages, and costs CPU
         lifespan="off",
