@@ -30,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from openai_cpu_server.answers.store import (
+    FEW,
     GROUP_LIMIT,
     AnswerEntry,
     SimilarTurn,
@@ -54,8 +55,6 @@ _OURS = 0x6F637361
 """SQLite's `application_id` of our files."""
 _VERSION = 1
 """It grows with every change of the tables."""
-_FEW = 8
-"""So many similar turns are told of at most."""
 
 _metadata = MetaData()
 _answers = Table(
@@ -160,7 +159,7 @@ class SqliteAnswers:
         )
         with self._database.read() as connection:
             rows = [(str(key), bytes(row)) for key, row in connection.execute(turns)]
-        return nearest(rows, vector, at_least=at_least)[:_FEW]
+        return nearest(rows, vector, at_least=at_least)[:FEW]
 
     def _put(self, entry: AnswerEntry) -> StoreSize:
         now = self._clock()

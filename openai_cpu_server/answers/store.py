@@ -156,6 +156,8 @@ def nearest(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float
 
 GROUP_LIMIT = 2000
 """So many turns are compared with a new one at most."""
+FEW = 8
+"""So many similar turns are told of at most."""
 
 
 class StoreFailed(Exception):

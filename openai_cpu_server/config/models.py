@@ -32,8 +32,8 @@ class PriceTable(BaseModel):
 
 _MAX_THREADS = 512
 """llama.cpp's own limit."""
-_ENGINE = EngineOptions(model_path="")
-"""The home of the defaults of what the engine knows by the same name."""
+ENGINE_DEFAULTS = EngineOptions(model_path="")
+"""It and `BY_DEFAULT` are the home of the defaults of what engines know by the same name."""
 
 
 ToolFormatName = Literal[
@@ -114,7 +114,7 @@ class ModelOptions(BaseModel):
         description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
     )
     max_seqs: int = Field(
-        _ENGINE.max_seqs,
+        ENGINE_DEFAULTS.max_seqs,
         ge=1,
         le=254,
         description="sequences that run at once",
@@ -128,7 +128,9 @@ class ModelOptions(BaseModel):
         le=_MAX_THREADS,
         description="threads for steps of more than one token; default: as --threads",
     )
-    flash_attention: bool = Field(_ENGINE.flash_attention, description="off: slower with long contexts")
+    flash_attention: bool = Field(
+        ENGINE_DEFAULTS.flash_attention, description="off: slower with long contexts"
+    )
     profile: Literal["auto", "off"] = Field(
         "auto", description="use what `openai-cpu-server tune` has found, for options that are not given"
     )
@@ -140,16 +142,16 @@ class ModelOptions(BaseModel):
         description="repack weights for this CPU at load: faster alone, slower in batches for K-quants",
     )
     kernels: Literal["auto", "off"] = Field(
-        _ENGINE.kernels,
+        ENGINE_DEFAULTS.kernels,
         description="off: ggml computes everything; auto: our kernels do what they are proved for",
     )
     prefill_tokens: int = Field(
-        _ENGINE.prefill_tokens,
+        ENGINE_DEFAULTS.prefill_tokens,
         ge=16,
         description="tokens of a step at most (llama.cpp's batch)",
     )
     speculation: Literal["auto", "off"] = Field(
-        _ENGINE.speculation,
+        ENGINE_DEFAULTS.speculation,
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
         "auto: where that is predicted to be faster",
     )
@@ -157,7 +159,7 @@ class ModelOptions(BaseModel):
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
     )
     draft_max: int = Field(
-        _ENGINE.draft_max,
+        ENGINE_DEFAULTS.draft_max,
         ge=1,
         description="tokens that one sequence drafts in a step at most",
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from openai_cpu_server.models.routing.options import (
@@ -17,7 +17,6 @@ from openai_cpu_server.models.routing.options import (
     Shares,
     Stickiness,
     Way,
-    WhenStreaming,
 )
 
 _PROMPT = "Which of these is best for the request below? Answer with one of: {routes}.\n\nRequest:\n{request}"
@@ -132,26 +131,10 @@ class RouterTable(BaseModel):
         if self.examples is not None:
             return _examples(self.examples)
         if self.cascade is not None:
-            cascade = self.cascade
-            return Cascade(
-                small=cascade.small,
-                large=cascade.large,
-                mean_logprob=cascade.mean_logprob,
-                when_streaming=WhenStreaming(cascade.when_streaming),
-            )
+            return msgspec.convert(self.cascade.model_dump(), Cascade)
         if self.shares is not None:
-            return _shares(self.shares.weights, self.shares.sticky)
-        return Rules(tuple(_rule(rule) for rule in self.rules or ()))
-
-
-def _rule(table: RuleTable) -> Rule:
-    return Rule(
-        route=table.route,
-        prompt_tokens_over=table.prompt_tokens_over,
-        max_tokens_over=table.max_tokens_over,
-        tools=table.tools,
-        schema=table.schema_,
-    )
+            return Shares(weights=tuple(self.shares.weights.items()), sticky=Stickiness(self.shares.sticky))
+        return Rules(tuple(Rule(**rule.model_dump(by_alias=True)) for rule in self.rules or ()))
 
 
 def _examples(table: ExamplesTable) -> Examples:
@@ -161,7 +144,3 @@ def _examples(table: ExamplesTable) -> Examples:
         least_similarity=table.least_similarity,
         timeout_s=table.timeout,
     )
-
-
-def _shares(weights: Mapping[str, float], sticky: str) -> Shares:
-    return Shares(weights=tuple(weights.items()), sticky=Stickiness(sticky))

@@ -20,6 +20,7 @@ from pydantic_settings import (
     SecretsSettingsSource,
     TomlConfigSettingsSource,
 )
+from pydantic_settings.sources import PydanticBaseEnvSettingsSource
 
 from openai_cpu_server.config.folders import require_utf8
 from openai_cpu_server.errors import StartupError
@@ -47,12 +48,15 @@ _HINT = (
 )
 
 
-class EnvironmentVariables(EnvSettingsSource):
-    """The environment."""
+class _ByName(PydanticBaseEnvSettingsSource):
+    """Each option has an origin, which stands in what is raised for its value."""
+
+    def origin(self, field_name: str) -> str:
+        return variable(field_name)
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        value, key, is_complex = super().get_field_value(field, field_name)
-        return said(field_name, value, variable(field_name)), key, is_complex
+        value, key, is_complex = super().get_field_value(field, field_name)  # type: ignore[safe-super]
+        return said(field_name, value, self.origin(field_name)), key, is_complex
 
     def prepare_field_value(
         self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
@@ -60,29 +64,29 @@ class EnvironmentVariables(EnvSettingsSource):
         try:
             return super().prepare_field_value(field_name, field, value, value_is_complex)
         except ValueError:
-            raise _no_json(field_name, variable(field_name)) from None
+            listed = 'expected a list in JSON, such as ["a", "b"]'
+            origin = self.origin(field_name)
+            raise StartupError(f"{option(field_name)}: {listed} (from {origin})") from None
 
 
-class SecretFiles(SecretsSettingsSource):
+class EnvironmentVariables(_ByName, EnvSettingsSource):
+    """The environment."""
+
+
+class SecretFiles(_ByName, SecretsSettingsSource):
     """The folder of `OCS_SECRETS_DIR`. Raises StartupError for a folder that is none."""
 
     def __init__(self, settings: type[BaseSettings]) -> None:
         super().__init__(settings, secrets_dir=secrets_folder())
 
+    def origin(self, field_name: str) -> str:
+        return str(_secret(field_name))
+
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         try:
-            value, key, is_complex = super().get_field_value(field, field_name)
+            return super().get_field_value(field, field_name)
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"cannot read {_secret(field_name)}: {error}") from None
-        return said(field_name, value, str(_secret(field_name))), key, is_complex
-
-    def prepare_field_value(
-        self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
-    ) -> Any:
-        try:
-            return super().prepare_field_value(field_name, field, value, value_is_complex)
-        except ValueError:
-            raise _no_json(field_name, str(_secret(field_name))) from None
 
 
 class ConfigFile(TomlConfigSettingsSource):
@@ -185,7 +189,3 @@ def _secret(name: str) -> Path | None:
     folder = secrets_folder()
     wanted = variable(name).lower()
     return next((path for path in folder.iterdir() if path.name.lower() == wanted), None) if folder else None
-
-
-def _no_json(name: str, origin: str) -> StartupError:
-    return StartupError(f'{option(name)}: expected a list in JSON, such as ["a", "b"] (from {origin})')

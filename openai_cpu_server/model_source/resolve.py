@@ -247,11 +247,8 @@ class AdapterFiles:
             raise AdapterNotAllowed(
                 "This server loads no adapters over the API; start it with --adapter-dir DIR."
             )
-        if source.path.startswith(PREFIX):
-            return self._of_hub(source)
-        return _adapter(source, self._within(self._folder, source.path))
-
-    def _of_hub(self, source: AdapterSource) -> Adapter:
+        if not source.path.startswith(PREFIX):
+            return _adapter(source, self._within(self._folder, source.path))
         try:
             return _adapter(source, resolve_model(source.path))
         except StartupError as error:

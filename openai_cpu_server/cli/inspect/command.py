@@ -28,7 +28,7 @@ from openai_cpu_server.cli.inspect.machine import (
     predicted,
     read_memory,
 )
-from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, show
+from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, option_value, show
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -255,13 +255,7 @@ def _tuning(profile: Profile | None, asked: str) -> str:
     if profile is None:
         return f"tuned: no; `openai-cpu-server tune {asked}` finds the best options for this machine"
     found = msgspec.structs.asdict(profile).items()
-    return f"tuned: {', '.join(f'{name} {_word(value)}' for name, value in found)}"
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
+    return f"tuned: {', '.join(f'{name} {option_value(value)}' for name, value in found)}"
 
 
 def inspect(arguments: Sequence[str]) -> None:
@@ -274,11 +268,10 @@ def inspect(arguments: Sequence[str]) -> None:
         return
     facts = read_facts(header, model_tensors(header))
     report = _Inspection(header, facts, settings).report(measures=given.measure)
-    show(_json(report) if given.json else text(report, given.model))
-
-
-def _json(report: InspectReport) -> str:
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    if given.json:
+        show(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        show(text(report, given.model))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -343,7 +336,10 @@ class _Inspection:
         if not facts.generates_text:
             return InspectReport(facts, read_template(header), memory=None, profile=None, speed=None)
         memory = read_memory(header, facts, options, machine, self._draft)  # as it is without the model
-        measured = self._measured() if measures else self._known(machine)
+        if measures:
+            measured: MeasuredCurve | None = self._measured()
+        else:
+            measured = best_known(header.path, self._cache_dir, options, header, machine)
         return InspectReport(
             facts,
             read_template(header),
@@ -351,9 +347,6 @@ class _Inspection:
             self._profile,
             predicted(measured, options, header, machine) if measured else None,
         )
-
-    def _known(self, machine: Machine) -> MeasuredCurve | None:
-        return best_known(self._header.path, self._cache_dir, self._options, self._header, machine)
 
     def _measured(self) -> MeasuredCurve:
         console = Console(stderr=True)

@@ -184,12 +184,8 @@ def predicted(
         is_default=had == _wanted(key, options, header, machine),
         context=_CONTEXT,
         prompt_tokens_per_second=1000 * prompt / model.predict_ms(prompt, attended_pairs(0, prompt)),
-        decode=[DecodeSpeed(n, 1000 * n / _decode_ms(model, n)) for n in sizes],
+        decode=[DecodeSpeed(n, 1000 * n / model.predict_ms(n, n * _CONTEXT)) for n in sizes],
     )
-
-
-def _decode_ms(model: CostModel, sequences: int) -> float:
-    return model.predict_ms(sequences, sequences * _CONTEXT)
 
 
 _Options = tuple[int, int, str, bool, bool]

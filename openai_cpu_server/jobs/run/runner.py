@@ -10,15 +10,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from openai_cpu_server.errors import JobsUnavailable
-from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, JobOptions
-from openai_cpu_server.jobs.run.batch import BatchPaused, BatchRun, FileReader, StopReason
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
+from openai_cpu_server.jobs.run.batch import BatchParts, BatchPaused, BatchRun, StopReason
 from openai_cpu_server.jobs.run.rows import RunRow
-from openai_cpu_server.jobs.store.batches import BatchLedger
 from openai_cpu_server.jobs.store.database import away
-from openai_cpu_server.jobs.store.files import FileStore, prune
-from openai_cpu_server.jobs.store.storage import StorageRoom
+from openai_cpu_server.jobs.store.files import prune
 from openai_cpu_server.storage.breaker import CircuitBreaker
-from openai_cpu_server.storage.database import DatabaseThreads
 
 logger = logging.getLogger(__name__)
 
@@ -31,24 +28,10 @@ _AFTER_FAILURE_S = 5.0
 
 
 class BatchRunner:
-    def __init__(
-        self,
-        *,
-        files: FileStore,
-        ledger: BatchLedger,
-        reader: FileReader,
-        threads: DatabaseThreads,
-        storage: StorageRoom,
-        options: JobOptions,
-        clock: Callable[[], float],
-    ) -> None:
-        self._files = files
-        self._ledger = ledger
-        self._reader = reader
-        self._threads = threads
-        self._storage = storage
-        self._options = options
-        self._clock = clock
+    def __init__(self, parts: BatchParts) -> None:
+        self._parts = parts
+        self._files, self._ledger, self._threads = parts.files, parts.ledger, parts.threads
+        self._options, self._clock = parts.options, parts.clock
         self._runs: dict[str, BatchRun] = {}
         self._paused_until: dict[str, float] = {}
         self._breaker = CircuitBreaker(
@@ -103,7 +86,7 @@ class BatchRunner:
             if batch.id in self._runs or not self._has_room_for(batch):
                 continue
             if await self._threads.write(self._ledger.claim, batch, self._clock()):
-                run = self._runs[batch.id] = self._batch_run(batch, run_row, slots)
+                run = self._runs[batch.id] = BatchRun(batch, self._parts, run_row, slots)
                 group.start_soon(self._see_through, batch, run)
 
     def _has_room_for(self, batch: BatchRecord) -> bool:
@@ -113,19 +96,6 @@ class BatchRunner:
             return True
         is_paused = self._paused_until.get(batch.id, 0.0) > self._clock()
         return not is_paused and len(self._runs) < self._options.max_batches
-
-    def _batch_run(self, batch: BatchRecord, run_row: RunRow, slots: anyio.Semaphore) -> BatchRun:
-        return BatchRun(
-            batch,
-            ledger=self._ledger,
-            reader=self._reader,
-            threads=self._threads,
-            storage=self._storage,
-            run_row=run_row,
-            slots=slots,
-            options=self._options,
-            clock=self._clock,
-        )
 
     async def _see_through(self, batch: BatchRecord, run: BatchRun) -> None:
         logger.info("batch %s: %s", batch.id, "begins" if batch.in_progress_at is None else "goes on")

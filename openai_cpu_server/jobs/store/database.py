@@ -4,8 +4,9 @@ statements."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from sqlalchemy import (
     JSON,
     URL,
@@ -45,6 +46,8 @@ from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.errors import JobsUnavailable, StartupError
 from openai_cpu_server.jobs.records import PageQuery
 from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of, sqlite_engine
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 SCHEMA_VERSION = 3
 """The version of the tables. It grows with every change.
@@ -188,6 +191,11 @@ usage = Table(
     Column("recalled_output_tokens", BigInteger, nullable=False),
 )
 """The fields of `Amounts`, added up by all servers."""
+
+
+def record_of(kind: type[R], row: RowMapping) -> R:
+    """The columns of its fields' names."""
+    return msgspec.convert({name: row[name] for name in kind.__struct_fields__}, kind)
 
 
 class RowPage(NamedTuple):

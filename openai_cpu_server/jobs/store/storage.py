@@ -26,8 +26,6 @@ from openai_cpu_server.jobs.store.database import (
 from openai_cpu_server.jobs.store.files import is_there
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
-_ACTIVE = tuple(status.value for status in ACTIVE)
-
 
 class SizeStore:
     def __init__(self, database: Database) -> None:
@@ -44,7 +42,7 @@ class SizeStore:
 
 def _results(owner: str) -> Select[Any]:
     """Rows of batches that have not ended; then they are files."""
-    running = (batches.c.owner == owner, batches.c.status.in_(_ACTIVE))
+    running = (batches.c.owner == owner, batches.c.status.in_(ACTIVE))
     outputs, errors = (select(column).where(*running) for column in (batches.c.output_id, batches.c.error_id))
     of_these = or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
     return select(_sum(func.length(parts.c.content))).where(of_these)
