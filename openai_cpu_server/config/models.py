@@ -37,34 +37,15 @@ ENGINE_DEFAULTS = EngineOptions(model_path="")
 
 
 ToolFormatName = Literal[
-    "auto",
-    "generic",
-    "demo",
-    "hermes",
-    "llama3",
-    "pythonic",
-    "mistral",
-    "mistral-args",
-    "mistral-ids",
-    "qwen3-coder",
-    "glm",
-    "deepseek",
-    "deepseek-v3.1",
-    "granite",
-    "phi4",
-    "phi4-tags",
-    "functools",
-    "functiongemma",
-    "gemma4",
-    "harmony",
-    "kimi",
-    "nemotron",
-    "command-r7b",
-    "apertus",
-    "seed-oss",
-    "minimax",
-    "lfm2",
-]
+    "auto", "generic", "demo", "hermes", "llama3", "pythonic", "mistral", "mistral-args", "mistral-ids",
+    "qwen3-coder", "glm", "deepseek", "deepseek-v3.1", "granite", "phi4", "phi4-tags", "functools",
+    "functiongemma", "gemma4", "harmony", "kimi", "nemotron", "command-r7b", "apertus", "seed-oss",
+    "minimax", "lfm2",
+]  # fmt: skip
+ReasoningFormatName = Literal[
+    "auto", "none", "think", "harmony", "gemma", "mistral", "cohere", "seed", "apertus", "apriel",
+    "granite", "granite-3.2", "hunyuan", "thought",
+]  # fmt: skip
 
 
 class ModelOptions(BaseModel):
@@ -76,22 +57,7 @@ class ModelOptions(BaseModel):
         description="how the model writes tool calls; default: as its chat template says, or generic if that "
         "says nothing that the server knows",
     )
-    reasoning_format: Literal[
-        "auto",
-        "none",
-        "think",
-        "harmony",
-        "gemma",
-        "mistral",
-        "cohere",
-        "seed",
-        "apertus",
-        "apriel",
-        "granite",
-        "granite-3.2",
-        "hunyuan",
-        "thought",
-    ] = Field(
+    reasoning_format: ReasoningFormatName = Field(
         "auto",
         description="how the model marks what it thinks; default: as its chat template says; none: thoughts "
         "are shown as a part of the answer",

@@ -129,18 +129,15 @@ class RouterTable(BaseModel):
             prompt = self.classifier.prompt.replace("{routes}", ", ".join(self.routes))
             return Classifier(model=self.classifier.model, prompt=prompt, timeout_s=self.classifier.timeout)
         if self.examples is not None:
-            return _examples(self.examples)
+            pairs = ((route, text) for route, texts in self.examples.texts.items() for text in texts)
+            return Examples(
+                model=self.examples.model,
+                texts=tuple(pairs),
+                least_similarity=self.examples.least_similarity,
+                timeout_s=self.examples.timeout,
+            )
         if self.cascade is not None:
             return msgspec.convert(self.cascade.model_dump(), Cascade)
         if self.shares is not None:
             return Shares(weights=tuple(self.shares.weights.items()), sticky=Stickiness(self.shares.sticky))
         return Rules(tuple(Rule(**rule.model_dump(by_alias=True)) for rule in self.rules or ()))
-
-
-def _examples(table: ExamplesTable) -> Examples:
-    return Examples(
-        model=table.model,
-        texts=tuple((route, text) for route, texts in table.texts.items() for text in texts),
-        least_similarity=table.least_similarity,
-        timeout_s=table.timeout,
-    )

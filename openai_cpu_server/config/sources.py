@@ -127,7 +127,7 @@ def arguments_that_say_something(arguments: Sequence[str]) -> list[str]:
     for parts in _with_empty_values(arguments):
         name, sign, value = "=".join(parts).partition("=")
         is_option = name.startswith("--") and sign
-        if not is_option or said(_field(name), value, name) is not None:
+        if not is_option or said(name.removeprefix("--").replace("-", "_"), value, name) is not None:
             kept += parts
     return kept
 
@@ -145,7 +145,8 @@ def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
     """What has said this option, in words for the end of a line; "": the command line, which names it so."""
     if named_by(name, arguments):
         return ""
-    if (value := _variables().get(variable(name), "")).strip():
+    variables = {name.upper(): value for name, value in os.environ.items()}  # their names count in any case
+    if (value := variables.get(variable(name), "")).strip():
         return f" (from {variable(name)}{_HINT if _SERVICE_LINK.match(value) else ''})"
     if (path := _secret(name)) is not None and path.is_file():
         return f" (from {path})"
@@ -173,15 +174,6 @@ def option(name: str) -> str:
 
 def variable(name: str) -> str:
     return ENV_PREFIX + name.upper()
-
-
-def _field(option_name: str) -> str:
-    return option_name.removeprefix("--").replace("-", "_")
-
-
-def _variables() -> dict[str, str]:
-    """Their names count in any case."""
-    return {name.upper(): value for name, value in os.environ.items()}
 
 
 def _secret(name: str) -> Path | None:

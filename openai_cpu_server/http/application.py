@@ -15,12 +15,12 @@ from starlette.types import Lifespan
 
 from openai_cpu_server.http.context import EndedRequests, ticket_of
 from openai_cpu_server.http.errors import ErrorShape, shape_at
-from openai_cpu_server.http.gate import Entrance, HostGate, canonical_origin
+from openai_cpu_server.http.gate import Entrance, HostGate, RouteGuard, canonical_origin
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.openapi import ROW as DOCUMENT
 from openai_cpu_server.http.openapi import OpenApiRoute
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.routes import Guard, ServedRoute, guarded_nowhere
+from openai_cpu_server.http.routes import ServedRoute, guarded_nowhere
 
 _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
 """What responses say in headers of our own, beside what families do."""
@@ -28,7 +28,7 @@ _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
 
 def application(
     served: Sequence[ServedRoute],
-    guard: Guard,
+    guard: RouteGuard,
     *,
     endings: EndedRequests,
     options: ApiOptions,

@@ -113,7 +113,7 @@ def error_object(error: Exception, *, request_id: str) -> ErrorObject:
         ErrorBody(
             message=_message(error, failure, request_id),
             type=failure.type,
-            param=_param(error) or failure.param,
+            param=(error.param if isinstance(error, _NAMING_FIELDS) else None) or failure.param,
             code=failure.code or (error.code if isinstance(error, errors.InvalidRequest) else None),
         )
     )
@@ -169,10 +169,6 @@ _NAMING_FIELDS = (
     errors.JobObjectNotFound,
     errors.AdapterNotFound,
 )
-
-
-def _param(error: Exception) -> str | None:
-    return error.param if isinstance(error, _NAMING_FIELDS) else None
 
 
 def headers_of(error: Exception) -> dict[str, str]:

@@ -29,6 +29,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, paced
 from openai_cpu_server.http.clients import Claim, is_local
+from openai_cpu_server.http.connection import EXCESS_CONNECTION
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     EndedRequests,
@@ -209,7 +210,7 @@ class HostGate:
         *,
         endings: EndedRequests,
         hosts: Collection[str] | None,
-        shapes: Sequence[ErrorShape] = (),
+        shapes: Sequence[ErrorShape],
     ) -> None:
         """`hosts`: names that the server goes by, beside its addresses; None: any."""
         self._app = app
@@ -259,8 +260,6 @@ def _leave_incomplete(error: Exception, scope: Scope) -> None:
 
 _SPOOLED_BYTES = 1024 * 1024
 """Starlette's reader of forms keeps so much of a file in memory."""
-EXCESS_CONNECTION = "excess_connection"
-"""The web server sets this in the state of a request whose connection is one too many."""
 
 
 class RouteGuard:

@@ -272,10 +272,8 @@ def _named(requests: list[tuple[str, LiveRequest]], state: RequestState) -> str:
     found = {
         f"{model}:{one.adapter}"
         for model, one in requests
-        if one.adapter is not None and one.state is state and _counts(one)
+        if one.adapter is not None
+        and one.state is state
+        and (one.state is RequestState.RUNNING or one.priority is Priority.INTERACTIVE)
     }
     return ",".join(sorted(found))
-
-
-def _counts(one: LiveRequest) -> bool:
-    return one.state is RequestState.RUNNING or one.priority is Priority.INTERACTIVE

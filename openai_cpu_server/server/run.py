@@ -34,7 +34,6 @@ from openai_cpu_server.http.connection import (
     limited,
 )
 from openai_cpu_server.http.frames import LimitedSocket
-from openai_cpu_server.http.gate import EXCESS_CONNECTION
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.meter import Meter
@@ -203,7 +202,6 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
         max_connections=room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
         write_timeout_s=settings.write_timeout_s,
-        excess_mark=EXCESS_CONNECTION,
         messages=lambda: BodyQuota(api.bodies, sys.maxsize),
         complaints=Complaints(),
     )

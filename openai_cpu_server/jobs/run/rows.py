@@ -151,7 +151,7 @@ def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
     """The row's result: 2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
-    usage = _usage(answer.body) if is_ok else _Usage()
+    usage = (msgspec.json.decode(answer.body, type=_Answer).usage if is_ok else None) or _Usage()
     details = usage.prompt_tokens_details or usage.input_tokens_details
     return RowResult(
         line=row.line,
@@ -169,10 +169,6 @@ def expired(batch_id: str, row: BatchRow) -> RowResult:
     )
     line = _OutputLine(id=_row_id(batch_id, row), custom_id=row.custom_id, error=error)
     return RowResult(line=row.line, is_ok=False, content=_encoded(line))
-
-
-def _usage(body: bytes) -> _Usage:
-    return msgspec.json.decode(body, type=_Answer).usage or _Usage()
 
 
 def _fields(content: bytes) -> dict[str, msgspec.Raw]:
