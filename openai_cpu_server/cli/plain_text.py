@@ -53,7 +53,9 @@ def count_text(count: float) -> str:
 
 def option_value(value: object) -> str:
     """As users write it behind the option."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def harmless(text: str) -> str:

@@ -35,7 +35,6 @@ _MAX_THREADS = 512
 ENGINE_DEFAULTS = EngineOptions(model_path="")
 """It and `BY_DEFAULT` are the home of the defaults of what engines know by the same name."""
 
-
 ToolFormatName = Literal[
     "auto", "generic", "demo", "hermes", "llama3", "pythonic", "mistral", "mistral-args", "mistral-ids",
     "qwen3-coder", "glm", "deepseek", "deepseek-v3.1", "granite", "phi4", "phi4-tags", "functools",
@@ -79,12 +78,7 @@ class ModelOptions(BaseModel):
         ge=256,
         description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
     )
-    max_seqs: int = Field(
-        ENGINE_DEFAULTS.max_seqs,
-        ge=1,
-        le=254,
-        description="sequences that run at once",
-    )
+    max_seqs: int = Field(ENGINE_DEFAULTS.max_seqs, ge=1, le=254, description="sequences that run at once")
     threads: int | None = Field(
         None, ge=1, le=_MAX_THREADS, description="compute threads; default: physical cores"
     )
@@ -112,9 +106,7 @@ class ModelOptions(BaseModel):
         description="off: ggml computes everything; auto: our kernels do what they are proved for",
     )
     prefill_tokens: int = Field(
-        ENGINE_DEFAULTS.prefill_tokens,
-        ge=16,
-        description="tokens of a step at most (llama.cpp's batch)",
+        ENGINE_DEFAULTS.prefill_tokens, ge=16, description="tokens of a step at most (llama.cpp's batch)"
     )
     speculation: Literal["auto", "off"] = Field(
         ENGINE_DEFAULTS.speculation,
@@ -125,9 +117,7 @@ class ModelOptions(BaseModel):
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
     )
     draft_max: int = Field(
-        ENGINE_DEFAULTS.draft_max,
-        ge=1,
-        description="tokens that one sequence drafts in a step at most",
+        ENGINE_DEFAULTS.draft_max, ge=1, description="tokens that one sequence drafts in a step at most"
     )
     cache_mb: int | None = Field(
         None,

@@ -326,16 +326,11 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **others: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (
-            init_settings,
-            EnvironmentVariables(settings_cls),
-            SecretFiles(settings_cls),
-            ConfigFile(settings_cls),
-        )
+        ours = (EnvironmentVariables(settings_cls), SecretFiles(settings_cls), ConfigFile(settings_cls))
+        return (init_settings, *ours)
 
     @property
     def isolates_by_key(self) -> bool:

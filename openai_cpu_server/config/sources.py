@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    SecretsSettingsSource,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, EnvSettingsSource, SecretsSettingsSource, TomlConfigSettingsSource
 from pydantic_settings.sources import PydanticBaseEnvSettingsSource
 
 from openai_cpu_server.config.folders import require_utf8

@@ -319,7 +319,7 @@ class RequestContext:
         return self.claim.identity(keys)
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Counts the prompt, and holds back room for the output. Raises TokensLimited."""
+        """As the lease does. Raises TokensLimited."""
         if self.lease is not None:
             await self.lease.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 

@@ -175,7 +175,7 @@ class Entrance:
         shape = shape_at(ticket.path, self._shapes)
 
         async def tagged(message: Message) -> None:
-            status = _begun(message)
+            status = _opening_status(message)
             if ticket.status is None and status is not None:
                 message.setdefault("headers", [])
                 said = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, ticket.id)}
@@ -236,7 +236,7 @@ def _check_path(path: str) -> None:
         raise InvalidRequest(message, code="invalid_path")
 
 
-def _begun(message: Message) -> int | None:
+def _opening_status(message: Message) -> int | None:
     """The status of a response or of a WebSocket's handshake that begins with this message."""
     match message["type"]:
         case "http.response.start" | "websocket.http.response.start":
@@ -301,7 +301,7 @@ class RouteGuard:
 
     def _context(self, access: Access, scope: Scope, ticket: Ticket) -> RequestContext:
         """Raises Unauthorized, Forbidden."""
-        is_administrator = self._options.is_admin_open or self._is_at_home(scope)
+        is_administrator = self._options.is_admin_open or self._is_called_locally(scope)
         proxies = self._options.trusted_proxies
         claim = Claim.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
         identity = claim.identity(self._keys)
@@ -341,6 +341,6 @@ class RouteGuard:
 
         return counted
 
-    def _is_at_home(self, scope: Scope) -> bool:
+    def _is_called_locally(self, scope: Scope) -> bool:
         """Also a browser on this machine may show a page whose name points here: it calls by that name."""
         return is_local(scope) and is_own_host(scope, self._hosts)

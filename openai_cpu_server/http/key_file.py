@@ -100,11 +100,7 @@ class KeyRing:
     """`api_key` is one key for everything, `path` a file of keys. With neither the server is open."""
 
     def __init__(
-        self,
-        api_key: str | None = None,
-        path: Path | None = None,
-        *,
-        is_open_to_gateways: bool = False,
+        self, api_key: str | None = None, path: Path | None = None, *, is_open_to_gateways: bool = False
     ) -> None:
         """`is_open_to_gateways`: what gateways read needs no key; those whose keys open more of it see more.
 

@@ -24,7 +24,6 @@ class Scope(enum.Enum):
 
 ALL_SCOPES = frozenset(Scope)
 
-
 Amount = Annotated[int, msgspec.Meta(ge=1)]
 
 

@@ -46,12 +46,7 @@ class OpenApiRoute:
 
 
 ROW: RouteRow[OpenApiRoute] = RouteRow(
-    "GET",
-    "/openapi.json",
-    lambda at: at.document,
-    OPEN,
-    "Operation",
-    "This document",
+    "GET", "/openapi.json", lambda at: at.document, OPEN, "Operation", "This document"
 )
 
 

@@ -149,12 +149,12 @@ class Unheeded(NamedTuple):
 def unheeded(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
     """The fields, at any depth, that no schema names or that have no effect with the value given."""
     for name, value in body.extra.items():
-        if not _asks_for_nothing(body, name, value):
+        if not _has_no_effect(body, name, value):
             is_harmless = body.is_open or name in body.hints
             yield Unheeded(at + name, kind + name, is_harmless, body.refusals.get(name))
     for name in type(body).model_fields:
         value = getattr(body, name)
-        if name in body.hints and value is not None and not _asks_for_nothing(body, name, value):
+        if name in body.hints and value is not None and not _has_no_effect(body, name, value):
             yield Unheeded(at + name, kind + name, is_harmless=True, refusal=None)
         elif isinstance(value, Body):
             yield from unheeded(value, f"{at}{name}.", f"{kind}{name}.")
@@ -164,7 +164,7 @@ def unheeded(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
                     yield from unheeded(item, f"{at}{name}[{index}].", f"{kind}{name}[].")
 
 
-def _asks_for_nothing(body: Body, name: str, value: object) -> bool:
+def _has_no_effect(body: Body, name: str, value: object) -> bool:
     refusal, hint = body.refusals.get(name), body.hints.get(name)
     accepted = refusal.accepted if refusal is not None else hint.heeded if hint is not None else ()
     return is_one_of(value, accepted)
@@ -173,7 +173,6 @@ def _asks_for_nothing(body: Body, name: str, value: object) -> bool:
 B = TypeVar("B", bound=Body)
 MOST_NAMED = 32
 """So many ignored fields are named at most: a header has little room, and a conversation many messages."""
-
 
 IGNORED = "x-ignored-parameters"
 

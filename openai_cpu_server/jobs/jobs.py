@@ -161,7 +161,6 @@ class Jobs:
     async def list_files(
         self, owner: str, page: PageQuery, purpose: FilePurpose | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """One page of files, and whether there are more."""
         return await self._threads.read(self._files.page, owner, storable_page(page), self._clock(), purpose)
 
     def content(self, file: FileRecord) -> AsyncIterator[bytes]:
@@ -216,7 +215,6 @@ class Jobs:
         return await self._threads.read(self._batches.get, owner, storable(batch_id))
 
     async def list_batches(self, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
-        """One page of batches, the newest first, and whether there are more."""
         return await self._threads.read(self._batches.page, owner, storable_page(page))
 
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:

@@ -21,11 +21,11 @@ from openai_cpu_server.jobs.records import (
 )
 from openai_cpu_server.jobs.store.batches import has_died, new_holder
 from openai_cpu_server.jobs.store.database import (
+    page_of,
     record_of,
     response_events,
     response_items,
     responses,
-    rows_of,
 )
 from openai_cpu_server.jobs.store.storage import StorageRoom
 from openai_cpu_server.storage.database import Database, DatabaseThreads
@@ -92,10 +92,11 @@ class ResponseStore:
         last = select(number).where(own, response_items.c.id == page.after)
         with self._database.read() as connection:
             _require(connection, owner, response_id, now_s)
-            found = rows_of(connection, select(response_items).where(own), number, page, last)
+            query = select(response_items).where(own)
+            found = page_of(connection, ItemRecord, query, number, page, last)
         if found is None:
             raise JobObjectNotFound(f"There is no item '{page.after}'.", param="after")
-        return [record_of(ItemRecord, row) for row in found.rows], found.has_more
+        return found
 
     def items(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
         """Items of any response of this owner, as far as they are there."""
@@ -105,7 +106,7 @@ class ResponseStore:
         )
         with self._database.read() as connection:
             found = connection.execute(query.where(seen, response_items.c.id.in_(ids)))
-            return dict(found.tuples())
+            return {row.id: row.content for row in found}
 
     def events(self, response_id: str) -> bytes | None:
         """The stream of a background response; None: it has none, or has not ended."""
@@ -249,7 +250,8 @@ _LEASE_S = 30.0
 
 
 class KeptResponses:
-    """An `owner` sees only its own responses: anything else raises JobObjectNotFound."""
+    """A `ResponseStore` for an event loop, with storage and leases that it keeps account of. An `owner` sees
+    only its own responses: anything else raises JobObjectNotFound."""
 
     def __init__(
         self,
@@ -292,34 +294,28 @@ class KeptResponses:
     async def finish(
         self, record: ResponseRecord, outputs: Sequence[ItemRecord], events: Sequence[bytes]
     ) -> bool:
-        """Store the end of a background response. False if it has ended otherwise or is deleted."""
         packed = await asyncio.to_thread(_packed, events)
         self.storage.grew(record.owner, _size(record, outputs) + len(packed))
         return await self._threads.write(self._store.finish, record, outputs, packed)
 
     async def end(self, record: ResponseRecord) -> bool:
-        """Store an end that did not come by itself. False: it has ended before."""
         return await self._threads.write(self._store.end, record)
 
     async def get(self, owner: str, response_id: str) -> ResponseRecord:
         return await self._threads.read(self._store.get, owner, storable(response_id), self._clock())
 
     async def chain(self, owner: str, response_id: str, *, max_bytes: int) -> list[ChainedResponse]:
-        """A response and all that it goes on from, the oldest first. Raises InvalidRequest if it is long."""
         known, now_s = storable(response_id), self._clock()
         return await self._threads.read(self._store.chain, owner, known, now_s, max_bytes=max_bytes)
 
     async def inputs(self, owner: str, response_id: str, page: PageQuery) -> tuple[list[ItemRecord], bool]:
-        """One page of what went into a response, and whether there is more."""
         known = storable(response_id), storable_page(page)
         return await self._threads.read(self._store.inputs, owner, *known, self._clock())
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Items of any of its responses, as far as they are there."""
         return await self._threads.read(self._store.items, owner, [*map(storable, ids)], self._clock())
 
     async def events(self, response_id: str) -> list[bytes] | None:
-        """The stream of a background response; None: it has none, or has not ended."""
         packed = await self._threads.read(self._store.events, storable(response_id))
         return None if packed is None else await asyncio.to_thread(_unpacked, packed)
 

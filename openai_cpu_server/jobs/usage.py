@@ -175,9 +175,7 @@ class UsageBook:
         self._unwritten: dict[UsageSlot, Amounts] = {}
         self._lock = anyio.Lock()
         self._breaker = CircuitBreaker(
-            fails="what keys use cannot be written: %s",
-            back="what keys use is written again",
-            failure=away,
+            fails="what keys use cannot be written: %s", back="what keys use is written again", failure=away
         )
 
     def add(self, key: str, model: str, amounts: Amounts) -> None:

@@ -113,7 +113,6 @@ class LoadObserver(Protocol):
 
     def model_unloaded(self, model: str, why: str) -> None:
         """`why`: `idle`, `room`, `asked` or `replaced`."""
-        ...
 
 
 class UnloadableEngine(Protocol):
@@ -122,17 +121,14 @@ class UnloadableEngine(Protocol):
     @property
     def process_state(self) -> EngineState:
         """Also while the server drains: those who wait are still served."""
-        ...
 
     @property
     def is_at_work(self) -> bool:
         """Its process has some requests."""
-        ...
 
     @property
     def has_requests(self) -> bool:
         """Some live, in its process or waiting for one."""
-        ...
 
     @property
     def last_use_s(self) -> float: ...
@@ -140,7 +136,6 @@ class UnloadableEngine(Protocol):
     @property
     def failed_s(self) -> float | None:
         """When it failed, on the keeper's clock; None: it has not."""
-        ...
 
     def status(self) -> EngineStatus: ...
 
@@ -154,7 +149,6 @@ class UnloadableEngine(Protocol):
 
     def release(self) -> None:
         """Send it again what was held back."""
-        ...
 
 
 @dataclass(eq=False)
@@ -195,10 +189,7 @@ class KeptModel:
     @property
     def resident(self) -> ResidentModel:
         return ResidentModel(
-            name=self.name,
-            num_bytes=self.need.total,
-            last_use_s=self.engine.last_use_s,
-            may_go=self.may_go,
+            name=self.name, num_bytes=self.need.total, last_use_s=self.engine.last_use_s, may_go=self.may_go
         )
 
     def is_idle(self, now_s: float) -> bool:
@@ -308,7 +299,7 @@ class ModelKeeper:
         try:
             while True:
                 async with self._turn:
-                    await self._look()
+                    await self._unload_and_load()
                 await self._wait_for_news()
         finally:
             for task in self._loads:
@@ -332,12 +323,12 @@ class ModelKeeper:
             model.begun.clear()
         self._news.set()
 
-    async def _look(self) -> None:
+    async def _unload_and_load(self) -> None:
         await self._unload_idle()
         self._bring_back()
         wanted = [(model.wanted_s, model) for model in self._models if model.wanted_s is not None]
         for _, model in sorted(wanted, key=lambda pair: pair[0]):
-            await self._try(model)
+            await self._load_if_room(model)
         if all(model.wanted_s is None for model in self._models):
             self._release_all()
 
@@ -361,14 +352,14 @@ class ModelKeeper:
             elif model.may_go and model.is_idle(self._clock()):
                 await self._sleep(model, "idle")
 
-    async def _try(self, model: KeptModel) -> None:
+    async def _load_if_room(self, model: KeptModel) -> None:
         """Load it if there is room, or make some."""
         if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
             self._begun(model)
             return
         going = self._to_unload(model)
         if going is None:
-            self._press(model)
+            self._hold_one_back(model)
             return
         for one in going:
             if not one.may_go:  # a request has come while another ended
@@ -381,7 +372,7 @@ class ModelKeeper:
         chosen = self.budget.to_unload(model.need.total, [one.resident for one in residents])
         return None if chosen is None else [residents[index] for index in chosen]
 
-    def _press(self, model: KeptModel) -> None:
+    def _hold_one_back(self, model: KeptModel) -> None:
         """After a while the one that was loaded first, of those in use, is sent nothing new."""
         assert model.wanted_s is not None
         busy = [
@@ -418,7 +409,7 @@ class ModelKeeper:
             model.note_try(self._clock())
         model.engine.wake()
         self._begun(model)
-        task = asyncio.create_task(self._follow(model))
+        task = asyncio.create_task(self._tell_how_it_went(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
@@ -426,8 +417,7 @@ class ModelKeeper:
         model.wanted_s = None
         model.begun.set()
 
-    async def _follow(self, model: KeptModel) -> None:
-        """Tells how it went."""
+    async def _tell_how_it_went(self, model: KeptModel) -> None:
         started_s = self._clock()
         state = await model.engine.settled()
         if state is EngineState.READY:

@@ -17,12 +17,7 @@ from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.contract.model_info import AdapterState
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.live import ServedTotals
-from openai_cpu_server.errors import (
-    AdapterFailed,
-    EngineUnavailable,
-    ModelNotLoaded,
-    ServerError,
-)
+from openai_cpu_server.errors import AdapterFailed, EngineUnavailable, ModelNotLoaded, ServerError
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.models.keeper import MemoryBudget, ModelKeeper
 from openai_cpu_server.models.registry import ModelRegistry

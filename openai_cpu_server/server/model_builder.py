@@ -226,13 +226,7 @@ class ModelBuilder:
     """Makes the models of one server."""
 
     def __init__(
-        self,
-        settings: Settings,
-        watch: Watch,
-        keeper: ModelKeeper,
-        readers: ReaderPool,
-        *,
-        num_models: int,
+        self, settings: Settings, watch: Watch, keeper: ModelKeeper, readers: ReaderPool, *, num_models: int
     ) -> None:
         self._settings = settings
         self._watch = watch
@@ -244,12 +238,12 @@ class ModelBuilder:
 
     def alone(self, plan: ModelPlan) -> LoadedModel:
         """A model that has the machine for itself, and must be loaded at once. Raises StartupError."""
-        return self._house(plan, None)
+        return self._built(plan, None)
 
     def alone_again(self, plan: ModelPlan) -> LoadedModel:
         """The same from a file that has changed. It sleeps: the old one serves until this one can."""
         try:
-            return self._house(plan, None, begins_asleep=True)
+            return self._built(plan, None, begins_asleep=True)
         except StartupError as error:
             return self._broken(plan, str(error))
 
@@ -257,15 +251,15 @@ class ModelBuilder:
         """A model that sleeps. What is wrong with its file is its state."""
         share = MemoryShare(self._keeper.budget.limit_bytes, self._num_models, plan.memory_bytes)
         try:
-            house = self._house(plan, share)
+            model = self._built(plan, share)
         except StartupError as error:
             return self._broken(plan, str(error))
-        if (why := self._keeper.why_never(house.kept)) is not None:
+        if (why := self._keeper.why_never(model.kept)) is not None:
             logger.error("%s is not served: %s", plan.name, why)
-            house.engine.residency.fail(why)
-        return house
+            model.engine.residency.fail(why)
+        return model
 
-    def _house(
+    def _built(
         self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool = False
     ) -> LoadedModel:
         """Raises StartupError."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 import uvicorn
@@ -123,7 +124,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
                 config,
                 fleet,
                 drain_s=settings.drain_seconds,
-                checkpoint=served.jobs.stop if served.jobs else _no_checkpoint,
+                checkpoint=served.jobs.stop if served.jobs else partial(asyncio.sleep, 0),
             )
             asyncio.run(_run(server, fleet, listener, hangup, served))
         finally:
@@ -147,11 +148,7 @@ class ServedApi(NamedTuple):
 
 
 def open_api(
-    settings: Settings,
-    models: ModelRegistry,
-    watch: Watch,
-    *,
-    keeping: ModelKeeping | None = None,
+    settings: Settings, models: ModelRegistry, watch: Watch, *, keeping: ModelKeeping | None = None
 ) -> ServedApi:
     """`keeping`: what loads and unloads models; None: they stay as they are. Raises StartupError with one
     line."""
@@ -230,11 +227,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
 
 
 async def _run(
-    server: WebServer,
-    fleet: ModelFleet,
-    listener: socket.socket,
-    hangup: Hangup,
-    served: ServedApi,
+    server: WebServer, fleet: ModelFleet, listener: socket.socket, hangup: Hangup, served: ServedApi
 ) -> None:
     """Runs engines and web server side by side; an only engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
@@ -313,10 +306,6 @@ async def _running(jobs: Jobs | None, api: ServedApplication) -> AsyncIterator[N
         await api.settle()
         await jobs.close()
         await asyncio.gather(*tasks)
-
-
-async def _no_checkpoint() -> None:
-    """There are no jobs."""
 
 
 def _log_totals(fleet: ModelFleet, seconds: float) -> None:

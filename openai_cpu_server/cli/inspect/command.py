@@ -259,7 +259,6 @@ def _tuning(profile: Profile | None, asked: str) -> str:
 
 
 def inspect(arguments: Sequence[str]) -> None:
-    """Run the command. Raises StartupError with one line."""
     given, rest = _parser().parse_known_args(arguments)
     settings = _settings(rest)
     header = GgufHeader(local_model(given.model))
@@ -267,7 +266,7 @@ def inspect(arguments: Sequence[str]) -> None:
         show(_chat_template(header, given.template))
         return
     facts = read_facts(header, model_tensors(header))
-    report = _Inspection(header, facts, settings).report(measures=given.measure)
+    report = _report(header, facts, settings, measures=given.measure)
     if given.json:
         show(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
@@ -319,50 +318,31 @@ def _chat_template(header: GgufHeader, name: str) -> str:
     return source
 
 
-class _Inspection:
-    """One model on one machine, with the options of one server."""
+def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measures: bool) -> InspectReport:
+    """One model on this machine, with the options that `serve` would have, but for the prefix cache, which
+    cannot be measured."""
+    folder, machine = settings.profile_dir, Machine()
+    profile = load_profile(header.path, folder) if settings.profile == "auto" else None
+    draft = local_model(settings.draft_model) if settings.draft_model else None
+    draft_header = GgufHeader(draft) if draft is not None else None
+    options = settings.engine_options(header.path, cache_bytes=0, draft_model_path=draft)
+    options = profile.applied(options, given=settings.model_fields_set) if profile else options
+    template = read_template(header)
+    if not facts.generates_text:
+        return InspectReport(facts, template, memory=None, profile=None, speed=None)
+    memory = read_memory(header, facts, options, machine, draft_header)  # as it is without the model
+    curve = (
+        _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
+    )
+    speed = predicted(curve, options, header, machine) if curve else None
+    return InspectReport(facts, template, memory, profile, speed)
 
-    def __init__(self, header: GgufHeader, facts: FileFacts, settings: Settings) -> None:
-        self._header = header
-        self._facts = facts
-        self._cache_dir = settings.profile_dir
-        self._profile = load_profile(header.path, self._cache_dir) if settings.profile == "auto" else None
-        draft = local_model(settings.draft_model) if settings.draft_model else None
-        self._draft = GgufHeader(draft) if draft is not None else None
-        self._options = _engine_options(header.path, draft, settings, self._profile)
 
-    def report(self, *, measures: bool) -> InspectReport:
-        header, facts, options, machine = self._header, self._facts, self._options, Machine()
-        if not facts.generates_text:
-            return InspectReport(facts, read_template(header), memory=None, profile=None, speed=None)
-        memory = read_memory(header, facts, options, machine, self._draft)  # as it is without the model
-        if measures:
-            measured: MeasuredCurve | None = self._measured()
-        else:
-            measured = best_known(header.path, self._cache_dir, options, header, machine)
-        return InspectReport(
-            facts,
-            read_template(header),
-            memory,
-            self._profile,
-            predicted(measured, options, header, machine) if measured else None,
+def _measured(options: EngineOptions, folder: Path) -> MeasuredCurve:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0)
+        return measure(
+            options, folder, lambda what, fraction: bar.update(task, description=what, completed=fraction)
         )
-
-    def _measured(self) -> MeasuredCurve:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("", total=1.0)
-            return measure(
-                self._options,
-                self._cache_dir,
-                lambda what, fraction: bar.update(task, description=what, completed=fraction),
-            )
-
-
-def _engine_options(
-    model: Path, draft: Path | None, settings: Settings, profile: Profile | None
-) -> EngineOptions:
-    """The options that `serve` would have, without the prefix cache, which cannot be measured."""
-    options = settings.engine_options(model, cache_bytes=0, draft_model_path=draft)
-    return profile.applied(options, given=settings.model_fields_set) if profile else options

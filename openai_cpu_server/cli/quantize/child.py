@@ -51,7 +51,6 @@ class QuantizeRefused(msgspec.Struct, frozen=True, tag=True):
 
 Answer = Union[QuantizePlanned, TensorBegun, QuantizeDone, QuantizeRefused]
 
-
 _COMMAND = (sys.executable, "-m", "openai_cpu_server.cli.quantize.worker")
 
 

@@ -99,11 +99,7 @@ def _gain(row: TuneRow, first: TuneRow) -> str:
     return f"{first.cost_ms / row.cost_ms:.2f}"
 
 
-_COMMAND = (
-    sys.executable,
-    *("-m", "openai_cpu_server.kernels.front"),
-    "openai_cpu_server.cli.tune.trial",
-)
+_COMMAND = (sys.executable, *("-m", "openai_cpu_server.kernels.front"), "openai_cpu_server.cli.tune.trial")
 _NO_TIME = TuneFailure("not measured: no time left")
 _PATIENCE = 3.0
 """A setting may take this many times as long as the first; then it is out."""

@@ -35,9 +35,7 @@ class BatchRunner:
         self._runs: dict[str, BatchRun] = {}
         self._paused_until: dict[str, float] = {}
         self._breaker = CircuitBreaker(
-            fails="the jobs database is away: %s",
-            back="the jobs database is back",
-            failure=away,
+            fails="the jobs database is away: %s", back="the jobs database is back", failure=away
         )
         self._news = anyio.Event()
 
@@ -50,7 +48,7 @@ class BatchRunner:
             group.start_soon(self._repeat, self._sweep, _SWEEP_S)
             while True:
                 self._news = anyio.Event()
-                await self._survive(lambda: self._start_all(group, run_row, slots))
+                await self._attempt(lambda: self._start_all(group, run_row, slots))
                 with anyio.move_on_after(self._options.poll_s):
                     await self._news.wait()
 
@@ -73,7 +71,7 @@ class BatchRunner:
     async def release(self) -> None:
         """Give up all leases. A lease that cannot be given up runs out."""
         for batch_id in list(self._runs):
-            await self._survive(partial(self._threads.write, self._ledger.release, batch_id))
+            await self._attempt(partial(self._threads.write, self._ledger.release, batch_id))
             del self._runs[batch_id]
 
     @property
@@ -87,7 +85,7 @@ class BatchRunner:
                 continue
             if await self._threads.write(self._ledger.claim, batch, self._clock()):
                 run = self._runs[batch.id] = BatchRun(batch, self._parts, run_row, slots)
-                group.start_soon(self._see_through, batch, run)
+                group.start_soon(self._run_to_end, batch, run)
 
     def _has_room_for(self, batch: BatchRecord) -> bool:
         """Whether there is room for a batch. One that only has to be ended needs none, one that is paused
@@ -97,18 +95,18 @@ class BatchRunner:
         is_paused = self._paused_until.get(batch.id, 0.0) > self._clock()
         return not is_paused and len(self._runs) < self._options.max_batches
 
-    async def _see_through(self, batch: BatchRecord, run: BatchRun) -> None:
+    async def _run_to_end(self, batch: BatchRecord, run: BatchRun) -> None:
         logger.info("batch %s: %s", batch.id, "begins" if batch.in_progress_at is None else "goes on")
         try:
             ended = await run.run()
             logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
         except BatchPaused as paused:
             self._pause(batch, paused.wait_s)
-            await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
+            await self._attempt(lambda: self._threads.write(self._ledger.release, batch.id))
         except Exception as error:
             _log_stop(batch, error)
             await anyio.sleep(_AFTER_FAILURE_S)
-            await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
+            await self._attempt(lambda: self._threads.write(self._ledger.release, batch.id))
         del self._runs[batch.id]  # not when cancelled: `release` needs to know
         self.wake()
 
@@ -136,10 +134,10 @@ class BatchRunner:
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:
-            await self._survive(work)
+            await self._attempt(work)
             await anyio.sleep(every_s)
 
-    async def _survive(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
         """Go on after a failure of the database, which may work the next time. It is logged once."""
         try:
             await self._breaker.attempt(work)

@@ -24,7 +24,7 @@ from openai_cpu_server.jobs.records import (
     PageQuery,
     RowResult,
 )
-from openai_cpu_server.jobs.store.database import batches, files, parts, record_of, results, rows_of
+from openai_cpu_server.jobs.store.database import batches, files, page_of, parts, record_of, results
 from openai_cpu_server.jobs.store.files import file_not_found
 from openai_cpu_server.storage.database import Database
 
@@ -88,10 +88,10 @@ class BatchStore:
         query = select(batches).where(batches.c.owner == owner)
         last = select(batches.c.number).where(batches.c.id == page.after, batches.c.owner == owner)
         with self._database.read() as connection:
-            found = rows_of(connection, query, batches.c.number, page, last)
+            found = page_of(connection, BatchRecord, query, batches.c.number, page, last)
         if found is None:
             raise _not_found(str(page.after), param="after")
-        return [record_of(BatchRecord, row) for row in found.rows], found.has_more
+        return found
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> BatchRecord:
         """Ask for a cancellation; the runner ends the batch.
@@ -200,12 +200,7 @@ class BatchLedger:
             connection.execute(insert(parts), [_part(batch, row) for row in rows])
 
     def finish(
-        self,
-        batch_id: str,
-        ending: BatchStatus,
-        *,
-        now_s: float,
-        errors: Sequence[LineError] = (),
+        self, batch_id: str, ending: BatchStatus, *, now_s: float, errors: Sequence[LineError] = ()
     ) -> BatchStatus:
         """End the batch, or cancel it if that was asked for meanwhile. Committed rows become its files.
 

@@ -3,8 +3,7 @@ statements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -175,19 +174,16 @@ def record_of(kind: type[R], row: sa.RowMapping) -> R:
     return msgspec.convert({name: row[name] for name in kind.__struct_fields__}, kind)
 
 
-class RowPage(NamedTuple):
-    rows: Sequence[sa.RowMapping]
-    has_more: bool
-
-
-def rows_of(
+def page_of(
     connection: sa.Connection,
+    kind: type[R],
     query: sa.Select[Any],
     number: sa.Column[int],
     page: PageQuery,
     last: sa.Select[Any],
-) -> RowPage | None:
-    """One page of a query, in the order of this column. `last`: the number of the row with `page.after`.
+) -> tuple[list[R], bool] | None:
+    """One page of a query, in the order of this column, and whether there is more. `last`: the number of the
+    row with `page.after`.
 
     None: there is no such row.
     """
@@ -197,8 +193,8 @@ def rows_of(
             return None
         query = query.where(number > after if page.is_ascending else number < after)
     query = query.order_by(number if page.is_ascending else number.desc()).limit(page.limit + 1)
-    found = connection.execute(query).mappings().all()
-    return RowPage(found[: page.limit], len(found) > page.limit)
+    found = [record_of(kind, row) for row in connection.execute(query).mappings()]
+    return found[: page.limit], len(found) > page.limit
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")

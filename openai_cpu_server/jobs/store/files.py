@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
 
 from openai_cpu_server.errors import FileInUse, JobObjectNotFound, JobsUnavailable
 from openai_cpu_server.jobs.records import ACTIVE, FilePurpose, FileRecord, PageQuery
-from openai_cpu_server.jobs.store.database import batches, files, parts, record_of, rows_of
+from openai_cpu_server.jobs.store.database import batches, files, page_of, parts, record_of
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 PART_BYTES = 256 * 1024
@@ -69,10 +69,10 @@ class FileStore:
             query = query.where(files.c.purpose == purpose.value)
         last = select(files.c.number).where(files.c.id == page.after, files.c.owner == owner)
         with self._database.read() as connection:
-            found = rows_of(connection, query, files.c.number, page, last)
+            found = page_of(connection, FileRecord, query, files.c.number, page, last)
         if found is None:
             raise file_not_found(str(page.after), param="after")
-        return [record_of(FileRecord, row) for row in found.rows], found.has_more
+        return found
 
     def parts(self, file_id: str, after: int) -> list[tuple[int, bytes]]:
         """The next parts after number `after` (the first is 1), at most 4 MB of an upload; [] at the end."""
