@@ -225,7 +225,6 @@ class HostGate:
             await self._app(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises HostRefused."""
         raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Protocol, Union
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Union
 
 import msgspec
 
@@ -74,10 +74,9 @@ class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """No row of this owner can run for so long: its batch makes room for others meanwhile."""
 
 
-class RunRow(Protocol):
-    """Runs a request to this URL, at batch priority, for a batch's owner. Raises nothing but cancellation."""
-
-    async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer: ...
+RunRow = Callable[[str, bytes, str], Awaitable[RowAnswer]]
+"""Runs a request to this URL, with this body, at batch priority, for the batch's owner. Raises nothing but
+cancellation."""
 
 
 class BadLine(ServerError):
