@@ -329,7 +329,7 @@ class Metrics:
 
     def page(self) -> bytes:
         """The text of `/metrics`, as `CONTENT_TYPE`."""
-        return text_of(_WithoutTimesOfBegin(self._registry))
+        return text_of(_WithoutCreated(self._registry))
 
     def ended(self, request: EndedRequest) -> None:
         self._requests.labels(
@@ -372,7 +372,7 @@ def text_of(collector: Collector) -> bytes:
     return generate_latest(collector)
 
 
-class _WithoutTimesOfBegin(Collector):
+class _WithoutCreated(Collector):
     """A registry without the times at which series began, which the text format would show as gauges."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
