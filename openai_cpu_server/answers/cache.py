@@ -59,7 +59,7 @@ def unpacked(answer: bytes, requests: Sequence[GenerationRequest]) -> list[Token
     except msgspec.MsgspecError:
         raise CorruptAnswer from None
     _check_whole(told, len(requests))
-    return [_of(requests[index], event) for index, event in told]
+    return [_told_again(requests[index], event) for index, event in told]
 
 
 def _check_whole(told: _Events, num_requests: int) -> None:
@@ -76,7 +76,7 @@ def _check_whole(told: _Events, num_requests: int) -> None:
         raise CorruptAnswer
 
 
-def _of(request: GenerationRequest, event: TokenEvent) -> TokenEvent:
+def _told_again(request: GenerationRequest, event: TokenEvent) -> TokenEvent:
     if event.finish is None:
         return msgspec.structs.replace(event, id=request.id)
     work = NO_WORK | {"cached_tokens": len(request.tokens)}
@@ -150,7 +150,7 @@ class AnswerCache:
         """The answer, else where to keep a new one. None: there is no such place, for it could not be found
         again."""
         exact = exact_key(question)
-        if exact is not None and (events := await self._told(exact, question)) is not None:
+        if exact is not None and (events := await self._stored(exact, question)) is not None:
             return FoundAnswer(events, None)  # one that is corrupt will be replaced by the new answer
         group = group_key(question, comparing.embedder) if comparing is not None else None
         if comparing is None or group is None or question.turn is None:
@@ -159,7 +159,7 @@ class AnswerCache:
         if vector is None:
             return _by_key_only(exact)
         place = AnswerPlace(exact or turn_key(group, question.turn), group, vector)
-        return await self._like(question, place, comparing.least) or place
+        return await self._most_similar(question, place, comparing.least) or place
 
     def keep(self, question: AnswerKey, place: AnswerPlace, events: Sequence[TokenEvent]) -> None:
         """Writes it while the server goes on."""
@@ -195,7 +195,7 @@ class AnswerCache:
         if self._keeping:
             await asyncio.wait(self._keeping)
 
-    async def _told(self, key: str, question: AnswerKey) -> Sequence[TokenEvent] | None:
+    async def _stored(self, key: str, question: AnswerKey) -> Sequence[TokenEvent] | None:
         answer = await self._breaker.attempt(partial(self._store.get, key))
         if answer is None:
             return None
@@ -206,7 +206,9 @@ class AnswerCache:
         except CorruptAnswer:
             return None
 
-    async def _like(self, question: AnswerKey, place: AnswerPlace, least: float) -> FoundAnswer | None:
+    async def _most_similar(
+        self, question: AnswerKey, place: AnswerPlace, least: float
+    ) -> FoundAnswer | None:
         """The answer to the turn that is most similar. One that has expired, or is corrupt, gives way to the
         next."""
         assert place.group is not None
@@ -214,7 +216,7 @@ class AnswerCache:
         ask = partial(self._store.near, place.group, place.vector, at_least=least)
         near: Sequence[SimilarTurn] = await self._breaker.attempt(ask) or ()
         for key, similarity in near:
-            if (events := await self._told(key, question)) is not None:
+            if (events := await self._stored(key, question)) is not None:
                 return FoundAnswer(events, similarity)
             await self._breaker.attempt(partial(self._store.forget, key, place.group))
         return None

@@ -9,10 +9,12 @@ each is and its group, and a counter how large all are.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from openai_cpu_server.answers.store import (
+    FEW,
     GROUP_LIMIT,
     AnswerEntry,
     SimilarTurn,
@@ -26,15 +28,11 @@ from openai_cpu_server.errors import StartupError
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-T = TypeVar("T")
-
 SCHEMES = ("redis://", "rediss://", "redis+unix://")
 _PREFIX = "{ocs-answers}:2:"
 """With the version of this layout."""
 _USED, _FACTS, _TOTAL, _ENDS = (_PREFIX + name for name in ("used", "facts", "total", "ends"))
 _ANSWER, _TURNS = _PREFIX + "answer:", _PREFIX + "turns:"
-_FEW = 8
-"""So many similar turns are told of at most."""
 _FEW_ENDED = 100
 """So many expired answers are cleared away beside each new one: Redis forgets their text by itself, but not
 their turns."""
@@ -94,10 +92,9 @@ return {redis.call('ZCARD', KEYS[1]), total}
 class RedisAnswers:
     """An `AnswerStore`."""
 
-    def __init__(self, redis: Redis, bounds: StoreBounds, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, redis: Redis, bounds: StoreBounds) -> None:
         self._redis = redis
         self._bounds = bounds
-        self._clock = clock
         self._way: str | None = None
         """`vectors` or `hashes`; None: Redis has not been asked yet what it can do."""
 
@@ -116,77 +113,60 @@ class RedisAnswers:
         return cls(redis, bounds)
 
     async def get(self, key: str) -> bytes | None:
-        return await self._do(lambda: self._get(key))
-
-    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
-        return await self._do(lambda: self._near(group, vector, at_least))
-
-    async def put(self, entry: AnswerEntry) -> StoreSize:
-        return await self._do(lambda: self._put(entry))
-
-    async def forget(self, key: str, group: str | None) -> None:
-        await self._do(lambda: self._script(_FORGET, key, group or ""))
-
-    async def clear(self) -> None:
-        await self._do(self._clear)
-
-    async def size(self) -> StoreSize:
-        return await self._do(self._size)
-
-    async def close(self) -> None:
-        await self._do(self._redis.aclose)
-
-    async def _do(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Errors of the client are told by their kind: messages may hold the URL, and in it a password."""
-        from redis.exceptions import RedisError
-
-        try:
-            return await work()
-        except (RedisError, OSError, TimeoutError) as error:
-            raise StoreFailed(type(error).__name__) from error
-
-    async def _get(self, key: str) -> bytes | None:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.get(_ANSWER + key)
-            pipe.zadd(_USED, {key: self._clock()}, xx=True)
-            answer, _ = await pipe.execute()
+        with _told_by_kind():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.get(_ANSWER + key)
+                pipe.zadd(_USED, {key: time.time()}, xx=True)
+                answer, _ = await pipe.execute()
         return None if answer is None else bytes(answer)
 
-    async def _near(self, group: str, vector: bytes, at_least: float) -> list[SimilarTurn]:
-        if await self._finds_itself():
-            return await self._found_by_redis(group, vector, at_least)
-        rows = await self._command("HGETALL", _TURNS + group)
+    async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
+        with _told_by_kind():
+            if await self._finds_itself():
+                return await self._found_by_redis(group, vector, at_least)
+            rows = await self._command("HGETALL", _TURNS + group)
         turns = [(key.decode(), bytes(row)) for key, row in rows.items()]
-        return nearest(turns, vector, at_least=at_least)[:_FEW]
+        return nearest(turns, vector, at_least=at_least)[:FEW]
 
     async def _found_by_redis(self, group: str, vector: bytes, at_least: float) -> list[SimilarTurn]:
         """Redis tells (1 + cosine) / 2."""
-        told = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", _FEW)
+        told = await self._command("VSIM", _TURNS + group, "FP32", vector, "WITHSCORES", "COUNT", FEW)
         pairs = told.items() if isinstance(told, dict) else zip(told[::2], told[1::2], strict=True)
         best = [SimilarTurn(bytes(key).decode(), 2 * float(score) - 1) for key, score in pairs]
         return [near for near in best if near.similarity >= at_least]
 
-    async def _put(self, entry: AnswerEntry) -> StoreSize:
+    async def put(self, entry: AnswerEntry) -> StoreSize:
         values = (
-            *(repr(self._clock()), round(1000 * self._bounds.ttl_s), entry.num_bytes),
+            *(repr(time.time()), round(1000 * self._bounds.ttl_s), entry.num_bytes),
             *(self._bounds.max_bytes, entry.answer, entry.group or "", entry.vector or b"", GROUP_LIMIT),
             _FEW_ENDED,
         )
-        entries, num_bytes = await self._script(_PUT, entry.key, *values)
+        with _told_by_kind():
+            entries, num_bytes = await self._script(_PUT, entry.key, *values)
         return StoreSize(int(entries), int(num_bytes))
 
-    async def _size(self) -> StoreSize:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.zcard(_USED)
-            pipe.get(_TOTAL)
-            entries, num_bytes = await pipe.execute()
+    async def forget(self, key: str, group: str | None) -> None:
+        with _told_by_kind():
+            await self._script(_FORGET, key, group or "")
+
+    async def size(self) -> StoreSize:
+        with _told_by_kind():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.zcard(_USED)
+                pipe.get(_TOTAL)
+                entries, num_bytes = await pipe.execute()
         return StoreSize(int(entries), int(num_bytes or 0))
 
-    async def _clear(self) -> None:
+    async def clear(self) -> None:
         """Also of earlier and later versions of this layout."""
-        keys = [key async for key in self._redis.scan_iter(match="{ocs-answers}:*", count=1000)]
-        for start in range(0, len(keys), 1000):
-            await self._redis.unlink(*keys[start : start + 1000])
+        with _told_by_kind():
+            keys = [key async for key in self._redis.scan_iter(match="{ocs-answers}:*", count=1000)]
+            for start in range(0, len(keys), 1000):
+                await self._redis.unlink(*keys[start : start + 1000])
+
+    async def close(self) -> None:
+        with _told_by_kind():
+            await self._redis.aclose()
 
     async def _script(self, script: str, key: str, *values: object) -> Any:
         way = "vectors" if await self._finds_itself() else "hashes"
@@ -202,3 +182,14 @@ class RedisAnswers:
             has_it = any(known.values()) if isinstance(known, dict) else any(known)
             self._way = "vectors" if has_it else "hashes"
         return self._way == "vectors"
+
+
+@contextmanager
+def _told_by_kind() -> Iterator[None]:
+    """Errors of the client are told by their kind: messages may hold the URL, and in it a password."""
+    from redis.exceptions import RedisError
+
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StoreFailed(type(error).__name__) from error

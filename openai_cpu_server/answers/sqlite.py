@@ -10,26 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from sqlalchemy import (
-    REAL,
-    URL,
-    Column,
-    Connection,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    delete,
-    insert,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from openai_cpu_server.answers.store import (
+    FEW,
     GROUP_LIMIT,
     AnswerEntry,
     SimilarTurn,
@@ -54,30 +39,28 @@ _OURS = 0x6F637361
 """SQLite's `application_id` of our files."""
 _VERSION = 1
 """It grows with every change of the tables."""
-_FEW = 8
-"""So many similar turns are told of at most."""
 
-_metadata = MetaData()
-_answers = Table(
+_metadata = sa.MetaData()
+_answers = sa.Table(
     "answers",
     _metadata,
-    Column("key", Text, primary_key=True),
-    Column("grp", Text),
-    Column("vector", LargeBinary),
-    Column("answer", LargeBinary, nullable=False),
-    Column("bytes", Integer, nullable=False),
-    Column("expires_at", REAL, nullable=False),
-    Column("used_at", REAL, nullable=False),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("grp", sa.Text),
+    sa.Column("vector", sa.LargeBinary),
+    sa.Column("answer", sa.LargeBinary, nullable=False),
+    sa.Column("bytes", sa.Integer, nullable=False),
+    sa.Column("expires_at", sa.REAL, nullable=False),
+    sa.Column("used_at", sa.REAL, nullable=False),
     sqlite_with_rowid=False,
 )
-Index("by_group", _answers.c.grp, _answers.c.used_at, sqlite_where=_answers.c.grp.is_not(None))
-Index("by_use", _answers.c.used_at, _answers.c.bytes)
-Index("by_expiry", _answers.c.expires_at)
-_totals = Table(
+sa.Index("by_group", _answers.c.grp, _answers.c.used_at, sqlite_where=_answers.c.grp.is_not(None))
+sa.Index("by_use", _answers.c.used_at, _answers.c.bytes)
+sa.Index("by_expiry", _answers.c.expires_at)
+_totals = sa.Table(
     "totals",
     _metadata,
-    Column("entries", Integer, nullable=False),
-    Column("bytes", Integer, nullable=False),
+    sa.Column("entries", sa.Integer, nullable=False),
+    sa.Column("bytes", sa.Integer, nullable=False),
 )
 _TRIGGERS = (
     """CREATE TRIGGER came AFTER INSERT ON answers BEGIN
@@ -92,24 +75,19 @@ _TRIGGERS = (
 class SqliteAnswers:
     """An `AnswerStore`. A power loss may forget its last answers, but kill -9 forgets none."""
 
-    def __init__(
-        self, database: Database, bounds: StoreBounds, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, database: Database, bounds: StoreBounds) -> None:
         self._database = database
         self._bounds = bounds
-        self._clock = clock
         self._threads = DatabaseThreads(database, "answers")
 
     @classmethod
-    def open(
-        cls, path: Path | None, bounds: StoreBounds, *, clock: Callable[[], float] = time.time
-    ) -> SqliteAnswers:
+    def open(cls, path: Path | None, bounds: StoreBounds) -> SqliteAnswers:
         """None: in memory. Raises StartupError for a file that cannot be used, or that is none of ours."""
         try:
             database = _opened(path)
         except (SQLAlchemyError, OSError) as error:
             raise StartupError(f"cannot open the cache of answers {path}: {cause_of(error)}") from None
-        return cls(database, bounds, clock=clock)
+        return cls(database, bounds)
 
     async def get(self, key: str) -> bytes | None:
         return await self._do(self._get, key)
@@ -142,28 +120,28 @@ class SqliteAnswers:
     # -- in the thread ------------------------------------------------------------------------------------
 
     def _get(self, key: str) -> bytes | None:
-        now = self._clock()
-        wanted = select(_answers.c.answer).where(_answers.c.key == key, _answers.c.expires_at > now)
+        now = time.time()
+        wanted = sa.select(_answers.c.answer).where(_answers.c.key == key, _answers.c.expires_at > now)
         with self._database.read() as connection:
             answer: bytes | None = connection.execute(wanted).scalar()
         if answer is not None:
             with self._database.write() as connection:
-                connection.execute(update(_answers).where(_answers.c.key == key).values(used_at=now))
+                connection.execute(sa.update(_answers).where(_answers.c.key == key).values(used_at=now))
         return answer
 
     def _near(self, group: str, vector: bytes, at_least: float) -> Sequence[SimilarTurn]:
         turns = (
-            select(_answers.c.key, _answers.c.vector)
-            .where(_answers.c.grp == group, _answers.c.expires_at > self._clock())
+            sa.select(_answers.c.key, _answers.c.vector)
+            .where(_answers.c.grp == group, _answers.c.expires_at > time.time())
             .order_by(_answers.c.used_at.desc())
             .limit(GROUP_LIMIT)
         )
         with self._database.read() as connection:
             rows = [(str(key), bytes(row)) for key, row in connection.execute(turns)]
-        return nearest(rows, vector, at_least=at_least)[:_FEW]
+        return nearest(rows, vector, at_least=at_least)[:FEW]
 
     def _put(self, entry: AnswerEntry) -> StoreSize:
-        now = self._clock()
+        now = time.time()
         row = {
             "key": entry.key,
             "grp": entry.group,
@@ -173,15 +151,15 @@ class SqliteAnswers:
             "expires_at": now + self._bounds.ttl_s,
             "used_at": now,
         }
-        gone = or_(_answers.c.key == entry.key, _answers.c.expires_at <= now)
+        gone = sa.or_(_answers.c.key == entry.key, _answers.c.expires_at <= now)
         with self._database.write() as connection:
-            connection.execute(delete(_answers).where(gone))
-            connection.execute(insert(_answers).values(row))
+            connection.execute(sa.delete(_answers).where(gone))
+            connection.execute(sa.insert(_answers).values(row))
             return _shrunk(connection, self._bounds.max_bytes)
 
     def _forget(self, key: str | None) -> None:
         """None: all."""
-        which = delete(_answers) if key is None else delete(_answers).where(_answers.c.key == key)
+        which = sa.delete(_answers) if key is None else sa.delete(_answers).where(_answers.c.key == key)
         with self._database.write() as connection:
             connection.execute(which)
 
@@ -190,16 +168,16 @@ class SqliteAnswers:
             return _size(connection)
 
 
-def _shrunk(connection: Connection, max_bytes: int) -> StoreSize:
+def _shrunk(connection: sa.Connection, max_bytes: int) -> StoreSize:
     """What is left when what was told longest ago has made room."""
-    oldest = select(_answers.c.key).order_by(_answers.c.used_at).limit(1).scalar_subquery()
+    oldest = sa.select(_answers.c.key).order_by(_answers.c.used_at).limit(1).scalar_subquery()
     while (size := _size(connection)).num_bytes > max_bytes and size.entries:
-        connection.execute(delete(_answers).where(_answers.c.key == oldest))
+        connection.execute(sa.delete(_answers).where(_answers.c.key == oldest))
     return size
 
 
-def _size(connection: Connection) -> StoreSize:
-    entries, num_bytes = connection.execute(select(_totals.c.entries, _totals.c.bytes)).one()
+def _size(connection: sa.Connection) -> StoreSize:
+    entries, num_bytes = connection.execute(sa.select(_totals.c.entries, _totals.c.bytes)).one()
     return StoreSize(int(entries), int(num_bytes))
 
 
@@ -208,7 +186,7 @@ def _opened(path: Path | None) -> Database:
     options = SqliteOptions(
         lock_timeout_s=5, synchronous="NORMAL", has_one_connection=True, check=partial(_check_ours, path)
     )
-    engine = sqlite_engine(URL.create("sqlite", database=None if path is None else str(path)), options)
+    engine = sqlite_engine(sa.URL.create("sqlite", database=None if path is None else str(path)), options)
     try:
         with engine.begin() as connection:
             _prepare(connection)
@@ -229,13 +207,13 @@ def _check_ours(path: Path | None, connection: sqlite3.Connection) -> None:
         raise StartupError(f"--answer-cache: {path} is a database of something else")
 
 
-def _prepare(connection: Connection) -> None:
+def _prepare(connection: sa.Connection) -> None:
     """A file of another version is only a cache: it is emptied."""
     if connection.exec_driver_sql("PRAGMA user_version").scalar() == _VERSION:
         return
     _metadata.drop_all(connection)
     _metadata.create_all(connection)
-    connection.execute(insert(_totals).values(entries=0, bytes=0))
+    connection.execute(sa.insert(_totals).values(entries=0, bytes=0))
     for trigger in _TRIGGERS:
         connection.exec_driver_sql(trigger)
     connection.exec_driver_sql(f"PRAGMA application_id = {_OURS}")

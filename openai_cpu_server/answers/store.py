@@ -156,6 +156,8 @@ def nearest(rows: Sequence[tuple[str, bytes]], vector: bytes, *, at_least: float
 
 GROUP_LIMIT = 2000
 """So many turns are compared with a new one at most."""
+FEW = 8
+"""So many similar turns are told of at most."""
 
 
 class StoreFailed(Exception):
@@ -191,25 +193,20 @@ class AnswerStore(Protocol):
 
     async def get(self, key: str) -> bytes | None:
         """The answer; None: there is none (any more). To be told makes it recently used."""
-        ...
 
     async def near(self, group: str, vector: bytes, *, at_least: float) -> Sequence[SimilarTurn]:
         """Turns of the group that are as similar as that, the most similar first: a few of them at most."""
-        ...
 
     async def put(self, entry: AnswerEntry) -> StoreSize:
         """In place of what is kept under its key. Returns what there is then."""
-        ...
 
     async def forget(self, key: str, group: str | None) -> None:
         """`group`: where it was found, if it was."""
-        ...
 
     async def clear(self) -> None: ...
 
     async def size(self) -> StoreSize:
         """Expired answers may still be counted."""
-        ...
 
     async def close(self) -> None: ...
 

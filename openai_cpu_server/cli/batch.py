@@ -8,13 +8,14 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from openai_cpu_server.cli.plain_text import say
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import OPTIONS_OF_SERVERS, Settings
 from openai_cpu_server.config.sources import named_by
@@ -119,40 +120,28 @@ def _shown(error: LineError) -> str:
     return f"  {where}{error.message}"
 
 
-class BatchBar:
-    """Rows done of all rows, and the tokens that they have brought."""
+@contextmanager
+def batch_bar(name: str) -> Iterator[Callable[[BatchRecord], None]]:
+    """Rows done of all rows, and the tokens that they have brought. Yields what shows how a batch stands."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(name, total=None, tokens=0, start=False)
 
-    def __init__(self, console: Console, name: str) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[tokens]} tokens"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task(name, total=None, tokens=0, start=False)
-        self._is_started = False
-
-    def show(self, batch: BatchRecord) -> None:
-        """The clock starts with the rows, so that loading the model does not count."""
+    def show(batch: BatchRecord) -> None:
+        if batch.total:
+            bar.start_task(task)  # its clock starts with the rows, so that loading the model does not count
         num_ended = batch.completed + batch.failed
-        if batch.total and not self._is_started:
-            self._is_started = True
-            self._progress.start_task(self._task)
-        self._progress.update(
-            self._task, total=batch.total or None, completed=num_ended, tokens=batch.output_tokens
-        )
+        bar.update(task, total=batch.total or None, completed=num_ended, tokens=batch.output_tokens)
 
-    def __enter__(self) -> BatchBar:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+    with bar:
+        yield show
 
 
 _OWNER = ""
@@ -254,7 +243,7 @@ def batch(arguments: Sequence[str]) -> None:
     settings = _settings(rest)
     if not paths.is_resumable:
         checked_endpoint(paths.input, job_options(settings, ""))
-    sys.exit(_run(paths, settings, Console(stderr=True)))
+    sys.exit(_run(paths, settings))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -282,22 +271,22 @@ def _settings(arguments: Sequence[str]) -> Settings:
     return settings
 
 
-def _run(paths: BatchPaths, settings: Settings, console: Console) -> int:
+def _run(paths: BatchPaths, settings: Settings) -> int:
     """The exit code."""
     level = settings.log_level if "log_level" in settings.model_fields_set else "warning"
     set_up_logs(level, settings.log_format)
     try:
-        done = asyncio.run(_until_interrupted(paths, settings, console))
+        done = asyncio.run(_until_interrupted(paths, settings))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        _say(console, f"interrupted: the same command goes on where it was ({paths.state})")
+        say(f"interrupted: the same command goes on where it was ({paths.state})")
         return _INTERRUPTED
     paths.forget_state()
     shown = f", {done.failed} failed: {paths.errors}" if done.failed else ""
-    _say(console, f"{done.completed} of {done.total} rows: {paths.output}{shown}")
+    say(f"{done.completed} of {done.total} rows: {paths.output}{shown}")
     return _ROWS_FAILED if done.failed else 0
 
 
-async def _until_interrupted(paths: BatchPaths, settings: Settings, console: Console) -> BatchRecord:
+async def _until_interrupted(paths: BatchPaths, settings: Settings) -> BatchRecord:
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -308,14 +297,10 @@ async def _until_interrupted(paths: BatchPaths, settings: Settings, console: Con
     try:
         batch = await found_or_begun(jobs, paths, options)
         if not batch.status.has_ended:
-            with BatchBar(console, paths.input.name) as bar:
-                bar.show(batch)
-                batch = await run_to_end(jobs, batch, offline(settings, plans), bar.show)
+            with batch_bar(paths.input.name) as show:
+                show(batch)
+                batch = await run_to_end(jobs, batch, offline(settings, plans), show)
         await write(jobs, batch, paths)
     finally:
         await jobs.close()
     return batch
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, highlight=False, markup=False)

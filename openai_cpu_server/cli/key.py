@@ -16,7 +16,6 @@ Make a random API key. It is shown once, on standard error; on standard output a
 
 
 def key(arguments: Sequence[str]) -> None:
-    """Run the command. Raises StartupError with one line."""
     if len(arguments) == 1 and arguments[0] in ("-h", "--help"):
         show(_HELP)
         return

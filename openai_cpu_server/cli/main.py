@@ -93,12 +93,10 @@ _COMMANDS = {
     "quantize": _Command("openai_cpu_server.cli.quantize.command:quantize", "write a smaller model file"),
     "ray": _Command("openai_cpu_server.cli.ray:ray", "serve with replicas, on Ray Serve"),
     "tune": _Command(
-        "openai_cpu_server.cli.tune.command:tune",
-        "measure the best settings for a model on this machine",
+        "openai_cpu_server.cli.tune.command:tune", "measure the best settings for a model on this machine"
     ),
     "version": _Command("openai_cpu_server.cli.main:version", "print the version"),
 }
-
 
 _EXIT_WRONG_START = 2
 _EXIT_INTERRUPTED = 130

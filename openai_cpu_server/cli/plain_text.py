@@ -51,6 +51,13 @@ def count_text(count: float) -> str:
     return _scaled(count, _COUNTS) or f"{count:.0f}"
 
 
+def option_value(value: object) -> str:
+    """As users write it behind the option."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
 def harmless(text: str) -> str:
     """Text from a file on one line, with invisible characters spelt out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

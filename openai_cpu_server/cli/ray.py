@@ -25,7 +25,6 @@ there are, and what each of them gets.
 
 
 def ray(arguments: Sequence[str]) -> None:
-    """Run the command. Raises StartupError with one line."""
     given = list(arguments)
     if {"-h", "--help"} & set(given):
         show(_HELP)

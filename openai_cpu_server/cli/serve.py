@@ -10,8 +10,5 @@ from openai_cpu_server.server.run import serve as serve_with
 
 
 def serve(arguments: Sequence[str], readers: Sequence[ReaderChild] = ()) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if the server cannot start.
-
-    `readers`: processes that have been started already, to read texts.
-    """
+    """`readers`: processes that have been started already, to read texts."""
     serve_with(read_settings(arguments), readers)

@@ -11,7 +11,6 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 LARGEST_SCALE = 100.0
 """Far beyond any use; it keeps slips of a user from filling a model's activations with infinities."""
 
-
 _SMALLEST_SCALE = 1e-6
 """Less is as good as 0, or is 0 as float32."""
 
@@ -48,18 +47,13 @@ def adapters_of_table(table: object) -> tuple[AdapterSource, ...]:
     return tuple(_of_entry(str(name), value) for name, value in table.items())
 
 
-def checked_scale(scale: float) -> float:
-    """Raises ValueError."""
-    if not math.isfinite(scale) or not _SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
-        raise ValueError(f"a scale is a number between -{LARGEST_SCALE:g} and {LARGEST_SCALE:g}, not 0")
-    return scale
-
-
-def checked_name(name: str) -> str:
+def _checked(name: str, path: str, scale: float = 1.0) -> AdapterSource:
     """Raises ValueError."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of an adapter: up to 64 letters, digits, '.', '_' and '-'")
-    return name
+    if not math.isfinite(scale) or not _SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
+        raise ValueError(f"a scale is a number between -{LARGEST_SCALE:g} and {LARGEST_SCALE:g}, not 0")
+    return AdapterSource(name, path, scale)
 
 
 def _of_entry(name: str, value: object) -> AdapterSource:
@@ -73,7 +67,7 @@ def _of_entry(name: str, value: object) -> AdapterSource:
     scale = value.get("scale", 1.0)
     if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise ValueError(f"adapter {name}: scale must be a number")
-    return AdapterSource(checked_name(name), value["path"], checked_scale(float(scale)))
+    return _checked(name, value["path"], float(scale))
 
 
 def _source(name: str, text: str) -> AdapterSource:
@@ -84,5 +78,5 @@ def _source(name: str, text: str) -> AdapterSource:
         except ValueError:
             pass  # a path with an @
         else:
-            return AdapterSource(checked_name(name), path, checked_scale(number))
-    return AdapterSource(checked_name(name), text)
+            return _checked(name, path, number)
+    return _checked(name, text)

@@ -32,39 +32,19 @@ class PriceTable(BaseModel):
 
 _MAX_THREADS = 512
 """llama.cpp's own limit."""
-_ENGINE = EngineOptions(model_path="")
-"""The home of the defaults of what the engine knows by the same name."""
-
+ENGINE_DEFAULTS = EngineOptions(model_path="")
+"""It and `BY_DEFAULT` are the home of the defaults of what engines know by the same name."""
 
 ToolFormatName = Literal[
-    "auto",
-    "generic",
-    "demo",
-    "hermes",
-    "llama3",
-    "pythonic",
-    "mistral",
-    "mistral-args",
-    "mistral-ids",
-    "qwen3-coder",
-    "glm",
-    "deepseek",
-    "deepseek-v3.1",
-    "granite",
-    "phi4",
-    "phi4-tags",
-    "functools",
-    "functiongemma",
-    "gemma4",
-    "harmony",
-    "kimi",
-    "nemotron",
-    "command-r7b",
-    "apertus",
-    "seed-oss",
-    "minimax",
-    "lfm2",
-]
+    "auto", "generic", "demo", "hermes", "llama3", "pythonic", "mistral", "mistral-args", "mistral-ids",
+    "qwen3-coder", "glm", "deepseek", "deepseek-v3.1", "granite", "phi4", "phi4-tags", "functools",
+    "functiongemma", "gemma4", "harmony", "kimi", "nemotron", "command-r7b", "apertus", "seed-oss",
+    "minimax", "lfm2",
+]  # fmt: skip
+ReasoningFormatName = Literal[
+    "auto", "none", "think", "harmony", "gemma", "mistral", "cohere", "seed", "apertus", "apriel",
+    "granite", "granite-3.2", "hunyuan", "thought",
+]  # fmt: skip
 
 
 class ModelOptions(BaseModel):
@@ -76,22 +56,7 @@ class ModelOptions(BaseModel):
         description="how the model writes tool calls; default: as its chat template says, or generic if that "
         "says nothing that the server knows",
     )
-    reasoning_format: Literal[
-        "auto",
-        "none",
-        "think",
-        "harmony",
-        "gemma",
-        "mistral",
-        "cohere",
-        "seed",
-        "apertus",
-        "apriel",
-        "granite",
-        "granite-3.2",
-        "hunyuan",
-        "thought",
-    ] = Field(
+    reasoning_format: ReasoningFormatName = Field(
         "auto",
         description="how the model marks what it thinks; default: as its chat template says; none: thoughts "
         "are shown as a part of the answer",
@@ -113,12 +78,7 @@ class ModelOptions(BaseModel):
         ge=256,
         description="tokens of the KV pool; default: half of the memory beside the weights, at most 16384",
     )
-    max_seqs: int = Field(
-        _ENGINE.max_seqs,
-        ge=1,
-        le=254,
-        description="sequences that run at once",
-    )
+    max_seqs: int = Field(ENGINE_DEFAULTS.max_seqs, ge=1, le=254, description="sequences that run at once")
     threads: int | None = Field(
         None, ge=1, le=_MAX_THREADS, description="compute threads; default: physical cores"
     )
@@ -128,7 +88,9 @@ class ModelOptions(BaseModel):
         le=_MAX_THREADS,
         description="threads for steps of more than one token; default: as --threads",
     )
-    flash_attention: bool = Field(_ENGINE.flash_attention, description="off: slower with long contexts")
+    flash_attention: bool = Field(
+        ENGINE_DEFAULTS.flash_attention, description="off: slower with long contexts"
+    )
     profile: Literal["auto", "off"] = Field(
         "auto", description="use what `openai-cpu-server tune` has found, for options that are not given"
     )
@@ -140,16 +102,14 @@ class ModelOptions(BaseModel):
         description="repack weights for this CPU at load: faster alone, slower in batches for K-quants",
     )
     kernels: Literal["auto", "off"] = Field(
-        _ENGINE.kernels,
+        ENGINE_DEFAULTS.kernels,
         description="off: ggml computes everything; auto: our kernels do what they are proved for",
     )
     prefill_tokens: int = Field(
-        _ENGINE.prefill_tokens,
-        ge=16,
-        description="tokens of a step at most (llama.cpp's batch)",
+        ENGINE_DEFAULTS.prefill_tokens, ge=16, description="tokens of a step at most (llama.cpp's batch)"
     )
     speculation: Literal["auto", "off"] = Field(
-        _ENGINE.speculation,
+        ENGINE_DEFAULTS.speculation,
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
         "auto: where that is predicted to be faster",
     )
@@ -157,9 +117,7 @@ class ModelOptions(BaseModel):
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
     )
     draft_max: int = Field(
-        _ENGINE.draft_max,
-        ge=1,
-        description="tokens that one sequence drafts in a step at most",
+        ENGINE_DEFAULTS.draft_max, ge=1, description="tokens that one sequence drafts in a step at most"
     )
     cache_mb: int | None = Field(
         None,

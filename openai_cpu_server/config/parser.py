@@ -50,7 +50,7 @@ def add_option(parser: argparse.ArgumentParser, *names: str, **kwargs: Any) -> a
     """Call `add_argument` with pydantic's texts turned into words for users."""
     kind = str(kwargs.get("metavar", "{"))
     if not kind.startswith("{"):  # a flag, or a choice that lists its values
-        kwargs["metavar"] = _KINDS.get(kind, _last_word(names[0]))
+        kwargs["metavar"] = _KINDS.get(kind, names[0].rsplit("-", 1)[-1].upper())  # --api-key takes a KEY
     kwargs["help"] = _default_in_words(kwargs.get("help", ""))
     return parser.add_argument(*names, **kwargs)
 
@@ -60,11 +60,6 @@ def _default_in_words(text: str) -> str:
         if text.endswith(shown):
             return text.removesuffix(shown) + words
     return text
-
-
-def _last_word(option: str) -> str:
-    """The name of an option's value: `--api-key` takes a KEY."""
-    return option.rsplit("-", 1)[-1].upper()
 
 
 _PROGRAM = "openai-cpu-server serve"

@@ -13,8 +13,7 @@ class RayTable(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     address: str | None = Field(
-        None,
-        description="the cluster, such as auto; default: RAY_ADDRESS, else a new one",
+        None, description="the cluster, such as auto; default: RAY_ADDRESS, else a new one"
     )
     name: str = Field("openai-cpu-server", min_length=1, description="of the Serve application")
     replicas: int = Field(1, ge=1, description="engine replicas of each model, at least")
@@ -34,8 +33,7 @@ class RayTable(BaseModel):
     )
     one_per_node: bool = Field(False, description="never two engine replicas of a model on one node")
     pin: Literal["auto", "off"] = Field(
-        "auto",
-        description="auto: engine replicas divide a node's CPUs, each on as few NUMA nodes as can be",
+        "auto", description="auto: engine replicas divide a node's CPUs, each on as few NUMA nodes as can be"
     )
     api_replicas: int = Field(1, ge=1, description="processes that clients talk to")
     ingress: Literal["replicas", "proxy"] = Field(

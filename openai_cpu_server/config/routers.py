@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from openai_cpu_server.models.routing.options import (
@@ -17,7 +17,6 @@ from openai_cpu_server.models.routing.options import (
     Shares,
     Stickiness,
     Way,
-    WhenStreaming,
 )
 
 _PROMPT = "Which of these is best for the request below? Answer with one of: {routes}.\n\nRequest:\n{request}"
@@ -130,38 +129,15 @@ class RouterTable(BaseModel):
             prompt = self.classifier.prompt.replace("{routes}", ", ".join(self.routes))
             return Classifier(model=self.classifier.model, prompt=prompt, timeout_s=self.classifier.timeout)
         if self.examples is not None:
-            return _examples(self.examples)
-        if self.cascade is not None:
-            cascade = self.cascade
-            return Cascade(
-                small=cascade.small,
-                large=cascade.large,
-                mean_logprob=cascade.mean_logprob,
-                when_streaming=WhenStreaming(cascade.when_streaming),
+            pairs = ((route, text) for route, texts in self.examples.texts.items() for text in texts)
+            return Examples(
+                model=self.examples.model,
+                texts=tuple(pairs),
+                least_similarity=self.examples.least_similarity,
+                timeout_s=self.examples.timeout,
             )
+        if self.cascade is not None:
+            return msgspec.convert(self.cascade.model_dump(), Cascade)
         if self.shares is not None:
-            return _shares(self.shares.weights, self.shares.sticky)
-        return Rules(tuple(_rule(rule) for rule in self.rules or ()))
-
-
-def _rule(table: RuleTable) -> Rule:
-    return Rule(
-        route=table.route,
-        prompt_tokens_over=table.prompt_tokens_over,
-        max_tokens_over=table.max_tokens_over,
-        tools=table.tools,
-        schema=table.schema_,
-    )
-
-
-def _examples(table: ExamplesTable) -> Examples:
-    return Examples(
-        model=table.model,
-        texts=tuple((route, text) for route, texts in table.texts.items() for text in texts),
-        least_similarity=table.least_similarity,
-        timeout_s=table.timeout,
-    )
-
-
-def _shares(weights: Mapping[str, float], sticky: str) -> Shares:
-    return Shares(weights=tuple(weights.items()), sticky=Stickiness(sticky))
+            return Shares(weights=tuple(self.shares.weights.items()), sticky=Stickiness(self.shares.sticky))
+        return Rules(tuple(Rule(**rule.model_dump(by_alias=True)) for rule in self.rules or ()))

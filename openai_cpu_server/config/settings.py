@@ -22,7 +22,7 @@ from pydantic_settings import (
 
 from openai_cpu_server.config.adapters import AdapterOption, parse_adapter
 from openai_cpu_server.config.folders import expanded, user_cache_dir
-from openai_cpu_server.config.models import ModelOptions, ModelTable, PriceTable, fields_for
+from openai_cpu_server.config.models import ENGINE_DEFAULTS, ModelOptions, ModelTable, PriceTable, fields_for
 from openai_cpu_server.config.replicas import RayTable
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
 from openai_cpu_server.contract.messages import EngineOptions
@@ -31,10 +31,6 @@ from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
 
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(ip_network)]
-_ENGINE = EngineOptions(model_path="")
-"""It and `BY_DEFAULT` are the home of the defaults of what engines know by the same name."""
-
-
 _OF_SERVERS = "of_servers"
 _SWITCHES = {"on": True, "off": False}
 _EXPERIMENTS = Experiment.__struct_fields__
@@ -234,7 +230,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         "cache directory",
     )
     calibrate: Literal["idle", "start", "never"] = Field(
-        _ENGINE.calibrate,
+        ENGINE_DEFAULTS.calibrate,
         description="when the cost of steps is measured, once for a model: while nobody wants anything, "
         "before the first start is over, or never: then what an earlier start has kept is used",
     )
@@ -302,7 +298,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         1800.0, ge=0, description="the same while the model is loaded and its steps are measured; 0: never"
     )
     sandbox: Literal["auto", "off"] = Field(
-        _ENGINE.sandbox,
+        ENGINE_DEFAULTS.sandbox,
         description="auto: processes that run native code open only files that they need, make no sockets "
         "and start no programs, as far as this kernel sees to that; off: they may do what the server may",
     )
@@ -316,7 +312,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     page: bool = _of_servers(True, description="a page for browsers at /: chat, and what the scheduler does")
     lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        _ENGINE.log_level, description="least level shown"
+        ENGINE_DEFAULTS.log_level, description="least level shown"
     )
     log_format: Literal["console", "json"] = Field("console", description="json: an object a line")
     otel_endpoint: str | None = _of_servers(
@@ -330,16 +326,11 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **others: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (
-            init_settings,
-            EnvironmentVariables(settings_cls),
-            SecretFiles(settings_cls),
-            ConfigFile(settings_cls),
-        )
+        ours = (EnvironmentVariables(settings_cls), SecretFiles(settings_cls), ConfigFile(settings_cls))
+        return (init_settings, *ours)
 
     @property
     def isolates_by_key(self) -> bool:

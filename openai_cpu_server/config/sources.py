@@ -14,12 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    SecretsSettingsSource,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, EnvSettingsSource, SecretsSettingsSource, TomlConfigSettingsSource
+from pydantic_settings.sources import PydanticBaseEnvSettingsSource
 
 from openai_cpu_server.config.folders import require_utf8
 from openai_cpu_server.errors import StartupError
@@ -47,12 +43,15 @@ _HINT = (
 )
 
 
-class EnvironmentVariables(EnvSettingsSource):
-    """The environment."""
+class _ByName(PydanticBaseEnvSettingsSource):
+    """Each option has an origin, which stands in what is raised for its value."""
+
+    def origin(self, field_name: str) -> str:
+        return variable(field_name)
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        value, key, is_complex = super().get_field_value(field, field_name)
-        return said(field_name, value, variable(field_name)), key, is_complex
+        value, key, is_complex = super().get_field_value(field, field_name)  # type: ignore[safe-super]
+        return said(field_name, value, self.origin(field_name)), key, is_complex
 
     def prepare_field_value(
         self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
@@ -60,29 +59,29 @@ class EnvironmentVariables(EnvSettingsSource):
         try:
             return super().prepare_field_value(field_name, field, value, value_is_complex)
         except ValueError:
-            raise _no_json(field_name, variable(field_name)) from None
+            listed = 'expected a list in JSON, such as ["a", "b"]'
+            origin = self.origin(field_name)
+            raise StartupError(f"{option(field_name)}: {listed} (from {origin})") from None
 
 
-class SecretFiles(SecretsSettingsSource):
+class EnvironmentVariables(_ByName, EnvSettingsSource):
+    """The environment."""
+
+
+class SecretFiles(_ByName, SecretsSettingsSource):
     """The folder of `OCS_SECRETS_DIR`. Raises StartupError for a folder that is none."""
 
     def __init__(self, settings: type[BaseSettings]) -> None:
         super().__init__(settings, secrets_dir=secrets_folder())
 
+    def origin(self, field_name: str) -> str:
+        return str(_secret(field_name))
+
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         try:
-            value, key, is_complex = super().get_field_value(field, field_name)
+            return super().get_field_value(field, field_name)
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"cannot read {_secret(field_name)}: {error}") from None
-        return said(field_name, value, str(_secret(field_name))), key, is_complex
-
-    def prepare_field_value(
-        self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
-    ) -> Any:
-        try:
-            return super().prepare_field_value(field_name, field, value, value_is_complex)
-        except ValueError:
-            raise _no_json(field_name, str(_secret(field_name))) from None
 
 
 class ConfigFile(TomlConfigSettingsSource):
@@ -123,7 +122,7 @@ def arguments_that_say_something(arguments: Sequence[str]) -> list[str]:
     for parts in _with_empty_values(arguments):
         name, sign, value = "=".join(parts).partition("=")
         is_option = name.startswith("--") and sign
-        if not is_option or said(_field(name), value, name) is not None:
+        if not is_option or said(name.removeprefix("--").replace("-", "_"), value, name) is not None:
             kept += parts
     return kept
 
@@ -141,7 +140,8 @@ def origin_of(name: str, arguments: Sequence[str], config: Path | None) -> str:
     """What has said this option, in words for the end of a line; "": the command line, which names it so."""
     if named_by(name, arguments):
         return ""
-    if (value := _variables().get(variable(name), "")).strip():
+    variables = {name.upper(): value for name, value in os.environ.items()}  # their names count in any case
+    if (value := variables.get(variable(name), "")).strip():
         return f" (from {variable(name)}{_HINT if _SERVICE_LINK.match(value) else ''})"
     if (path := _secret(name)) is not None and path.is_file():
         return f" (from {path})"
@@ -171,21 +171,8 @@ def variable(name: str) -> str:
     return ENV_PREFIX + name.upper()
 
 
-def _field(option_name: str) -> str:
-    return option_name.removeprefix("--").replace("-", "_")
-
-
-def _variables() -> dict[str, str]:
-    """Their names count in any case."""
-    return {name.upper(): value for name, value in os.environ.items()}
-
-
 def _secret(name: str) -> Path | None:
     """The file of an option, in any case; None: there is no folder of such files, or none of this name."""
     folder = secrets_folder()
     wanted = variable(name).lower()
     return next((path for path in folder.iterdir() if path.name.lower() == wanted), None) if folder else None
-
-
-def _no_json(name: str, origin: str) -> StartupError:
-    return StartupError(f'{option(name)}: expected a list in JSON, such as ["a", "b"] (from {origin})')

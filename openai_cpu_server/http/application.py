@@ -15,12 +15,12 @@ from starlette.types import Lifespan
 
 from openai_cpu_server.http.context import EndedRequests, ticket_of
 from openai_cpu_server.http.errors import ErrorShape, shape_at
-from openai_cpu_server.http.gate import Entrance, HostGate, canonical_origin
+from openai_cpu_server.http.gate import Entrance, HostGate, RouteGuard, canonical_origin
 from openai_cpu_server.http.limits import NAMES as LIMIT_HEADERS
 from openai_cpu_server.http.openapi import ROW as DOCUMENT
 from openai_cpu_server.http.openapi import OpenApiRoute
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.routes import Guard, ServedRoute, guarded_nowhere
+from openai_cpu_server.http.routes import ServedRoute, guarded_nowhere
 
 _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
 """What responses say in headers of our own, beside what families do."""
@@ -28,7 +28,7 @@ _HEADERS = ("x-request-id", "request-id", "x-ignored-parameters")
 
 def application(
     served: Sequence[ServedRoute],
-    guard: Guard,
+    guard: RouteGuard,
     *,
     endings: EndedRequests,
     options: ApiOptions,
@@ -41,24 +41,17 @@ def application(
     shapes = tuple(dict.fromkeys(route.shape for route in served if route.shape is not None))
     app = Starlette(
         routes=[route.guarded(guard) for route in [*served, document]],
-        middleware=_gates(options, endings, headers, shapes),
+        middleware=[
+            Middleware(HostGate, endings=endings, hosts=options.hosts, shapes=shapes),
+            *_cors(options.cors_origins, headers),
+            Middleware(Entrance, endings=endings, shapes=shapes),
+        ],
         exception_handlers={HTTPException: partial(_no_such_route, shapes)},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.router.default = guarded_nowhere(app.router.not_found, guard)
     return app
-
-
-def _gates(
-    options: ApiOptions, endings: EndedRequests, headers: Sequence[str], shapes: Sequence[ErrorShape]
-) -> list[Middleware]:
-    """The layers around the router."""
-    return [
-        Middleware(HostGate, endings=endings, hosts=options.hosts, shapes=shapes),
-        *_cors(options.cors_origins, headers),
-        Middleware(Entrance, endings=endings, shapes=shapes),
-    ]
 
 
 def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:

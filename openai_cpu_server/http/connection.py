@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 from types import FrameType
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import httptools
 import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from openai_cpu_server.http.body import BodyQuota
 
 
 def authority(host: str, port: int) -> str:
@@ -73,21 +75,13 @@ _MAX_FIELDS = 256
 _MAX_WAITING = 8
 """So many requests may wait behind one that is answered."""
 _LINGER_S = 2.0
+EXCESS_CONNECTION = "excess_connection"
+"""The key in a connection's state that marks one beyond the limit for the application."""
 _EXCESS_READ_S = 2.0
 """The seconds in which a connection beyond the limit must send its request, which is then refused."""
 _UNSENT_BYTES = 128 * 1024
 """Bytes of a response that the kernel takes before the client has room for them."""
 _NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-
-
-class HeldMessages(Protocol):
-    """A WebSocket's part of the memory for all bodies."""
-
-    def holds(self, num_bytes: int) -> bool:
-        """It holds so many bytes now. False: there is no room for them, and what was counted stays."""
-        ...
-
-    def release(self) -> None: ...
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,9 +91,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     connection or the end of the last response."""
     write_timeout_s: float
     """The seconds after which a client that does not read is dropped."""
-    excess_mark: str
-    """The key in the connection's state that marks connections beyond the limit for the application."""
-    messages: Callable[[], HeldMessages]
+    messages: Callable[[], BodyQuota]
     """Makes what a WebSocket counts its messages in."""
     complaints: Complaints
 
@@ -161,7 +153,7 @@ class LimitedConnection(HttpToolsProtocol):
         _bound_send_buffer(transport)
         read_s = self.limits.read_timeout_s
         if len(self.connections) > self.limits.max_connections:
-            self.app_state = {**self.app_state, self.limits.excess_mark: True}
+            self.app_state = {**self.app_state, EXCESS_CONNECTION: True}
             read_s = min(read_s, _EXCESS_READ_S)
         self._reading.start(read_s, transport)
 
@@ -356,10 +348,9 @@ class LimitedConnection(HttpToolsProtocol):
             self._writing.start(self.limits.write_timeout_s, self.transport)
 
 
-def limited_connection(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn, which makes one object of it for each connection."""
-    bound: dict[str, Any] = {"limits": limits}
-    return type("LimitedConnection", (LimitedConnection,), bound)
+def limited(protocol: type[asyncio.Protocol], limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn, which makes one object of it for each connection."""
+    return type(protocol.__name__, (protocol,), {"limits": limits})
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

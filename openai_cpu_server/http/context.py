@@ -319,7 +319,7 @@ class RequestContext:
         return self.claim.identity(keys)
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Counts the prompt, and holds back room for the output. Raises TokensLimited."""
+        """As the lease does. Raises TokensLimited."""
         if self.lease is not None:
             await self.lease.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
@@ -361,13 +361,9 @@ class ServedRequest:
             await self._leases.enter_async_context(context.lease)
 
 
-def _never() -> bool:
-    return False
-
-
 @asynccontextmanager
 async def served(
-    ticket: Ticket, end: Callable[[Ticket], None], *, has_left: Callable[[], bool] = _never
+    ticket: Ticket, end: Callable[[Ticket], None], *, has_left: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[ServedRequest]:
     """`async with` it around all that is done for a request that has no response of its own: one of a
     WebSocket, of a list of them, of a file.

@@ -10,56 +10,7 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from openai_cpu_server.errors import (
-    AdapterFailed,
-    AdapterNotAllowed,
-    AdapterNotFound,
-    AnswersUnavailable,
-    BatchConflict,
-    BodiesFull,
-    BodyTooLarge,
-    BodyTooSlow,
-    ConstraintFailed,
-    CulpritsLimited,
-    DeadlineExceeded,
-    DeadlyInput,
-    DiskFull,
-    EmbeddingFailed,
-    EngineUnavailable,
-    FileInUse,
-    Forbidden,
-    GenerationFailed,
-    HostRefused,
-    InputTooLong,
-    InvalidRequest,
-    JobObjectNotFound,
-    JobsUnavailable,
-    ModelInUse,
-    ModelNotFound,
-    ModelNotLoaded,
-    ModelTooLarge,
-    NativePanic,
-    OriginRefused,
-    PromptFarTooLong,
-    PromptTooLong,
-    QueueFull,
-    RateLimited,
-    ReaderLost,
-    ReaderTooSlow,
-    RequestCancelled,
-    RequestNotFound,
-    RequestsLimited,
-    RouterNotModel,
-    ServerError,
-    StorageFull,
-    TemplateFailed,
-    TokensLimited,
-    TooManyConnections,
-    TooManyValues,
-    TooManyWatchers,
-    Unauthorized,
-    WrongModelKind,
-)
+from openai_cpu_server import errors
 from openai_cpu_server.jobs.records import PageQuery
 
 
@@ -77,58 +28,58 @@ CLIENT_GONE = 499
 
 Unlike 409 and 5xx it makes no SDK try again.
 """
-TABLE: Mapping[type[ServerError], Failure] = {
-    InvalidRequest: Failure(400, "invalid_request_error"),
-    PromptFarTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
-    DeadlyInput: Failure(400, "invalid_request_error", "unreadable_input"),
-    PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
-    AdapterFailed: Failure(400, "invalid_request_error", "adapter_failed", "path"),
-    InputTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
-    WrongModelKind: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
-    RouterNotModel: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
-    TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
-    ConstraintFailed: Failure(400, "invalid_request_error", "grammar_failed"),
-    Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
-    Forbidden: Failure(403, "invalid_request_error", "missing_scope"),
-    AdapterNotAllowed: Failure(403, "invalid_request_error", "adapter_not_allowed", "path"),
-    OriginRefused: Failure(403, "invalid_request_error", "origin_not_allowed"),
-    ModelNotFound: Failure(404, "invalid_request_error", "model_not_found", "model"),
-    AdapterNotFound: Failure(404, "invalid_request_error", "adapter_not_found", "model"),
-    RequestNotFound: Failure(404, "invalid_request_error", "request_not_found", "id"),
-    JobObjectNotFound: Failure(404, "invalid_request_error"),
-    BodyTooSlow: Failure(408, "invalid_request_error", "request_body_timeout"),
-    DeadlineExceeded: Failure(408, "server_error", "request_timeout"),
-    ReaderTooSlow: Failure(408, "server_error", "reader_too_slow"),
-    ModelInUse: Failure(409, "invalid_request_error", "model_in_use", "id"),
-    FileInUse: Failure(409, "invalid_request_error", "file_in_use", "id"),
-    BatchConflict: Failure(409, "invalid_request_error", "batch_conflict", "id"),
-    BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),
-    HostRefused: Failure(421, "invalid_request_error", "host_not_allowed"),
-    TooManyValues: Failure(413, "invalid_request_error", "too_many_values"),
-    RequestsLimited: Failure(429, "requests", "rate_limit_exceeded"),
-    TokensLimited: Failure(429, "tokens", "rate_limit_exceeded"),
-    CulpritsLimited: Failure(429, "requests", "too_many_crashes"),
-    QueueFull: Failure(429, "rate_limit_error", "queue_full"),
-    RequestCancelled: Failure(CLIENT_GONE, "server_error", "request_cancelled"),
-    EmbeddingFailed: Failure(500, "server_error", "generation_failed"),
-    GenerationFailed: Failure(500, "server_error", "generation_failed"),
-    NativePanic: Failure(500, "server_error", "internal_error"),
-    ReaderLost: Failure(500, "server_error", "reader_lost"),
-    ModelNotLoaded: Failure(503, "server_error", "model_not_loaded"),
-    ModelTooLarge: Failure(503, "server_error", "model_does_not_fit", "model"),
-    EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
-    AnswersUnavailable: Failure(503, "server_error", "answers_unavailable"),
-    JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
-    DiskFull: Failure(503, "server_error", "disk_full"),
-    StorageFull: Failure(507, "invalid_request_error", "storage_quota_exceeded"),
-    BodiesFull: Failure(503, "server_error", "too_many_bodies"),
-    TooManyConnections: Failure(503, "server_error", "too_many_connections"),
-    TooManyWatchers: Failure(503, "server_error", "too_many_event_streams"),
-    ServerError: Failure(500, "server_error", "internal_error"),
+TABLE: Mapping[type[errors.ServerError], Failure] = {
+    errors.InvalidRequest: Failure(400, "invalid_request_error"),
+    errors.PromptFarTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    errors.DeadlyInput: Failure(400, "invalid_request_error", "unreadable_input"),
+    errors.PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    errors.AdapterFailed: Failure(400, "invalid_request_error", "adapter_failed", "path"),
+    errors.InputTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
+    errors.WrongModelKind: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
+    errors.RouterNotModel: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
+    errors.TemplateFailed: Failure(400, "invalid_request_error", "chat_template_failed", "messages"),
+    errors.ConstraintFailed: Failure(400, "invalid_request_error", "grammar_failed"),
+    errors.Unauthorized: Failure(401, "invalid_request_error", "invalid_api_key"),
+    errors.Forbidden: Failure(403, "invalid_request_error", "missing_scope"),
+    errors.AdapterNotAllowed: Failure(403, "invalid_request_error", "adapter_not_allowed", "path"),
+    errors.OriginRefused: Failure(403, "invalid_request_error", "origin_not_allowed"),
+    errors.ModelNotFound: Failure(404, "invalid_request_error", "model_not_found", "model"),
+    errors.AdapterNotFound: Failure(404, "invalid_request_error", "adapter_not_found", "model"),
+    errors.RequestNotFound: Failure(404, "invalid_request_error", "request_not_found", "id"),
+    errors.JobObjectNotFound: Failure(404, "invalid_request_error"),
+    errors.BodyTooSlow: Failure(408, "invalid_request_error", "request_body_timeout"),
+    errors.DeadlineExceeded: Failure(408, "server_error", "request_timeout"),
+    errors.ReaderTooSlow: Failure(408, "server_error", "reader_too_slow"),
+    errors.ModelInUse: Failure(409, "invalid_request_error", "model_in_use", "id"),
+    errors.FileInUse: Failure(409, "invalid_request_error", "file_in_use", "id"),
+    errors.BatchConflict: Failure(409, "invalid_request_error", "batch_conflict", "id"),
+    errors.BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),
+    errors.HostRefused: Failure(421, "invalid_request_error", "host_not_allowed"),
+    errors.TooManyValues: Failure(413, "invalid_request_error", "too_many_values"),
+    errors.RequestsLimited: Failure(429, "requests", "rate_limit_exceeded"),
+    errors.TokensLimited: Failure(429, "tokens", "rate_limit_exceeded"),
+    errors.CulpritsLimited: Failure(429, "requests", "too_many_crashes"),
+    errors.QueueFull: Failure(429, "rate_limit_error", "queue_full"),
+    errors.RequestCancelled: Failure(CLIENT_GONE, "server_error", "request_cancelled"),
+    errors.EmbeddingFailed: Failure(500, "server_error", "generation_failed"),
+    errors.GenerationFailed: Failure(500, "server_error", "generation_failed"),
+    errors.NativePanic: Failure(500, "server_error", "internal_error"),
+    errors.ReaderLost: Failure(500, "server_error", "reader_lost"),
+    errors.ModelNotLoaded: Failure(503, "server_error", "model_not_loaded"),
+    errors.ModelTooLarge: Failure(503, "server_error", "model_does_not_fit", "model"),
+    errors.EngineUnavailable: Failure(503, "server_error", "engine_unavailable"),
+    errors.AnswersUnavailable: Failure(503, "server_error", "answers_unavailable"),
+    errors.JobsUnavailable: Failure(503, "server_error", "jobs_unavailable"),
+    errors.DiskFull: Failure(503, "server_error", "disk_full"),
+    errors.StorageFull: Failure(507, "invalid_request_error", "storage_quota_exceeded"),
+    errors.BodiesFull: Failure(503, "server_error", "too_many_bodies"),
+    errors.TooManyConnections: Failure(503, "server_error", "too_many_connections"),
+    errors.TooManyWatchers: Failure(503, "server_error", "too_many_event_streams"),
+    errors.ServerError: Failure(500, "server_error", "internal_error"),
 }
 """408 is OpenAI's status for a request that took too long. SDKs would try again, so a header asks them not
 to."""
-INTERNAL = TABLE[ServerError]
+INTERNAL = TABLE[errors.ServerError]
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
@@ -162,15 +113,15 @@ def error_object(error: Exception, *, request_id: str) -> ErrorObject:
         ErrorBody(
             message=_message(error, failure, request_id),
             type=failure.type,
-            param=_param(error) or failure.param,
-            code=failure.code or (error.code if isinstance(error, InvalidRequest) else None),
+            param=(error.param if isinstance(error, _NAMING_FIELDS) else None) or failure.param,
+            code=failure.code or (error.code if isinstance(error, errors.InvalidRequest) else None),
         )
     )
 
 
 def code_of(error: Exception) -> str:
     """One of few words that say what went wrong: the error object's code, else its type."""
-    own = error.code if isinstance(error, InvalidRequest) else None
+    own = error.code if isinstance(error, errors.InvalidRequest) else None
     failure = failure_of(error)
     return failure.code or own or failure.type
 
@@ -211,11 +162,13 @@ def _message(error: Exception, failure: Failure, request_id: str) -> str:
     return error.detail if isinstance(error, HTTPException) else str(error)
 
 
-_NAMING_FIELDS = (InvalidRequest, InputTooLong, PromptTooLong, JobObjectNotFound, AdapterNotFound)
-
-
-def _param(error: Exception) -> str | None:
-    return error.param if isinstance(error, _NAMING_FIELDS) else None
+_NAMING_FIELDS = (
+    errors.InvalidRequest,
+    errors.InputTooLong,
+    errors.PromptTooLong,
+    errors.JobObjectNotFound,
+    errors.AdapterNotFound,
+)
 
 
 def headers_of(error: Exception) -> dict[str, str]:
@@ -223,28 +176,33 @@ def headers_of(error: Exception) -> dict[str, str]:
     match error:
         case HTTPException(headers=headers):
             return dict(headers or {})
-        case RateLimited(retry_after_s=None) | DeadlineExceeded() | FileInUse() | BatchConflict():
+        case (
+            errors.RateLimited(retry_after_s=None)
+            | errors.DeadlineExceeded()
+            | errors.FileInUse()
+            | errors.BatchConflict()
+        ):
             return {"x-should-retry": "false"}
-        case ModelTooLarge() | ModelNotLoaded() | ModelInUse() | StorageFull():
+        case errors.ModelTooLarge() | errors.ModelNotLoaded() | errors.ModelInUse() | errors.StorageFull():
             return {"x-should-retry": "false"}
-        case GenerationFailed(may_retry=False) | ConstraintFailed() | NativePanic():
+        case errors.GenerationFailed(may_retry=False) | errors.ConstraintFailed() | errors.NativePanic():
             return {"x-should-retry": "false"}  # SDKs would send what kills the engine twice again
-        case RateLimited(retry_after_s=float(seconds)):
+        case errors.RateLimited(retry_after_s=float(seconds)):
             return _retry_after(seconds)
         case (
-            QueueFull()
-            | EngineUnavailable()
-            | JobsUnavailable()
-            | AnswersUnavailable()
-            | TooManyWatchers()
-            | DiskFull()
+            errors.QueueFull()
+            | errors.EngineUnavailable()
+            | errors.JobsUnavailable()
+            | errors.AnswersUnavailable()
+            | errors.TooManyWatchers()
+            | errors.DiskFull()
         ):
             return _retry_after(error.retry_after_s)
-        case TooManyConnections(retry_after_s=seconds) | BodiesFull(retry_after_s=seconds):
+        case errors.TooManyConnections(retry_after_s=seconds) | errors.BodiesFull(retry_after_s=seconds):
             return {**_retry_after(seconds), "connection": "close"}
-        case BodyTooSlow() | BodyTooLarge():
+        case errors.BodyTooSlow() | errors.BodyTooLarge():
             return {"connection": "close"}  # the rest of the body is of no use
-        case Unauthorized():
+        case errors.Unauthorized():
             return {"www-authenticate": "Bearer"}
         case _:
             return {}
@@ -272,10 +230,10 @@ def json_response(
 
 
 def page_of(query: QueryParams, *, known: frozenset[str], default: int, most: int) -> PageQuery:
-    """Raises InvalidRequest for what is wrong or not in `known`."""
+    """Raises errors.InvalidRequest for what is wrong or not in `known`."""
     for name in query:
         if name not in known:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"Unknown parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter"
             )
     return PageQuery(
@@ -299,6 +257,6 @@ def _is_ascending(text: str | None) -> bool:
     return text == "asc"
 
 
-def _invalid(param: str, expected: str) -> InvalidRequest:
+def _invalid(param: str, expected: str) -> errors.InvalidRequest:
     message = f"Invalid value for '{param}': expected {expected}."
-    return InvalidRequest(message, param=param, code="invalid_value")
+    return errors.InvalidRequest(message, param=param, code="invalid_value")

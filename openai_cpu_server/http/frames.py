@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -158,12 +158,6 @@ class LimitedSocket(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._writing.stop()
-
-
-def limited_socket(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """The same for WebSockets as `limited_connection` for HTTP."""
-    bound: dict[str, Any] = {"limits": limits}
-    return type("LimitedSocket", (LimitedSocket,), bound)
 
 
 def _is_text(data: bytes) -> bool:

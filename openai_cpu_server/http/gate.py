@@ -29,6 +29,7 @@ from openai_cpu_server.errors import (
 )
 from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, paced
 from openai_cpu_server.http.clients import Claim, is_local
+from openai_cpu_server.http.connection import EXCESS_CONNECTION
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
     EndedRequests,
@@ -174,7 +175,7 @@ class Entrance:
         shape = shape_at(ticket.path, self._shapes)
 
         async def tagged(message: Message) -> None:
-            status = _begun(message)
+            status = _opening_status(message)
             if ticket.status is None and status is not None:
                 message.setdefault("headers", [])
                 said = {**limit_headers_of(scope), **dict.fromkeys(shape.id_headers, ticket.id)}
@@ -209,7 +210,7 @@ class HostGate:
         *,
         endings: EndedRequests,
         hosts: Collection[str] | None,
-        shapes: Sequence[ErrorShape] = (),
+        shapes: Sequence[ErrorShape],
     ) -> None:
         """`hosts`: names that the server goes by, beside its addresses; None: any."""
         self._app = app
@@ -224,7 +225,6 @@ class HostGate:
             await self._app(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises HostRefused."""
         raise HostRefused(", ".join(Headers(scope=scope).getlist("host")))
 
 
@@ -235,7 +235,7 @@ def _check_path(path: str) -> None:
         raise InvalidRequest(message, code="invalid_path")
 
 
-def _begun(message: Message) -> int | None:
+def _opening_status(message: Message) -> int | None:
     """The status of a response or of a WebSocket's handshake that begins with this message."""
     match message["type"]:
         case "http.response.start" | "websocket.http.response.start":
@@ -259,8 +259,6 @@ def _leave_incomplete(error: Exception, scope: Scope) -> None:
 
 _SPOOLED_BYTES = 1024 * 1024
 """Starlette's reader of forms keeps so much of a file in memory."""
-EXCESS_CONNECTION = "excess_connection"
-"""The web server sets this in the state of a request whose connection is one too many."""
 
 
 class RouteGuard:
@@ -302,7 +300,7 @@ class RouteGuard:
 
     def _context(self, access: Access, scope: Scope, ticket: Ticket) -> RequestContext:
         """Raises Unauthorized, Forbidden."""
-        is_administrator = self._options.is_admin_open or self._is_at_home(scope)
+        is_administrator = self._options.is_admin_open or self._is_called_locally(scope)
         proxies = self._options.trusted_proxies
         claim = Claim.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
         identity = claim.identity(self._keys)
@@ -342,6 +340,6 @@ class RouteGuard:
 
         return counted
 
-    def _is_at_home(self, scope: Scope) -> bool:
+    def _is_called_locally(self, scope: Scope) -> bool:
         """Also a browser on this machine may show a page whose name points here: it calls by that name."""
         return is_local(scope) and is_own_host(scope, self._hosts)

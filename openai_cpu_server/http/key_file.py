@@ -17,11 +17,10 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.keys import ALL_SCOPES, Access, Allowance, Callers, Key, Scope
 
 Label = Literal["interactive", "batch"]
-Amount = Annotated[int, msgspec.Meta(ge=1)]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
-class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Entry(Allowance, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
     priority: Label | None = None
     max_priority: Label = "interactive"
@@ -29,13 +28,6 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
     admin: bool = False
     """The key has all scopes."""
-    requests_per_minute: Amount | None = None
-    tokens_per_minute: Amount | None = None
-    tokens_per_day: Amount | None = None
-    concurrent: Amount | None = None
-    batch_tokens_per_day: Amount | None = None
-    stored_mb: Amount | None = None
-    files: Amount | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,28 +38,23 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     """Raises StartupError: one line says what is wrong and where, and never what is written there."""
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).keys
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise StartupError(f"cannot read the keys of {path}: {_one_line(error)}") from None
-    _check_names(entries, path)
-    _check_priorities(entries, path)
-    keys = tuple(_key(name, entry) for name, entry in entries.items())
-    if len({key.digest for key in keys}) < len(keys):
-        raise StartupError(f"cannot read the keys of {path}: two keys have the same sha256")
-    return keys
+        _check(entries)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        said = error.strerror or "unreadable" if isinstance(error, OSError) else str(error).replace("\n", " ")
+        raise StartupError(f"cannot read the keys of {path}: {said}") from None
+    return tuple(_key(name, entry) for name, entry in entries.items())
 
 
-def _check_names(entries: dict[str, _Entry], path: Path) -> None:
+def _check(entries: dict[str, _Entry]) -> None:
+    """Raises ValueError."""
     for name in entries:
         if not NAME.fullmatch(name):
-            raise StartupError(f"cannot read the keys of {path}: {name[:64]!r} is no name for a key")
-
-
-def _check_priorities(entries: dict[str, _Entry], path: Path) -> None:
+            raise ValueError(f"{name[:64]!r} is no name for a key")
     for name, entry in entries.items():
         if entry.priority is not None and _priority(entry.priority) < _priority(entry.max_priority):
-            raise StartupError(
-                f"cannot read the keys of {path}: the priority of {name!r} exceeds its max_priority"
-            )
+            raise ValueError(f"the priority of {name!r} exceeds its max_priority")
+    if len({entry.sha256.lower() for entry in entries.values()}) < len(entries):
+        raise ValueError("two keys have the same sha256")
 
 
 def _priority(label: Label) -> Priority:
@@ -82,20 +69,8 @@ def _key(name: str, entry: _Entry) -> Key:
         priority=_priority(entry.priority) if entry.priority else None,
         max_priority=_priority(entry.max_priority),
         models=frozenset(entry.models) if entry.models is not None else None,
-        allowance=Allowance(
-            requests_per_minute=entry.requests_per_minute,
-            tokens_per_minute=entry.tokens_per_minute,
-            tokens_per_day=entry.tokens_per_day,
-            concurrent=entry.concurrent,
-            batch_tokens_per_day=entry.batch_tokens_per_day,
-            stored_mb=entry.stored_mb,
-            files=entry.files,
-        ),
+        allowance=msgspec.convert(entry, Allowance, from_attributes=True),
     )
-
-
-def _one_line(error: Exception) -> str:
-    return error.strerror or "unreadable" if isinstance(error, OSError) else str(error).replace("\n", " ")
 
 
 _PREFIX = "sk-ocs-"
@@ -125,11 +100,7 @@ class KeyRing:
     """`api_key` is one key for everything, `path` a file of keys. With neither the server is open."""
 
     def __init__(
-        self,
-        api_key: str | None = None,
-        path: Path | None = None,
-        *,
-        is_open_to_gateways: bool = False,
+        self, api_key: str | None = None, path: Path | None = None, *, is_open_to_gateways: bool = False
     ) -> None:
         """`is_open_to_gateways`: what gateways read needs no key; those whose keys open more of it see more.
 

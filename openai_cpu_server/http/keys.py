@@ -4,6 +4,7 @@ comes."""
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
@@ -23,20 +24,22 @@ class Scope(enum.Enum):
 
 ALL_SCOPES = frozenset(Scope)
 
+Amount = Annotated[int, msgspec.Meta(ge=1)]
+
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one key; None: there is no such limit."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    tokens_per_day: int | None = None
-    concurrent: int | None = None
+    requests_per_minute: Amount | None = None
+    tokens_per_minute: Amount | None = None
+    tokens_per_day: Amount | None = None
+    concurrent: Amount | None = None
     """Calls that this server process serves at once."""
-    batch_tokens_per_day: int | None = None
+    batch_tokens_per_day: Amount | None = None
     """Of rows of batches, which count in no other limit."""
-    stored_mb: int | None = None
+    stored_mb: Amount | None = None
     """Files, results of batches, and responses."""
-    files: int | None = None
+    files: Amount | None = None
 
     @property
     def storage(self) -> StorageLimits:

@@ -9,7 +9,6 @@ import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import msgspec
 
@@ -115,12 +114,7 @@ class Lease:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if not self._is_kept:
             await self.end()
 

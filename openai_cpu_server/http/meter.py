@@ -8,19 +8,18 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, Union
 
 import msgspec
 from limits import RateLimitItem, RateLimitItemPerDay, RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage
-from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from limits.errors import ConfigurationError, StorageError
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class Window(msgspec.Struct, frozen=True):
     """Times in seconds from now."""
 
     period_s: float
@@ -56,6 +55,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T")
+_Storage = Union[MemoryStorage, RedisStorage]
+"""Of sliding windows."""
 
 _ANSWER_S = 1.0
 """The storage must answer in this time."""
@@ -92,35 +93,12 @@ class Quota(msgspec.Struct, frozen=True):
         return kind(self.limit, namespace=f"openai-cpu-server/{self.unit.value}")
 
 
-class _Counter:
-    """Sliding windows in one storage."""
-
-    def __init__(self, storage: MemoryStorage | RedisStorage) -> None:
-        self._storage = storage
-        self._limiter = SlidingWindowCounterRateLimiter(storage)
-
-    async def hit(self, quota: Quota, name: str, cost: int) -> bool:
-        return await self._limiter.hit(quota.item, name, cost=cost)
-
-    async def window(self, quota: Quota, name: str) -> Window:
-        period_s = quota.item.get_expiry()
-        found = await self._storage.get_sliding_window(quota.item.key_for(name), period_s)
-        previous, previous_left_s, current, current_left_s = found
-        return Window(
-            period_s=period_s,
-            previous=previous,
-            previous_left_s=previous_left_s,
-            current=current,
-            current_left_s=current_left_s,
-        )
-
-
 class Meter:
     """What was counted here while Redis was away stays here: Redis goes on from what it knows."""
 
-    def __init__(self, storage: MemoryStorage | RedisStorage) -> None:
-        self._counter = _Counter(storage)
-        self._meanwhile = _Counter(MemoryStorage())
+    def __init__(self, storage: _Storage) -> None:
+        self._storage = storage
+        self._meanwhile = MemoryStorage()
         self._breaker = CircuitBreaker(
             fails="the storage of rate limits fails (%s): this server counts alone meanwhile",
             back="the storage of rate limits is back",
@@ -138,7 +116,15 @@ class Meter:
         if not url.startswith(_SCHEMES):
             raise StartupError("--limits-url: expected redis://HOST:PORT")
         try:
-            return cls(_redis(url))
+            return cls(
+                RedisStorage(
+                    "async+" + url,
+                    wrap_exceptions=True,
+                    implementation="redispy",
+                    socket_timeout=_ANSWER_S,
+                    socket_connect_timeout=_ANSWER_S,
+                )
+            )
         except ConfigurationError:
             raise StartupError("--limits-url needs: pip install 'openai-cpu-server[redis]'") from None
         except ValueError:
@@ -147,22 +133,27 @@ class Meter:
     async def take(self, quota: Quota, name: str, cost: int) -> bool:
         """Counts `cost` against the quota of this name. Returns False, and counts nothing, if there is no
         room."""
-        return await self._ask(lambda counter: counter.hit(quota, name, cost))
+        item = quota.item
+        key, period_s = item.key_for(name), item.get_expiry()
+        return await self._ask(
+            lambda storage: storage.acquire_sliding_window_entry(key, item.amount, period_s, cost)
+        )
 
     async def give_back(self, quota: Quota, name: str, cost: int) -> None:
         """Takes back what `take` has counted, as far as it lies in the window that runs."""
         window = await self.window(quota, name)
         counted = min(cost, window.current)
         if counted > 0:
-            await self._ask(lambda counter: counter.hit(quota, name, -counted))
+            await self.take(quota, name, -counted)
 
     async def window(self, quota: Quota, name: str) -> Window:
         """What is used."""
-        return await self._ask(lambda counter: counter.window(quota, name))
+        key, period_s = quota.item.key_for(name), quota.item.get_expiry()
+        return Window(period_s, *await self._ask(lambda storage: storage.get_sliding_window(key, period_s)))
 
-    async def _ask(self, ask: Callable[[_Counter], Awaitable[T]]) -> T:
+    async def _ask(self, ask: Callable[[_Storage], Awaitable[T]]) -> T:
         try:
-            return await self._breaker.ask(lambda: ask(self._counter))
+            return await self._breaker.ask(lambda: ask(self._storage))
         except NotAnswering:
             return await ask(self._meanwhile)
 
@@ -170,13 +161,3 @@ class Meter:
 def _failure(error: Exception) -> str | None:
     """The kind of failure only: messages may hold the URL, and in it a password."""
     return type(error.__cause__ or error).__name__ if isinstance(error, (StorageError, OSError)) else None
-
-
-def _redis(url: str) -> RedisStorage:
-    return RedisStorage(
-        "async+" + url,
-        wrap_exceptions=True,
-        implementation="redispy",
-        socket_timeout=_ANSWER_S,
-        socket_connect_timeout=_ANSWER_S,
-    )

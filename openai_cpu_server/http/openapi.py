@@ -46,12 +46,7 @@ class OpenApiRoute:
 
 
 ROW: RouteRow[OpenApiRoute] = RouteRow(
-    "GET",
-    "/openapi.json",
-    lambda at: at.document,
-    OPEN,
-    "Operation",
-    "This document",
+    "GET", "/openapi.json", lambda at: at.document, OPEN, "Operation", "This document"
 )
 
 
@@ -96,7 +91,7 @@ def _operation(row: RouteRow[Any]) -> JsonSchema:
     }
     if scope:
         found["x-required-scope"] = scope.value
-    if parameters := [*_path_parameters(row.shown_path), *_query_parameters(row)]:
+    if parameters := _parameters(row):
         found["parameters"] = parameters
     if content := _content_of_body(row):
         found["requestBody"] = {"required": True, "content": content}
@@ -127,15 +122,13 @@ def _content_of_body(row: RouteRow[Any]) -> JsonSchema:
     return {"application/json": {"schema": schema}}
 
 
-def _path_parameters(path: str) -> list[JsonSchema]:
+def _parameters(row: RouteRow[Any]) -> list[JsonSchema]:
+    text = {"type": "string"}
+    in_path = re.findall(r"{(\w+)}", row.shown_path)
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"{(\w+)}", path)
+        *({"name": name, "in": "path", "required": True, "schema": text} for name in in_path),
+        *({"name": name, "in": "query", "schema": schema} for name, schema in row.query.items()),
     ]
-
-
-def _query_parameters(row: RouteRow[Any]) -> list[JsonSchema]:
-    return [{"name": name, "in": "query", "schema": schema} for name, schema in row.query.items()]
 
 
 def _errors_of(row: RouteRow[Any]) -> list[int]:

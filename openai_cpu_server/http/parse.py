@@ -59,13 +59,8 @@ _SHOWN = 40
 """A message repeats so many characters of a number."""
 
 
-class Complaint(NamedTuple):
-    message: str
-    code: str
-
-
-def complaint(param: str, error: ErrorDetails) -> Complaint:
-    """`error` must have its input and context."""
+def _complaint(param: str, error: ErrorDetails) -> tuple[str, str]:
+    """The message and the code. `error` must have its input and context."""
     kind = error["type"]
     if kind in _KINDS:
         return _wrong_type(param, error)
@@ -74,28 +69,28 @@ def complaint(param: str, error: ErrorDetails) -> Complaint:
     if kind in _SIZES:
         return _wrong_size(param, error)
     if kind == "part_type":
-        return Complaint(f"Invalid value for '{param}': {error['msg']}.", "unsupported_content")
+        return f"Invalid value for '{param}': {error['msg']}.", "unsupported_content"
     said = error["msg"].removeprefix("Input should be ")
     expected = f"expected {said}" if said != error["msg"] else said
-    return Complaint(f"Invalid value for '{param}': {expected}.", "invalid_value")
+    return f"Invalid value for '{param}': {expected}.", "invalid_value"
 
 
-def _wrong_type(param: str, error: ErrorDetails) -> Complaint:
+def _wrong_type(param: str, error: ErrorDetails) -> tuple[str, str]:
     expected = _KINDS[error["type"]] or error["msg"].removeprefix("Input should be ")
     given = _JSON_KINDS[type(error["input"])]
-    return Complaint(f"Invalid type for '{param}': expected {expected}, but got {given}.", "invalid_type")
+    return f"Invalid type for '{param}': expected {expected}, but got {given}.", "invalid_type"
 
 
-def _out_of_bounds(param: str, error: ErrorDetails) -> Complaint:
+def _out_of_bounds(param: str, error: ErrorDetails) -> tuple[str, str]:
     sign, name, side = _BOUNDS[error["type"]]
     bound = error["ctx"][name]
     code = f"{'decimal' if isinstance(bound, float) else 'integer'}_{side}_value"
     limit, given = f"{bound:g}" if isinstance(bound, float) else str(bound), str(error["input"])[:_SHOWN]
     message = f"Invalid value for '{param}': expected a value {sign} {limit}, but got {given}."
-    return Complaint(message, code)
+    return message, code
 
 
-def _wrong_size(param: str, error: ErrorDetails) -> Complaint:
+def _wrong_size(param: str, error: ErrorDetails) -> tuple[str, str]:
     least_or_most, name, units, code = _SIZES[error["type"]]
     limit, given = error["ctx"][name], len(error["input"])
     if isinstance(error["input"], dict):
@@ -104,7 +99,7 @@ def _wrong_size(param: str, error: ErrorDetails) -> Complaint:
         code = "empty_array"
     unit = units.removesuffix("s") if limit == 1 else units
     message = f"Invalid value for '{param}': expected {least_or_most} {limit} {unit}, but got {given}."
-    return Complaint(message, code)
+    return message, code
 
 
 class Body(BaseModel):
@@ -154,12 +149,12 @@ class Unheeded(NamedTuple):
 def unheeded(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
     """The fields, at any depth, that no schema names or that have no effect with the value given."""
     for name, value in body.extra.items():
-        if not _asks_for_nothing(body, name, value):
+        if not _has_no_effect(body, name, value):
             is_harmless = body.is_open or name in body.hints
             yield Unheeded(at + name, kind + name, is_harmless, body.refusals.get(name))
     for name in type(body).model_fields:
         value = getattr(body, name)
-        if name in body.hints and value is not None and not _asks_for_nothing(body, name, value):
+        if name in body.hints and value is not None and not _has_no_effect(body, name, value):
             yield Unheeded(at + name, kind + name, is_harmless=True, refusal=None)
         elif isinstance(value, Body):
             yield from unheeded(value, f"{at}{name}.", f"{kind}{name}.")
@@ -169,7 +164,7 @@ def unheeded(body: Body, at: str = "", kind: str = "") -> Iterator[Unheeded]:
                     yield from unheeded(item, f"{at}{name}[{index}].", f"{kind}{name}[].")
 
 
-def _asks_for_nothing(body: Body, name: str, value: object) -> bool:
+def _has_no_effect(body: Body, name: str, value: object) -> bool:
     refusal, hint = body.refusals.get(name), body.hints.get(name)
     accepted = refusal.accepted if refusal is not None else hint.heeded if hint is not None else ()
     return is_one_of(value, accepted)
@@ -178,7 +173,6 @@ def _asks_for_nothing(body: Body, name: str, value: object) -> bool:
 B = TypeVar("B", bound=Body)
 MOST_NAMED = 32
 """So many ignored fields are named at most: a header has little room, and a conversation many messages."""
-
 
 IGNORED = "x-ignored-parameters"
 
@@ -252,8 +246,8 @@ def _invalid(error: ErrorDetails) -> InvalidRequest:
     if error["type"] == "missing":
         message = f"Missing required parameter: '{param}'."
         return InvalidRequest(message, param=param, code="missing_required_parameter")
-    wrong = complaint(param, error)
-    return InvalidRequest(wrong.message, param=param, code=wrong.code)
+    message, code = _complaint(param, error)
+    return InvalidRequest(message, param=param, code=code)
 
 
 def _unknown(names: Sequence[str]) -> InvalidRequest:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar, Union
+from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket
 
 from openai_cpu_server.http.context import RequestContext, ticket_of
 from openai_cpu_server.http.errors import CLIENT_GONE, ErrorObject, ErrorShape
+from openai_cpu_server.http.gate import RouteGuard
 from openai_cpu_server.http.keys import INFERENCE, Access, unmetered
 from openai_cpu_server.http.parse import Body
 
@@ -85,10 +86,6 @@ class RouteRow(Generic[R]):
         return replace(self, path=path)
 
 
-def _never(parts: object) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class RouteRoom(Generic[P, R]):
     """Routes that one object serves, which is made of a server's parts."""
@@ -97,7 +94,7 @@ class RouteRoom(Generic[P, R]):
     """None: this server has no such routes."""
     rows: tuple[RouteRow[R], ...]
     _: KW_ONLY
-    is_hidden: Callable[[P], bool] = _never
+    is_hidden: Callable[[P], bool] = lambda _: False
     """They are served, and no document has them."""
     shape: ErrorShape | None = None
     """How failures look on their paths, and on those below; None: as OpenAI's."""
@@ -114,7 +111,7 @@ class ServedRoute:
     shape: ErrorShape | None = None
     """That of its API's failures; None: OpenAI's."""
 
-    def guarded(self, guard: Guard) -> BaseRoute:
+    def guarded(self, guard: RouteGuard) -> BaseRoute:
         handler = self.row.handler(self.of)
         if self.row.method == WEBSOCKET:
             return GuardedSocket(self.row, handler, guard)
@@ -134,18 +131,10 @@ def served_routes(rooms: Iterable[RouteRoom[P, Any]], parts: P) -> Iterator[Serv
             yield from (ServedRoute(row, made, is_hidden=is_hidden, shape=room.shape) for row in room.rows)
 
 
-class Guard(Protocol):
-    """What stands before the handler of each route: none is reached but through it."""
-
-    async def admit(
-        self, access: Access, handle: ASGIApp, scope: Scope, receive: Receive, send: Send
-    ) -> None: ...
-
-
 class GuardedRoute(Route):
     """It runs its guard when the router has matched it, so that what is checked is what will be served."""
 
-    def __init__(self, row: RouteRow[Any], handler: Handler, guard: Guard) -> None:
+    def __init__(self, row: RouteRow[Any], handler: Handler, guard: RouteGuard) -> None:
         super().__init__(row.path, handler, methods=[row.method])
         self._row = row
         self._guard = guard
@@ -159,7 +148,7 @@ class GuardedRoute(Route):
 
 
 class GuardedSocket(WebSocketRoute):
-    def __init__(self, row: RouteRow[Any], handler: Handler, guard: Guard) -> None:
+    def __init__(self, row: RouteRow[Any], handler: Handler, guard: RouteGuard) -> None:
         super().__init__(row.path, handler)
         self._row = row
         self._guard = guard
@@ -169,7 +158,7 @@ class GuardedSocket(WebSocketRoute):
         await self._guard.admit(self._row.access, super().handle, scope, receive, send)
 
 
-def guarded_nowhere(not_found: ASGIApp, guard: Guard) -> ASGIApp:
+def guarded_nowhere(not_found: ASGIApp, guard: RouteGuard) -> ASGIApp:
     """What answers where there is no route: whoever may ask nothing is not told what there is."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:

@@ -42,11 +42,9 @@ class Exchange(Protocol):
     async def take(self, data: bytes) -> None:
         """A message has come. No other is read meanwhile, so that whoever reads no answers is not read
         either; what takes long is given to the socket's `start`."""
-        ...
 
     def cancel(self) -> None:
         """The socket has closed: all that it serves ends."""
-        ...
 
 
 class SocketParts(NamedTuple):

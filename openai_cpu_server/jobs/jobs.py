@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
-import msgspec
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.jobs.records import (
@@ -22,8 +21,8 @@ from openai_cpu_server.jobs.records import (
     StorageLimits,
     StoredAmount,
 )
-from openai_cpu_server.jobs.responses import KeptResponses, storable
-from openai_cpu_server.jobs.run.batch import FileReader
+from openai_cpu_server.jobs.responses import KeptResponses, storable, storable_page
+from openai_cpu_server.jobs.run.batch import BatchParts, FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.run.runner import BatchRunner
 from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore, new_holder
@@ -77,21 +76,12 @@ class Jobs:
         self._files = FileStore(database)
         self._batches = BatchStore(database)
         self._reader = FileReader(self._files, self._threads)
+        ledger = BatchLedger(database, holder=new_holder(), lease_s=options.lease_s)
         self._runner = BatchRunner(
-            files=self._files,
-            ledger=BatchLedger(database, holder=new_holder(), lease_s=options.lease_s),
-            reader=self._reader,
-            threads=self._threads,
-            storage=self.storage,
-            options=options,
-            clock=clock,
+            BatchParts(self._files, ledger, self._reader, self._threads, self.storage, options, clock)
         )
         self.responses = KeptResponses(
-            database,
-            self._threads,
-            self.storage,
-            lifetime_s=options.response_lifetime_s,
-            clock=clock,
+            database, self._threads, self.storage, lifetime_s=options.response_lifetime_s, clock=clock
         )
         self.usage = UsageBook(database, self._threads, clock=clock)
         self._running: anyio.CancelScope | None = None
@@ -171,8 +161,7 @@ class Jobs:
     async def list_files(
         self, owner: str, page: PageQuery, purpose: FilePurpose | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """One page of files, and whether there are more."""
-        return await self._threads.read(self._files.page, owner, _storable_page(page), self._clock(), purpose)
+        return await self._threads.read(self._files.page, owner, storable_page(page), self._clock(), purpose)
 
     def content(self, file: FileRecord) -> AsyncIterator[bytes]:
         return self._reader.parts(file.id)
@@ -226,18 +215,13 @@ class Jobs:
         return await self._threads.read(self._batches.get, owner, storable(batch_id))
 
     async def list_batches(self, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
-        """One page of batches, the newest first, and whether there are more."""
-        return await self._threads.read(self._batches.page, owner, _storable_page(page))
+        return await self._threads.read(self._batches.page, owner, storable_page(page))
 
     async def cancel_batch(self, owner: str, batch_id: str) -> BatchRecord:
         """Cancel a batch. Running rows end, finished ones are kept. Raises BatchConflict."""
         batch = await self._threads.write(self._batches.cancel, owner, storable(batch_id), self._clock())
         self._runner.cancel(batch_id)
         return batch
-
-
-def _storable_page(page: PageQuery) -> PageQuery:
-    return page if page.after is None else msgspec.structs.replace(page, after=storable(page.after))
 
 
 def _new_id(prefix: str) -> str:

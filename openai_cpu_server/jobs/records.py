@@ -39,11 +39,11 @@ class BatchStatus(enum.Enum):
     CANCELLED = "cancelled"
 
     def may_become(self, other: BatchStatus) -> bool:
-        return other in _MOVES[self]
+        return other in _MOVES.get(self, ())
 
     @property
     def has_ended(self) -> bool:
-        return not _MOVES[self]
+        return self not in _MOVES
 
     @property
     def moment(self) -> str:
@@ -61,12 +61,10 @@ _MOVES = {
     BatchStatus.IN_PROGRESS: {BatchStatus.FINALIZING, BatchStatus.EXPIRED, BatchStatus.CANCELLING},
     BatchStatus.FINALIZING: {BatchStatus.COMPLETED},
     BatchStatus.CANCELLING: {BatchStatus.CANCELLED},
-    BatchStatus.FAILED: set[BatchStatus](),
-    BatchStatus.COMPLETED: set[BatchStatus](),
-    BatchStatus.EXPIRED: set[BatchStatus](),
-    BatchStatus.CANCELLED: set[BatchStatus](),
 }
-ACTIVE = tuple(status for status in BatchStatus if not status.has_ended)
+"""All other states are ends."""
+ACTIVE = tuple(status.value for status in _MOVES)
+"""The states of batches that have not ended, as the database has them."""
 
 
 class FilePurpose(enum.Enum):

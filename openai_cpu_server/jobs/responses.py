@@ -6,10 +6,10 @@ import asyncio
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-from sqlalchemy import CTE, ColumnElement, Connection, RowMapping, and_, delete, func, insert, select, update
+from sqlalchemy import CTE, ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
 from openai_cpu_server.jobs.records import (
@@ -20,7 +20,13 @@ from openai_cpu_server.jobs.records import (
     ResponseStatus,
 )
 from openai_cpu_server.jobs.store.batches import has_died, new_holder
-from openai_cpu_server.jobs.store.database import response_events, response_items, responses, rows_of
+from openai_cpu_server.jobs.store.database import (
+    page_of,
+    record_of,
+    response_events,
+    response_items,
+    responses,
+)
 from openai_cpu_server.jobs.store.storage import StorageRoom
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
@@ -45,8 +51,7 @@ class ResponseStore:
     def finish(self, record: ResponseRecord, outputs: Sequence[ItemRecord], events: bytes) -> bool:
         """Store the end of a background response. False if it has ended otherwise or is deleted."""
         with self._database.write() as connection:
-            active = and_(responses.c.id == record.id, responses.c.status.in_(_ACTIVE))
-            if connection.execute(update(responses).where(active).values(**_row(record))).rowcount != 1:
+            if not _changed(connection, record.id, _row(record)):
                 return False
             _add_items(connection, record.id, outputs, first=_num_items(connection, record.id))
             connection.execute(insert(response_events).values(response_id=record.id, content=events))
@@ -59,7 +64,7 @@ class ResponseStore:
             row = connection.execute(query).mappings().first()
         if row is None:
             raise response_not_found(response_id)
-        return _record(row)
+        return record_of(ResponseRecord, row)
 
     def chain(self, owner: str, response_id: str, now_s: float, *, max_bytes: int) -> list[ChainedResponse]:
         """A response and all that it goes on from, the oldest first.
@@ -67,16 +72,14 @@ class ResponseStore:
         Raises JobObjectNotFound, also if an earlier one was deleted; InvalidRequest for more bytes than that.
         """
         with self._database.read() as connection:
-            known = connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s)))
-            if known.first() is None:
-                raise response_not_found(response_id)
+            _require(connection, owner, response_id, now_s)
             chain = _chain(owner, response_id)
             own = response_items.c.response_id.in_(select(chain.c.id))
             size = connection.execute(select(func.sum(func.length(response_items.c.content))).where(own))
             if (size.scalar() or 0) > max_bytes:
                 raise _too_long(max_bytes)
             query = select(responses).where(responses.c.id.in_(select(chain.c.id)))
-            records = [_record(row) for row in connection.execute(query).mappings()]
+            records = [record_of(ResponseRecord, row) for row in connection.execute(query).mappings()]
             items = _items_of(connection, own)
         return _linked(response_id, {record.id: record for record in records}, items)
 
@@ -88,13 +91,12 @@ class ResponseStore:
         own = and_(response_items.c.response_id == response_id, response_items.c.is_output.is_(False))
         last = select(number).where(own, response_items.c.id == page.after)
         with self._database.read() as connection:
-            known = connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s)))
-            if known.first() is None:
-                raise response_not_found(response_id)
-            found = rows_of(connection, select(response_items).where(own), number, page, last)
+            _require(connection, owner, response_id, now_s)
+            query = select(response_items).where(own)
+            found = page_of(connection, ItemRecord, query, number, page, last)
         if found is None:
             raise JobObjectNotFound(f"There is no item '{page.after}'.", param="after")
-        return [_item(row) for row in found.rows], found.has_more
+        return found
 
     def items(self, owner: str, ids: Sequence[str], now_s: float) -> dict[str, bytes]:
         """Items of any response of this owner, as far as they are there."""
@@ -104,35 +106,32 @@ class ResponseStore:
         )
         with self._database.read() as connection:
             found = connection.execute(query.where(seen, response_items.c.id.in_(ids)))
-            return {item_id: bytes(content) for item_id, content in found}
+            return {row.id: row.content for row in found}
 
     def events(self, response_id: str) -> bytes | None:
         """The stream of a background response; None: it has none, or has not ended."""
         query = select(response_events.c.content).where(response_events.c.response_id == response_id)
         with self._database.read() as connection:
-            content = connection.execute(query).scalar()
-        return None if content is None else bytes(content)
+            content: bytes | None = connection.execute(query).scalar()
+        return content
 
-    def renew(self, response_id: str, *, until_s: float, status: ResponseStatus, response: bytes) -> bool:
+    def renew(self, record: ResponseRecord, *, until_s: float) -> bool:
         """Say that a background response is still being run. False if somebody has ended or deleted it."""
-        active = and_(responses.c.id == response_id, responses.c.status.in_(_ACTIVE))
-        values = {"lease_until": until_s, "status": status.value, "response": response}
+        values = {"lease_until": until_s, "status": record.status.value, "response": record.response}
         with self._database.write() as connection:
-            return connection.execute(update(responses).where(active).values(values)).rowcount == 1
+            return _changed(connection, record.id, values)
 
     def end(self, record: ResponseRecord) -> bool:
         """Store another end than its own: it was cancelled, or who ran it has died. False: it has ended."""
-        active = and_(responses.c.id == record.id, responses.c.status.in_(_ACTIVE))
-        values = {"status": record.status.value, "response": record.response}
         with self._database.write() as connection:
-            return connection.execute(update(responses).where(active).values(values)).rowcount == 1
+            return _changed(
+                connection, record.id, {"status": record.status.value, "response": record.response}
+            )
 
     def delete(self, owner: str, response_id: str, now_s: float) -> None:
         """Delete a response and its items. Raises JobObjectNotFound."""
         with self._database.write() as connection:
-            known = connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s)))
-            if known.first() is None:
-                raise response_not_found(response_id)
+            _require(connection, owner, response_id, now_s)
             _delete(connection, [response_id])
 
     def purge(self, now_s: float) -> int:
@@ -155,6 +154,18 @@ def _too_long(max_bytes: int) -> InvalidRequest:
 
 def _visible(owner: str, response_id: str, now_s: float) -> ColumnElement[bool]:
     return and_(responses.c.id == response_id, responses.c.owner == owner, responses.c.expires_at > now_s)
+
+
+def _require(connection: Connection, owner: str, response_id: str, now_s: float) -> None:
+    """Raises JobObjectNotFound."""
+    if connection.execute(select(responses.c.id).where(_visible(owner, response_id, now_s))).first() is None:
+        raise response_not_found(response_id)
+
+
+def _changed(connection: Connection, response_id: str, values: Mapping[str, object]) -> bool:
+    """False: it has ended, or is deleted."""
+    active = and_(responses.c.id == response_id, responses.c.status.in_(_ACTIVE))
+    return connection.execute(update(responses).where(active).values(**values)).rowcount == 1
 
 
 def _chain(owner: str, response_id: str) -> CTE:
@@ -187,7 +198,7 @@ def _items_of(connection: Connection, which: ColumnElement[bool]) -> dict[str, l
     query = select(response_items).where(which).order_by(response_items.c.number)
     found: dict[str, list[ItemRecord]] = defaultdict(list)
     for row in connection.execute(query).mappings():
-        found[row["response_id"]].append(_item(row))
+        found[row["response_id"]].append(record_of(ItemRecord, row))
     return found
 
 
@@ -231,17 +242,6 @@ def _row(record: ResponseRecord) -> dict[str, object]:
     return {**msgspec.structs.asdict(record), "status": record.status.value}
 
 
-def _record(row: RowMapping) -> ResponseRecord:
-    fields = {name: row[name] for name in ResponseRecord.__struct_fields__}
-    fields["status"] = ResponseStatus(row["status"])
-    fields["response"], fields["written"] = bytes(row["response"]), bytes(row["written"])
-    return ResponseRecord(**fields)
-
-
-def _item(row: RowMapping) -> ItemRecord:
-    return ItemRecord(id=row["id"], content=bytes(row["content"]), is_output=row["is_output"])
-
-
 _PURGE_EVERY_S = 600.0
 RENEW_S = 5.0
 """A process that runs a background response says so in this interval."""
@@ -250,7 +250,8 @@ _LEASE_S = 30.0
 
 
 class KeptResponses:
-    """An `owner` sees only its own responses: anything else raises JobObjectNotFound."""
+    """A `ResponseStore` for an event loop, with storage and leases that it keeps account of. An `owner` sees
+    only its own responses: anything else raises JobObjectNotFound."""
 
     def __init__(
         self,
@@ -293,48 +294,34 @@ class KeptResponses:
     async def finish(
         self, record: ResponseRecord, outputs: Sequence[ItemRecord], events: Sequence[bytes]
     ) -> bool:
-        """Store the end of a background response. False if it has ended otherwise or is deleted."""
         packed = await asyncio.to_thread(_packed, events)
         self.storage.grew(record.owner, _size(record, outputs) + len(packed))
         return await self._threads.write(self._store.finish, record, outputs, packed)
 
     async def end(self, record: ResponseRecord) -> bool:
-        """Store an end that did not come by itself. False: it has ended before."""
         return await self._threads.write(self._store.end, record)
 
     async def get(self, owner: str, response_id: str) -> ResponseRecord:
         return await self._threads.read(self._store.get, owner, storable(response_id), self._clock())
 
     async def chain(self, owner: str, response_id: str, *, max_bytes: int) -> list[ChainedResponse]:
-        """A response and all that it goes on from, the oldest first. Raises InvalidRequest if it is long."""
         known, now_s = storable(response_id), self._clock()
         return await self._threads.read(self._store.chain, owner, known, now_s, max_bytes=max_bytes)
 
     async def inputs(self, owner: str, response_id: str, page: PageQuery) -> tuple[list[ItemRecord], bool]:
-        """One page of what went into a response, and whether there is more."""
-        known = msgspec.structs.replace(page, after=None if page.after is None else storable(page.after))
-        return await self._threads.read(
-            self._store.inputs, owner, storable(response_id), known, self._clock()
-        )
+        known = storable(response_id), storable_page(page)
+        return await self._threads.read(self._store.inputs, owner, *known, self._clock())
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
-        """Items of any of its responses, as far as they are there."""
         return await self._threads.read(self._store.items, owner, [*map(storable, ids)], self._clock())
 
     async def events(self, response_id: str) -> list[bytes] | None:
-        """The stream of a background response; None: it has none, or has not ended."""
         packed = await self._threads.read(self._store.events, storable(response_id))
         return None if packed is None else await asyncio.to_thread(_unpacked, packed)
 
     async def renew(self, record: ResponseRecord) -> bool:
         """Say that it is still being run, and how it looks. False if somebody has ended or deleted it."""
-        return await self._threads.write(
-            self._store.renew,
-            record.id,
-            until_s=self._clock() + _LEASE_S,
-            status=record.status,
-            response=record.response,
-        )
+        return await self._threads.write(self._store.renew, record, until_s=self._clock() + _LEASE_S)
 
     async def delete(self, owner: str, response_id: str) -> None:
         await self._threads.write(self._store.delete, owner, storable(response_id), self._clock())
@@ -365,3 +352,7 @@ def _unpacked(packed: bytes) -> list[bytes]:
 def storable(text: str) -> str:
     """The text without NUL, which PostgreSQL cannot store; no id of ours has one."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def storable_page(page: PageQuery) -> PageQuery:
+    return page if page.after is None else msgspec.structs.replace(page, after=storable(page.after))

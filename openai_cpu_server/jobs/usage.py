@@ -5,26 +5,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import NamedTuple
 
 import anyio
 import msgspec
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Float,
-    RowMapping,
-    and_,
-    case,
-    cast,
-    func,
-    null,
-    select,
-    tuple_,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from openai_cpu_server.contract.figures import Amounts, Price
@@ -33,7 +20,7 @@ from openai_cpu_server.jobs.store.database import away, usage
 from openai_cpu_server.storage.breaker import CircuitBreaker
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
-_COLUMNS: dict[str, Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
+_COLUMNS: dict[str, sa.Column[str]] = {"day": usage.c.day, "key": usage.c.owner, "model": usage.c.model}
 GROUPS = tuple(_COLUMNS)
 """What sums may be told apart by."""
 _AMOUNTS = Amounts.__struct_fields__
@@ -92,17 +79,21 @@ class UsageStore:
     def add(self, amounts: Mapping[UsageSlot, Amounts]) -> None:
         """Adds to what is there, in one transaction. In one order, so that servers do not block each other
         for good."""
-        rows = [_row(slot, amounts[slot]) for slot in sorted(amounts)]
+        rows = [
+            {"day": slot.day, "owner": slot.key, "model": slot.model, **msgspec.structs.asdict(amounts[slot])}
+            for slot in sorted(amounts)
+        ]
         with self._database.write() as connection:
             connection.execute(_adding(connection), rows)
 
     def page(self, query: UsageQuery) -> UsagePage:
         columns = [_COLUMNS[name] for name in query.by]
-        sums = (*_sums(), _cost(query.prices).label("cost"))
-        asked = select(*sums).where(*_conditions(query))
-        rows = select(*(_COLUMNS[name].label(name) for name in query.by), *sums).where(*_conditions(query))
+        sums = [sa.func.coalesce(sa.func.sum(usage.c[name]), 0).label(name) for name in _AMOUNTS]
+        sums.append(_cost(query.prices).label("cost"))
+        asked = sa.select(*sums).where(*_conditions(query))
+        rows = sa.select(*(_COLUMNS[name].label(name) for name in query.by), *sums).where(*_conditions(query))
         if query.after is not None:
-            seen, these = tuple_(*query.after), tuple_(*columns)
+            seen, these = sa.tuple_(*query.after), sa.tuple_(*columns)
             rows = rows.where(these > seen if query.page.is_ascending else these < seen)
         ordered = [column if query.page.is_ascending else column.desc() for column in columns]
         rows = rows.group_by(*columns).order_by(*ordered).limit(query.page.limit + 1)
@@ -113,11 +104,7 @@ class UsageStore:
         return UsagePage(page, len(found) > query.page.limit, _sum(total))
 
 
-def _row(slot: UsageSlot, amounts: Amounts) -> dict[str, object]:
-    return {"day": slot.day, "owner": slot.key, "model": slot.model, **msgspec.structs.asdict(amounts)}
-
-
-def _adding(connection: Connection) -> postgresql.Insert | sqlite.Insert:
+def _adding(connection: sa.Connection) -> postgresql.Insert | sqlite.Insert:
     """Both databases have the statement, SQLAlchemy one of it for each."""
     is_sqlite = connection.dialect.name == "sqlite"
     insert = sqlite.insert(usage) if is_sqlite else postgresql.insert(usage)
@@ -125,7 +112,7 @@ def _adding(connection: Connection) -> postgresql.Insert | sqlite.Insert:
     return insert.on_conflict_do_update(index_elements=usage.primary_key.columns, set_=summed)
 
 
-def _conditions(query: UsageQuery) -> list[ColumnElement[bool]]:
+def _conditions(query: UsageQuery) -> list[sa.ColumnElement[bool]]:
     found = []
     if query.start is not None:
         found.append(usage.c.day >= query.start)
@@ -135,37 +122,30 @@ def _conditions(query: UsageQuery) -> list[ColumnElement[bool]]:
         found.append(usage.c.owner.in_(query.keys))
     if query.models is not None:
         found.append(usage.c.model.in_(query.models))
-    return [and_(*found)] if found else []
+    return [sa.and_(*found)] if found else []
 
 
-def _sums() -> Iterable[ColumnElement[float]]:
-    """PostgreSQL's sums of integers are decimals, which fit as well."""
-    return (func.coalesce(func.sum(usage.c[name]), 0).label(name) for name in _AMOUNTS)
-
-
-def _cost(prices: Mapping[str, Price]) -> ColumnElement[float]:
+def _cost(prices: Mapping[str, Price]) -> sa.ColumnElement[float]:
     if not prices:
-        return cast(null(), Float)
+        return sa.cast(sa.null(), sa.Float)
     priced = [(usage.c.model == model, _price(price)) for model, price in prices.items()]
-    return cast(func.sum(case(*priced, else_=null())), Float)
+    return sa.cast(sa.func.sum(sa.case(*priced, else_=sa.null())), sa.Float)
 
 
-def _price(price: Price) -> ColumnElement[float]:
-    computed = cast(usage.c.input_tokens - usage.c.cached_tokens, Float)
-    cached, output = cast(usage.c.cached_tokens, Float), cast(usage.c.output_tokens, Float)
+def _price(price: Price) -> sa.ColumnElement[float]:
+    computed = sa.cast(usage.c.input_tokens - usage.c.cached_tokens, sa.Float)
+    cached, output = sa.cast(usage.c.cached_tokens, sa.Float), sa.cast(usage.c.output_tokens, sa.Float)
     cost = computed * price.input + cached * price.cached + output * price.output
-    return cast(cost / _MILLION, Float)
+    return sa.cast(cost / _MILLION, sa.Float)
 
 
-def _sum(row: RowMapping) -> UsageSum:
+def _sum(row: sa.RowMapping) -> UsageSum:
     told = {name: row[name] for name in GROUPS if name in row}
-    amounts = msgspec.convert({name: _number(row, name) for name in _AMOUNTS}, Amounts)
+    # PostgreSQL's sums of integers are decimals.
+    numbers = {name: float(row[name]) if name == "cpu_ms" else int(row[name]) for name in _AMOUNTS}
+    amounts = msgspec.convert(numbers, Amounts)
     cost: float | None = row["cost"]
     return UsageSum(**told, amounts=amounts, cost=None if cost is None else float(cost))
-
-
-def _number(row: RowMapping, name: str) -> int | float:
-    return float(row[name]) if name == "cpu_ms" else int(row[name])
 
 
 logger = logging.getLogger(__name__)
@@ -195,14 +175,13 @@ class UsageBook:
         self._unwritten: dict[UsageSlot, Amounts] = {}
         self._lock = anyio.Lock()
         self._breaker = CircuitBreaker(
-            fails="what keys use cannot be written: %s",
-            back="what keys use is written again",
-            failure=away,
+            fails="what keys use cannot be written: %s", back="what keys use is written again", failure=away
         )
 
     def add(self, key: str, model: str, amounts: Amounts) -> None:
         """The key of this name has used so much of this model, today."""
-        slot = UsageSlot(_day(self._clock()), key, model)
+        now = datetime.fromtimestamp(self._clock(), tz=timezone.utc)
+        slot = UsageSlot(now.date().isoformat(), key, model)
         self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
 
     async def run(self) -> None:
@@ -239,7 +218,3 @@ class UsageBook:
                 for slot, amounts in taken.items():
                     self._unwritten[slot] = self._unwritten.get(slot, Amounts()) + amounts
                 raise
-
-
-def _day(now_s: float) -> str:
-    return datetime.fromtimestamp(now_s, tz=timezone.utc).date().isoformat()

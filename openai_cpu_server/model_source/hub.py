@@ -102,11 +102,10 @@ def find_cached(name: HubName) -> Path:
     """The model's (first) file in the cache. The hub is not asked. Raises StartupError if it is not there."""
     try:
         file = name.file or preferred(models(_cached_file_names(name.repo)), name.quant)
-        paths = [_cached_file(name.repo, part) for part in parts(file)] if file else []
+        first = _all_cached(name.repo, parts(file)) if file else None
     except Exception as error:  # as above
         raise StartupError(one_line(error, name)) from None
-    first = next(iter(paths), None)
-    if first is None or None in paths:
+    if first is None:
         raise StartupError(
             f"{name} is not in the cache ({HF_HUB_CACHE}): "
             f"`openai-cpu-server serve --model {name}` downloads it"
@@ -127,17 +126,17 @@ def _fetch(name: HubName) -> Path:
 
 
 def _cached_instead(name: HubName, files: Sequence[str], error: Exception) -> Path:
-    paths = [_cached_file(name.repo, file) for file in files]
-    first = paths[0]
-    if first is None or None in paths:
+    first = _all_cached(name.repo, files)
+    if first is None:
         raise error
     logger.warning("%s; using what is in the cache", one_line(error, name))
     return first
 
 
-def _cached_file(repo: str, file: str) -> Path | None:
-    path = try_to_load_from_cache(repo, file)
-    return Path(path) if isinstance(path, str) else None
+def _all_cached(repo: str, files: Sequence[str]) -> Path | None:
+    """The first of these files; None: not all of them are in the cache."""
+    paths = [path for file in files if isinstance(path := try_to_load_from_cache(repo, file), str)]
+    return Path(paths[0]) if len(paths) == len(files) else None
 
 
 def _download(repo: str, files: Sequence[str]) -> Path:

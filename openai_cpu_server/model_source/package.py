@@ -5,7 +5,6 @@ Nothing of such packages is imported.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -17,7 +16,6 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -103,7 +101,8 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
         if _is_whole(path):
             return path
         self.cache.mkdir(parents=True, exist_ok=True)
-        with _locked(self.cache / f"{self.name}.lock"):
+        with (self.cache / f"{self.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # it goes with the process, whatever that dies of
             if not _is_whole(path):
                 logger.info("converting %s into %s (once)", archive.filename, path)
                 _convert(archive, path, self.name)
@@ -131,14 +130,6 @@ def _digest(archive: zipfile.ZipFile) -> str:
     """Changes with what the archive holds, by the checksums that it carries."""
     parts = sorted((info.filename, info.CRC, info.file_size) for info in archive.infolist())
     return hashlib.sha256(repr((_VERSION, parts)).encode()).hexdigest()[:12]
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time. The lock goes with the process, whatever it dies of."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class PackagedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,6 @@ ALIASES = {
     "tinyllama-1.1b": "hf:TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF/tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf",
 }
 
-
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -137,15 +136,15 @@ def resolve_model(name: str, *, demo: DemoFiles | None = None) -> Path:
 
     `demo` and aliases come before files of the same name (write `./demo`), `hf:` before everything.
     """
-    return _tellable(_resolved(name, _FETCH, demo or DemoFiles()))
+    return _with_utf8_name(_resolved(name, _FETCH, demo or DemoFiles()))
 
 
 def local_model(name: str) -> Path:
     """The same file, but nothing is downloaded, for commands from which nobody expects gigabytes."""
-    return _tellable(_resolved(name, _FIND_CACHED, DemoFiles()))
+    return _with_utf8_name(_resolved(name, _FIND_CACHED, DemoFiles()))
 
 
-def _tellable(path: Path) -> Path:
+def _with_utf8_name(path: Path) -> Path:
     require_utf8(path)
     return path
 
@@ -247,11 +246,8 @@ class AdapterFiles:
             raise AdapterNotAllowed(
                 "This server loads no adapters over the API; start it with --adapter-dir DIR."
             )
-        if source.path.startswith(PREFIX):
-            return self._of_hub(source)
-        return _adapter(source, self._within(self._folder, source.path))
-
-    def _of_hub(self, source: AdapterSource) -> Adapter:
+        if not source.path.startswith(PREFIX):
+            return _adapter(source, self._within(self._folder, source.path))
         try:
             return _adapter(source, resolve_model(source.path))
         except StartupError as error:

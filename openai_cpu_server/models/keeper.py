@@ -70,28 +70,23 @@ class MemoryBudget:
             f"({self._option} {self.limit_bytes // _MIB} MiB{beside})"
         )
 
-    def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[str, ...] | None:
-        """Who has to go for so many bytes, the least recently used first, and nobody in vain.
-        None: those who may go are not enough."""
+    def to_unload(self, num_bytes: int, residents: Sequence[ResidentModel]) -> tuple[int, ...] | None:
+        """The indices of those who have to go for so many bytes, the least recently used first, and nobody in
+        vain. None: those who may go are not enough."""
         missing = num_bytes + sum(one.num_bytes for one in residents) - self.limit_bytes
-        chosen: list[ResidentModel] = []
-        for one in sorted(residents, key=lambda one: one.last_use_s):
+        chosen: list[int] = []
+        for index in sorted(range(len(residents)), key=lambda index: residents[index].last_use_s):
+            one = residents[index]
             if missing > 0 and one.may_go and one.num_bytes > 0:
-                chosen.append(one)
+                chosen.append(index)
                 missing -= one.num_bytes
         if missing > 0:
             return None
-        return tuple(one.name for one in _spared(chosen, -missing))
-
-
-def _spared(chosen: list[ResidentModel], spare_bytes: int) -> list[ResidentModel]:
-    """Leave out those who need not go after all, the most recently used first."""
-    kept = list(chosen)
-    for one in reversed(chosen):
-        if one.num_bytes <= spare_bytes:
-            kept.remove(one)
-            spare_bytes -= one.num_bytes
-    return kept
+        for index in chosen[::-1]:  # some need not go after all, the most recently used first
+            if residents[index].num_bytes <= -missing:
+                chosen.remove(index)
+                missing += residents[index].num_bytes
+        return tuple(chosen)
 
 
 def _mib(num_bytes: int) -> str:
@@ -118,7 +113,6 @@ class LoadObserver(Protocol):
 
     def model_unloaded(self, model: str, why: str) -> None:
         """`why`: `idle`, `room`, `asked` or `replaced`."""
-        ...
 
 
 class UnloadableEngine(Protocol):
@@ -127,17 +121,14 @@ class UnloadableEngine(Protocol):
     @property
     def process_state(self) -> EngineState:
         """Also while the server drains: those who wait are still served."""
-        ...
 
     @property
     def is_at_work(self) -> bool:
         """Its process has some requests."""
-        ...
 
     @property
     def has_requests(self) -> bool:
         """Some live, in its process or waiting for one."""
-        ...
 
     @property
     def last_use_s(self) -> float: ...
@@ -145,7 +136,6 @@ class UnloadableEngine(Protocol):
     @property
     def failed_s(self) -> float | None:
         """When it failed, on the keeper's clock; None: it has not."""
-        ...
 
     def status(self) -> EngineStatus: ...
 
@@ -159,7 +149,6 @@ class UnloadableEngine(Protocol):
 
     def release(self) -> None:
         """Send it again what was held back."""
-        ...
 
 
 @dataclass(eq=False)
@@ -200,10 +189,7 @@ class KeptModel:
     @property
     def resident(self) -> ResidentModel:
         return ResidentModel(
-            name=self.name,
-            num_bytes=self.need.total,
-            last_use_s=self.engine.last_use_s,
-            may_go=self.may_go,
+            name=self.name, num_bytes=self.need.total, last_use_s=self.engine.last_use_s, may_go=self.may_go
         )
 
     def is_idle(self, now_s: float) -> bool:
@@ -228,13 +214,11 @@ class ModelKeeper:
         *,
         clock: Callable[[], float] = time.monotonic,
         patience_s: float = _PATIENCE_S,
-        retry_s: float = RETRY_S,
     ) -> None:
         self.budget = budget
         self._observer = observer
         self._clock = clock
         self._patience_s = patience_s
-        self._retry_s = retry_s
         self._models: list[KeptModel] = []
         self._news = asyncio.Event()
         self._loads: set[asyncio.Task[None]] = set()
@@ -259,6 +243,11 @@ class ModelKeeper:
         pinned = [one.resident for one in self._models if one.is_pinned and one is not model]
         return self.budget.why_never(model.name, model.need, pinned)
 
+    def require_room(self, model: KeptModel) -> None:
+        """Raises ModelTooLarge for one that can never be loaded."""
+        if (why := self.why_never(model)) is not None:
+            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+
     def fits_beside(self, model: KeptModel) -> bool:
         """Whether it can be loaded now, if need be after others are unloaded that may go."""
         return self._to_unload(model) is not None
@@ -269,7 +258,7 @@ class ModelKeeper:
         if failed_s is None:
             return False
         now_s = self._clock()
-        wait_s = min(self._retry_s * 2.0 ** model.tries(now_s), _LONGEST_RETRY_S)
+        wait_s = min(RETRY_S * 2.0 ** model.tries(now_s), _LONGEST_RETRY_S)
         return now_s - failed_s >= wait_s
 
     def want(self, model: KeptModel) -> None:
@@ -277,16 +266,14 @@ class ModelKeeper:
         whose place another has taken."""
         if model.is_replaced:
             raise unavailable(model.engine.status())
-        if (why := self.why_never(model)) is not None:
-            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+        self.require_room(model)
         if model.engine.process_state is EngineState.FAILED and not self.may_retry(model):
             raise unavailable(model.engine.status())
         self._want(model)
 
     async def load(self, model: KeptModel) -> None:
         """Returns when it is loaded. Raises ModelTooLarge, ModelNotLoaded."""
-        if (why := self.why_never(model)) is not None:
-            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+        self.require_room(model)
         if not model.is_in_memory:
             self._want(model)
             await model.begun.wait()
@@ -302,7 +289,8 @@ class ModelKeeper:
             if not model.is_in_memory:
                 return
             if model.engine.has_requests:
-                raise ModelInUse(model.name, sum(_num_live(model.engine.status())))
+                status = model.engine.status()
+                raise ModelInUse(model.name, sum([*status.running.values(), *status.waiting.values()]))
             if model.engine.process_state in (EngineState.READY, EngineState.LOADING):
                 await self._sleep(model, "asked")
 
@@ -311,7 +299,7 @@ class ModelKeeper:
         try:
             while True:
                 async with self._turn:
-                    await self._look()
+                    await self._unload_and_load()
                 await self._wait_for_news()
         finally:
             for task in self._loads:
@@ -335,12 +323,12 @@ class ModelKeeper:
             model.begun.clear()
         self._news.set()
 
-    async def _look(self) -> None:
+    async def _unload_and_load(self) -> None:
         await self._unload_idle()
         self._bring_back()
         wanted = [(model.wanted_s, model) for model in self._models if model.wanted_s is not None]
         for _, model in sorted(wanted, key=lambda pair: pair[0]):
-            await self._try(model)
+            await self._load_if_room(model)
         if all(model.wanted_s is None for model in self._models):
             self._release_all()
 
@@ -364,14 +352,14 @@ class ModelKeeper:
             elif model.may_go and model.is_idle(self._clock()):
                 await self._sleep(model, "idle")
 
-    async def _try(self, model: KeptModel) -> None:
+    async def _load_if_room(self, model: KeptModel) -> None:
         """Load it if there is room, or make some."""
         if model.is_in_memory or model.engine.process_state is EngineState.STOPPED:
             self._begun(model)
             return
         going = self._to_unload(model)
         if going is None:
-            self._press(model)
+            self._hold_one_back(model)
             return
         for one in going:
             if not one.may_go:  # a request has come while another ended
@@ -381,11 +369,10 @@ class ModelKeeper:
 
     def _to_unload(self, model: KeptModel) -> list[KeptModel] | None:
         residents = [one for one in self._models if one.is_in_memory and one is not model]
-        indexed = [_numbered(one.resident, number) for number, one in enumerate(residents)]
-        names = self.budget.to_unload(model.need.total, indexed)
-        return None if names is None else [residents[int(name)] for name in names]
+        chosen = self.budget.to_unload(model.need.total, [one.resident for one in residents])
+        return None if chosen is None else [residents[index] for index in chosen]
 
-    def _press(self, model: KeptModel) -> None:
+    def _hold_one_back(self, model: KeptModel) -> None:
         """After a while the one that was loaded first, of those in use, is sent nothing new."""
         assert model.wanted_s is not None
         busy = [
@@ -422,7 +409,7 @@ class ModelKeeper:
             model.note_try(self._clock())
         model.engine.wake()
         self._begun(model)
-        task = asyncio.create_task(self._follow(model))
+        task = asyncio.create_task(self._tell_how_it_went(model))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
 
@@ -430,8 +417,7 @@ class ModelKeeper:
         model.wanted_s = None
         model.begun.set()
 
-    async def _follow(self, model: KeptModel) -> None:
-        """Tells how it went."""
+    async def _tell_how_it_went(self, model: KeptModel) -> None:
         started_s = self._clock()
         state = await model.engine.settled()
         if state is EngineState.READY:
@@ -439,17 +425,3 @@ class ModelKeeper:
         elif state is EngineState.FAILED:
             self._observer.model_not_loaded(model.name)
         self._news.set()
-
-
-def _numbered(resident: ResidentModel, number: int) -> ResidentModel:
-    """Two may have the same name while one takes the place of the other."""
-    return ResidentModel(
-        name=str(number),
-        num_bytes=resident.num_bytes,
-        last_use_s=resident.last_use_s,
-        may_go=resident.may_go,
-    )
-
-
-def _num_live(status: EngineStatus) -> list[int]:
-    return [*status.running.values(), *status.waiting.values()]

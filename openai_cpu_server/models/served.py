@@ -9,17 +9,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 import msgspec
 
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
-from openai_cpu_server.contract.grammar import GrammarOrder
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, ModelKind, SequenceMarks, Tokenizer
 from openai_cpu_server.errors import EngineUnavailable
 from openai_cpu_server.models.grammars import ModelGrammars
-from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPromptMaker, Conversation
+from openai_cpu_server.prompt.chat_prompts import ChatPromptMaker
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasoning
 from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.prompt.tool_formats import ToolFormat
@@ -81,48 +81,34 @@ class ModelThinking(msgspec.Struct, frozen=True):
         return self.template.form
 
 
+@dataclass(eq=False, kw_only=True)
 class ServedModel:
     """Its engine belongs to the event loop's thread; all else may be used in any."""
 
-    def __init__(
-        self,
-        *,
-        names: tuple[str, ...],
-        created: int,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        prompts: ChatPromptMaker,
-        tool_format: ToolFormat,
-        grammars: ModelGrammars,
-        rerank: RerankPrompts | None = None,
-        kind: ModelKind = ModelKind.GENERATES,
-        may_retry: Callable[[], bool] = lambda: False,
-        quantisation: str | None = None,
-        thinking: ModelThinking | None = None,
-        content_digest: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        """`names`: the first is the model's own, the others mean the same. `created`: Unix time.
+    names: tuple[str, ...]
+    """The first is the model's own, the others mean the same."""
+    engine: Engine
+    tokenizer: Tokenizer
+    prompts: ChatPromptMaker
+    tool_format: ToolFormat
+    grammars: ModelGrammars
+    rerank: RerankPrompts | None = None
+    """None for a model without a template that asks yes or no."""
+    kind: ModelKind = ModelKind.GENERATES
+    may_retry: Callable[[], bool] = lambda: False
+    """It has failed, and a request may make it try again."""
+    quantisation: str | None = None
+    """What its file states, such as `q4_k_m`."""
+    thinking: ModelThinking | None = None
+    """None for a model that does not think, or whose thoughts are to be part of its answers."""
+    content_digest: Callable[[], str | None] = lambda: None
+    """Reads the whole file, which takes its time; None: it is not the file any more that the model was made
+    of."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time."""
 
-        `rerank`: None for a model without a template that asks yes or no. `may_retry`: it has failed, and a
-        request may make it try again. `quantisation`: what its file states, such as `q4_k_m`. `thinking`:
-        None for a model that does not think, or whose thoughts are to be part of its answers.
-        `content_digest` reads the whole file, which takes its time; None: it is not the file any more that
-        the model was made of.
-        """
-        self.content_digest = content_digest
-        self.quantisation = quantisation
-        self._may_retry = may_retry
-        self.names = names
-        self.created = created
-        self.engine = engine
-        self.kind = kind
-        self.tokenizer = tokenizer
-        self.tool_format = tool_format
-        self.thinking = thinking
-        self.prompts = prompts
-        self.rerank = rerank
-        self.grammars = grammars
-        self.pieces = ShownPieces(tokenizer)
+    def __post_init__(self) -> None:
+        self.pieces = ShownPieces(self.tokenizer)
 
     @property
     def name(self) -> str:
@@ -132,7 +118,7 @@ class ServedModel:
         """Facts about the model, also of one that sleeps. Raises EngineUnavailable while there is nothing to
         generate with."""
         info, state = self.engine.info, self.engine.state
-        has_failed = state is EngineState.FAILED and not self._may_retry()
+        has_failed = state is EngineState.FAILED and not self.may_retry()
         if info is None or has_failed or state is EngineState.STOPPED:
             raise unavailable(self.engine.status())
         return info
@@ -145,66 +131,24 @@ class UnreadableModel:
     """The contract's `Tokenizer` and `GrammarMaker`, and `Prompts`. Whatever needs tokens raises
     EngineUnavailable with the reason."""
 
-    has_template = False
+    has_template = adds_bos = False
+    vocab_size = 0
+    bos_text = eos_text = ""
+    bos: int | None = None
+    fim: FimTokens | None = None
+    marks = SequenceMarks()
+    end_tokens: frozenset[int] = frozenset()
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    @property
-    def vocab_size(self) -> int:
-        return 0
-
-    @property
-    def bos_text(self) -> str:
-        return ""
-
-    @property
-    def eos_text(self) -> str:
-        return ""
-
-    @property
-    def bos(self) -> int | None:
-        return None
-
-    @property
-    def adds_bos(self) -> bool:
-        return False
-
-    @property
-    def fim(self) -> FimTokens | None:
-        return None
-
-    @property
-    def marks(self) -> SequenceMarks:
-        return SequenceMarks()
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        return frozenset()
-
     def least_tokens(self, text: str) -> int:
         return 0
 
-    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        self._refuse()
-
-    def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
-        self._refuse()
-
-    def piece(self, token: int, *, special: bool = False) -> bytes:
-        self._refuse()
-
-    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        self._refuse()
-
-    def prompt(self, conversation: Conversation) -> ChatPrompt:
-        self._refuse()
-
-    def __call__(self, order: GrammarOrder) -> NoReturn:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **options: object) -> NoReturn:
         raise EngineUnavailable(f"The model could not be loaded: {self._reason}", _AGAIN_S)
+
+    encode = encode_all = piece = decode = prompt = __call__ = _refuse
 
 
 WAIT_S = 2.0

@@ -15,26 +15,9 @@ import msgspec
 from openai_cpu_server.contract.figures import Amounts, Figures
 
 BOUNDS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
-)
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0, 120.0, 300.0, 600.0, 1800.0,
+)  # fmt: skip
 """Upper bounds of the buckets. A CPU takes milliseconds for a token and minutes for a long prompt."""
 _PARTS = 8
 """The parts of each bucket, for quantiles."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,19 +19,22 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 
+_NO_KV = msgspec.convert(dict.fromkeys(KVStats.__struct_fields__, 0), KVStats)
+
 
 class GaugeReading(NamedTuple):
     """One engine at one moment."""
 
     model: str
     status: EngineStatus
-    kv: KVStats | None
-    token_bytes: int
+    kv: KVStats
+    block_bytes: int
+    """Of a block of the prefix cache."""
 
     @classmethod
     def of(cls, model: str, engine: Engine) -> GaugeReading:
-        info = engine.info
-        return cls(model, engine.status(), engine.kv_stats(), info.kv_bytes_per_token if info else 0)
+        info, kv = engine.info, engine.kv_stats() or _NO_KV
+        return cls(model, engine.status(), kv, kv.cache_block_tokens * info.kv_bytes_per_token if info else 0)
 
 
 class EngineGauges(Collector):
@@ -55,8 +59,8 @@ class EngineGauges(Collector):
             lambda one: one.status.engine_rss_bytes,
         )
         yield from _requests(readings)
-        yield from _pool(readings)
-        yield from _cache(readings)
+        yield from (_gauge(readings, *said) for said in _OF_KV)
+        yield _evictions(readings)
 
 
 def _memory(readings: list[GaugeReading]) -> Metric:
@@ -94,57 +98,46 @@ def _requests(readings: list[GaugeReading]) -> Iterator[Metric]:
     yield waiting
 
 
-def _pool(readings: list[GaugeReading]) -> Iterator[Metric]:
-    yield _of_kv(readings, "ocs_kv_pool_blocks", "Blocks of the KV pool.", lambda kv: kv.pool_blocks)
-    yield _of_kv(
-        readings,
+_OF_KV: tuple[tuple[str, str, Callable[[GaugeReading], float]], ...] = (
+    ("ocs_kv_pool_blocks", "Blocks of the KV pool.", lambda one: one.kv.pool_blocks),
+    (
         "ocs_kv_pool_blocks_used",
         "Blocks of the KV pool that sequences hold.",
-        lambda kv: kv.pool_blocks_used,
-    )
-    yield _of_kv(
-        readings,
+        lambda one: one.kv.pool_blocks_used,
+    ),
+    (
         "ocs_kv_pool_blocks_shared",
         "Blocks of the KV pool that more than one sequence holds.",
-        lambda kv: kv.pool_blocks_shared,
-    )
+        lambda one: one.kv.pool_blocks_shared,
+    ),
+    (
+        "ocs_prefix_cache_capacity_blocks",
+        "Blocks that the prefix cache may hold.",
+        lambda one: one.kv.cache_capacity_blocks,
+    ),
+    ("ocs_prefix_cache_blocks", "Blocks that the prefix cache holds.", lambda one: one.kv.cache_blocks),
+    (
+        "ocs_prefix_cache_capacity_bytes",
+        "Bytes that the prefix cache may hold.",
+        lambda one: one.kv.cache_capacity_blocks * one.block_bytes,
+    ),
+    (
+        "ocs_prefix_cache_bytes",
+        "Bytes that the prefix cache holds.",
+        lambda one: one.kv.cache_blocks * one.block_bytes,
+    ),
+)
 
 
-def _cache(readings: list[GaugeReading]) -> Iterator[Metric]:
-    def capacity(kv: KVStats) -> int:
-        return kv.cache_capacity_blocks
-
-    def used(kv: KVStats) -> int:
-        return kv.cache_blocks
-
-    name = "ocs_prefix_cache"
-    yield _of_kv(readings, f"{name}_capacity_blocks", "Blocks that the prefix cache may hold.", capacity)
-    yield _of_kv(readings, f"{name}_blocks", "Blocks that the prefix cache holds.", used)
-    yield _of_kv_bytes(readings, f"{name}_capacity_bytes", "Bytes that the prefix cache may hold.", capacity)
-    yield _of_kv_bytes(readings, f"{name}_bytes", "Bytes that the prefix cache holds.", used)
-    evictions = CounterMetricFamily(
-        f"{name}_evictions",
+def _evictions(readings: list[GaugeReading]) -> Metric:
+    family = CounterMetricFamily(
+        "ocs_prefix_cache_evictions",
         "Blocks of the prefix cache that made room for others, since the engine's last start.",
         labels=("model",),
     )
     for one in readings:
-        evictions.add_metric([one.model], one.kv.cache_evictions if one.kv else 0)
-    yield evictions
-
-
-def _of_kv(
-    readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[KVStats], float]
-) -> Metric:
-    return _gauge(readings, name, documentation, lambda one: value_of(one.kv) if one.kv else 0)
-
-
-def _of_kv_bytes(
-    readings: list[GaugeReading], name: str, documentation: str, blocks_of: Callable[[KVStats], int]
-) -> Metric:
-    def num_bytes(one: GaugeReading) -> int:
-        return blocks_of(one.kv) * one.kv.cache_block_tokens * one.token_bytes if one.kv else 0
-
-    return _gauge(readings, name, documentation, num_bytes)
+        family.add_metric([one.model], one.kv.cache_evictions)
+    return family
 
 
 def _gauge(
@@ -172,10 +165,7 @@ class _Pool(NamedTuple):
 
 class GatewayGauges(Collector):
     def __init__(
-        self,
-        engines: Callable[[], Iterable[tuple[str, Engine]]],
-        *,
-        clock: Callable[[], float] = time.time,
+        self, engines: Callable[[], Iterable[tuple[str, Engine]]], *, clock: Callable[[], float] = time.time
     ) -> None:
         """`engines`: those of now, with their models' names, the default first. `clock`: Unix time."""
         self._engines = engines
@@ -272,10 +262,8 @@ def _named(requests: list[tuple[str, LiveRequest]], state: RequestState) -> str:
     found = {
         f"{model}:{one.adapter}"
         for model, one in requests
-        if one.adapter is not None and one.state is state and _counts(one)
+        if one.adapter is not None
+        and one.state is state
+        and (one.state is RequestState.RUNNING or one.priority is Priority.INTERACTIVE)
     }
     return ",".join(sorted(found))
-
-
-def _counts(one: LiveRequest) -> bool:
-    return one.state is RequestState.RUNNING or one.priority is Priority.INTERACTIVE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 
 from prometheus_client import (
@@ -112,36 +113,33 @@ class CallMetrics:
 
 
 class AnswerMetrics:
+    """An `AnswerObserver`."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._requests = counter(
             "ocs_answer_cache_requests",
             "Requests by what the cache of answers did for them: exact, semantic, miss or bypass (they want "
             "none of it, or each answer is drawn anew).",
             ("result",),
-            registry=registry,
         )
-        self._tokens = Counter(
+        self._tokens = counter(
             "ocs_answer_cache_output_tokens",
             "Output tokens that were told from it and not computed; ocs_output_tokens counts them too.",
-            registry=registry,
         )
-        self._kept = Counter(
-            "ocs_answer_cache_stores", "Answers that this server has put into it.", registry=registry
-        )
-        self._entries = Gauge(
-            "ocs_answer_cache_entries", "Answers in it when it was last written.", registry=registry
-        )
-        self._bytes = Gauge("ocs_answer_cache_bytes", "Their bytes.", registry=registry)
+        self._kept = counter("ocs_answer_cache_stores", "Answers that this server has put into it.")
+        self._entries = gauge("ocs_answer_cache_entries", "Answers in it when it was last written.")
+        self._bytes = gauge("ocs_answer_cache_bytes", "Their bytes.")
 
     def ended(self, use: AnswerUse, call: EndedCall | None) -> None:
         self._requests.labels(use.value).inc()
         if use.is_hit and call is not None:
             self._tokens.inc(call.figures.output_tokens)
 
-    def kept(self) -> None:
+    def answer_kept(self) -> None:
         self._kept.inc()
 
-    def held(self, entries: int, num_bytes: int) -> None:
+    def answers_held(self, entries: int, num_bytes: int) -> None:
         self._entries.set(entries)
         self._bytes.set(num_bytes)
 
@@ -151,25 +149,23 @@ _KEY_LABELS = ("key", "model")
 
 class KeyMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
+        counter = partial(Counter, registry=registry)
+        self._requests = counter(
             "ocs_key_requests",
             "Ended calls and rows of batches by the name of their API key; answer: computed, or recalled "
             "from the cache of answers.",
             (*_KEY_LABELS, "answer"),
-            registry=registry,
         )
-        self._tokens = Counter(
+        self._tokens = counter(
             "ocs_key_tokens",
             "Their tokens; kind: input (cached ones included), cached, output, recalled_input or "
             "recalled_output.",
             (*_KEY_LABELS, "kind"),
-            registry=registry,
         )
-        self._cpu = Counter(
+        self._cpu = counter(
             "ocs_key_cpu_seconds",
             "CPU seconds of steps, shared among the keys of each step by their tokens.",
             _KEY_LABELS,
-            registry=registry,
         )
 
     def used(self, key: str, model: str, amounts: Amounts) -> None:
@@ -255,61 +251,54 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Metrics:
-    """Counts requests when they end and steps when they are done. One thread calls it.
-
-    `model` is the model's served name.
-    """
+    """Counts requests when they end, steps when they are done, and models that come and go (it is a
+    `LoadObserver`). One thread calls it."""
 
     def __init__(self, registry: CollectorRegistry, *, model: str) -> None:
+        """`model`: the default's served name."""
         self._registry = registry
-        self._requests = Counter(
+        counter = partial(Counter, registry=registry)
+        self._requests = counter(
             "ocs_requests",
             "Requests that have ended; status 499: the client left. Origin: http, batch, websocket or "
             "background.",
             ("origin", "method", "route", "priority", "status"),
-            registry=registry,
         )
-        self._refusals = Counter(
+        self._refusals = counter(
             "ocs_refusals",
             "Requests that ended with an error, by the code of the error object, else its type.",
             ("code",),
-            registry=registry,
         )
-        self._routed = Counter(
+        self._routed = counter(
             "ocs_routed_requests",
             "Requests that a router has sent to this model, by why: rule, classified, similar, share, "
             "otherwise, unavailable (what decides), sure, unsure, cut, stream, too_long or failed.",
             ("router", "model", "why"),
-            registry=registry,
         )
         self._calls = CallMetrics(registry)
-        self._answers = AnswerMetrics(registry)
-        self._rows = Counter(
+        self.answers = AnswerMetrics(registry)
+        self._rows = counter(
             "ocs_batch_rows",
             "Rows of batches by outcome: answered, failed, or put_off (to be run again later).",
             ("outcome",),
-            registry=registry,
         )
         self.rows_running = Gauge(
             "ocs_batch_rows_running", "Rows of batches that run or wait in the queue.", registry=registry
         )
-        self._deaths = Counter(
+        self._deaths = counter(
             "ocs_engine_restarts",
             "Deaths of the engine process after its first start, by cause: a signal's name, hang, ...",
             ("cause",),
-            registry=registry,
         )
-        self._reader_deaths = Counter(
+        self._reader_deaths = counter(
             "ocs_reader_restarts",
             "Deaths of the processes that read texts, by cause: of what they read, or killed by somebody.",
             ("cause",),
-            registry=registry,
         )
-        self._loads = Counter(
+        self._loads = counter(
             "ocs_model_loads",
             "Loads of models on demand, by outcome: loaded or failed.",
             ("model", "outcome"),
-            registry=registry,
         )
         self._load_seconds = Histogram(
             "ocs_model_load_seconds",
@@ -318,14 +307,13 @@ class Metrics:
             registry=registry,
             buckets=BOUNDS_S,
         )
-        self._unloads = Counter(
+        self._unloads = counter(
             "ocs_model_unloads",
             "Models that were unloaded, by why: idle, room (for another), asked, or replaced.",
             ("model", "why"),
-            registry=registry,
         )
-        self._steps = StepMetrics(registry)
-        self._keys = KeyMetrics(registry)
+        self.steps = StepMetrics(registry)
+        self.keys = KeyMetrics(registry)
         ProcessCollector(namespace="ocs", registry=registry)
         Info("ocs_build", "What runs here: always 1.", registry=registry).info(
             {
@@ -341,7 +329,7 @@ class Metrics:
 
     def page(self) -> bytes:
         """The text of `/metrics`, as `CONTENT_TYPE`."""
-        return text_of(_Lean(self._registry))
+        return text_of(_WithoutCreated(self._registry))
 
     def ended(self, request: EndedRequest) -> None:
         self._requests.labels(
@@ -354,29 +342,18 @@ class Metrics:
         if request.origin is RequestOrigin.BATCH:
             self._rows.labels("answered" if request.status < 300 else "failed").inc()
         if request.answer is not None:
-            self._answers.ended(request.answer, request.call)
+            self.answers.ended(request.answer, request.call)
         if request.call is not None:
             self._calls.ended(request, request.call)
 
-    def used(self, key: str, model: str, amounts: Amounts) -> None:
-        self._keys.used(key, model, amounts)
-
-    def answer_kept(self) -> None:
-        self._answers.kept()
-
-    def answers_held(self, entries: int, num_bytes: int) -> None:
-        self._answers.held(entries, num_bytes)
-
     def row_put_off(self) -> None:
         self._rows.labels("put_off").inc()
-
-    def step_done(self, figures: StepFigures) -> None:
-        self._steps.step_done(figures)
 
     def engine_died(self, cause: str) -> None:
         self._deaths.labels(cause).inc()
 
     def reader_died(self, cause: str) -> None:
+        """Any thread may tell it."""
         self._reader_deaths.labels(cause).inc()
 
     def model_loaded(self, model: str, seconds: float) -> None:
@@ -395,7 +372,7 @@ def text_of(collector: Collector) -> bytes:
     return generate_latest(collector)
 
 
-class _Lean(Collector):
+class _WithoutCreated(Collector):
     """A registry without the times at which series began, which the text format would show as gauges."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -82,16 +82,12 @@ class RecentSums:
         self.accepted_tokens += figures.accepted
 
     def merge(self, other: RecentSums) -> None:
-        self.calls += other.calls
-        self.failed += other.failed
-        self.output_tokens += other.output_tokens
-        self.computed_tokens += other.computed_tokens
-        self.drafted_tokens += other.drafted_tokens
-        self.accepted_tokens += other.accepted_tokens
-        self.latency.merge(other.latency)
-        self.queue.merge(other.queue)
-        self.ttft.merge(other.ttft)
-        self.gaps.merge(other.gaps)
+        for name, more in vars(other).items():
+            own = getattr(self, name)
+            if isinstance(own, Distribution):
+                own.merge(more)
+            else:
+                setattr(self, name, own + more)
 
 
 @dataclass(frozen=True)

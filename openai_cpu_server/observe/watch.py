@@ -17,43 +17,26 @@ Book = Callable[[str, str, Amounts], None]
 """Takes down what the key of this name has used of this model."""
 
 
-def _keeps_no_book(key: str, model: str, amounts: Amounts) -> None:
-    pass
-
-
-def _has_no_name(client: str) -> str:
-    return ""
-
-
 class Watch:
-    """It is an `EngineObserver` too. All methods belong to one event loop's thread."""
+    """All methods belong to one event loop's thread."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        recent: RecentActivity,
-        tracing: Tracing | None = None,
-        *,
-        model: str,
-    ) -> None:
-        """`model`: the default's name."""
+    def __init__(self, metrics: Metrics, recent: RecentActivity, tracing: Tracing | None) -> None:
         self.metrics = metrics
         self.recent = recent
         self._tracing = tracing
-        self._model = model
-        self._key_of: Callable[[str], str] = _has_no_name
-        self._book: Book = _keeps_no_book
+        self._key_of: Callable[[str], str] = lambda client: ""
+        self._book: Book | None = None
 
     @classmethod
     def new(cls, *, model: str, tracing: Tracing | None = None) -> Watch:
-        """An observer with all counts at zero, in a registry of its own."""
-        return cls(Metrics(CollectorRegistry(), model=model), RecentActivity(), tracing, model=model)
+        """An observer with all counts at zero, in a registry of its own. `model`: the default's name."""
+        return cls(Metrics(CollectorRegistry(), model=model), RecentActivity(), tracing)
 
     def know_keys(self, key_of: Callable[[str], str], book: Book | None) -> None:
         """`key_of`: the name of a client's key, by the label that requests carry; "" for one that has none.
         `book`: who keeps account of what keys use; None: nobody."""
         self._key_of = key_of
-        self._book = book or _keeps_no_book
+        self._book = book
 
     def ended(self, request: EndedRequest) -> None:
         """Call this once for every request, however it ended."""
@@ -73,12 +56,8 @@ class Watch:
         """The observer of this model's engine."""
         return ModelWatch(self, model)
 
-    def step_done(self, figures: StepFigures) -> None:
-        """A step of the default's engine."""
-        self.model_step(self._model, figures)
-
     def model_step(self, model: str, figures: StepFigures) -> None:
-        self.metrics.step_done(figures)
+        self.metrics.steps.step_done(figures)
         self.recent.step_done(figures)
         self.model_spent(model, figures.spent_ms)
 
@@ -87,31 +66,10 @@ class Watch:
         for client, cpu_ms in spent_ms.items():
             self._used(self._key_of(client), model, Amounts(cpu_ms=cpu_ms))
 
-    def answer_kept(self) -> None:
-        self.metrics.answer_kept()
-
-    def answers_held(self, entries: int, num_bytes: int) -> None:
-        self.metrics.answers_held(entries, num_bytes)
-
-    def engine_died(self, cause: str) -> None:
-        self.metrics.engine_died(cause)
-
-    def reader_died(self, cause: str) -> None:
-        """Any thread may tell it."""
-        self.metrics.reader_died(cause)
-
-    def model_loaded(self, model: str, seconds: float) -> None:
-        self.metrics.model_loaded(model, seconds)
-
-    def model_not_loaded(self, model: str) -> None:
-        self.metrics.model_not_loaded(model)
-
-    def model_unloaded(self, model: str, why: str) -> None:
-        self.metrics.model_unloaded(model, why)
-
     def _used(self, key: str, model: str, amounts: Amounts) -> None:
-        self.metrics.used(key, model, amounts)
-        self._book(key, model, amounts)
+        self.metrics.keys.used(key, model, amounts)
+        if self._book is not None:
+            self._book(key, model, amounts)
 
 
 class ModelWatch:
@@ -129,4 +87,4 @@ class ModelWatch:
         self._watch.model_spent(self._model, spent_ms)
 
     def engine_died(self, cause: str) -> None:
-        self._watch.engine_died(cause)
+        self._watch.metrics.engine_died(cause)

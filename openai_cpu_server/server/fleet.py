@@ -7,7 +7,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -17,19 +17,14 @@ from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.contract.model_info import AdapterState
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.live import ServedTotals
-from openai_cpu_server.errors import (
-    AdapterFailed,
-    EngineUnavailable,
-    ModelNotLoaded,
-    ModelTooLarge,
-    ServerError,
-)
+from openai_cpu_server.errors import AdapterFailed, EngineUnavailable, ModelNotLoaded, ServerError
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.models.keeper import LoadObserver, MemoryBudget, ModelKeeper
+from openai_cpu_server.models.keeper import MemoryBudget, ModelKeeper
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.reader.pool import ReaderPool
-from openai_cpu_server.server.model_builder import EnginesObserver, FileStamp, LoadedModel, ModelBuilder
+from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder
 from openai_cpu_server.server.plans import ModelPlan, planned_routers
 
 logger = logging.getLogger(__name__)
@@ -45,28 +40,19 @@ _LOOK_AT_FILES_S = 1.0
 file that will be loaded."""
 
 
-class ModelFleetObserver(EnginesObserver, LoadObserver, Protocol):
-    """Is told of all engines, and of models that come and go."""
-
-
 class ModelSet:
     """The models of a server, each with its engine: built at the start, and again from files that have
     changed. It runs nothing."""
 
     def __init__(
-        self,
-        settings: Settings,
-        plans: Sequence[ModelPlan],
-        observer: ModelFleetObserver,
-        readers: ReaderPool,
+        self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
     ) -> None:
         """Raises StartupError where the only model cannot be read, and for a router that leads nowhere."""
         self.is_alone = len(plans) == 1 and settings.memory is None
         """An only model, which is loaded at once and stays."""
-        self.keeper = ModelKeeper(
-            MemoryBudget(sys.maxsize if self.is_alone else _budget_bytes(settings)), observer
-        )
-        self._builder = ModelBuilder(settings, observer, self.keeper, readers, num_models=len(plans))
+        budget = MemoryBudget(sys.maxsize if self.is_alone else _budget_bytes(settings))
+        self.keeper = ModelKeeper(budget, watch.metrics)
+        self._builder = ModelBuilder(settings, watch, self.keeper, readers, num_models=len(plans))
         self._models = self._built(plans)
         kinds = {
             name: None if model.is_broken else model.served.kind
@@ -106,8 +92,7 @@ class ModelSet:
 
     def admit(self, new: LoadedModel) -> None:
         """Its memory counts from now on. Raises ModelTooLarge, ModelNotLoaded."""
-        if (why := self.keeper.why_never(new.kept)) is not None:
-            raise ModelTooLarge(f"It cannot be loaded: {why}.")
+        self.keeper.require_room(new.kept)
         if new.is_broken:
             raise ModelNotLoaded(f"The model '{new.plan.name}' is not loaded: {new.engine.status().reason}")
         self.keeper.add(new.kept)
@@ -144,15 +129,11 @@ class ModelFleet:
     thread."""
 
     def __init__(
-        self,
-        settings: Settings,
-        plans: Sequence[ModelPlan],
-        observer: ModelFleetObserver,
-        readers: ReaderPool,
+        self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
     ) -> None:
         """It owns the readers from here on. Raises StartupError as `ModelSet` does."""
         try:
-            self._models = ModelSet(settings, plans, observer, readers)
+            self._models = ModelSet(settings, plans, watch, readers)
         except BaseException:
             readers.close()
             raise

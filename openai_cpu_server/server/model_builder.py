@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from openai_cpu_server.config.models import ModelOptions
 from openai_cpu_server.config.settings import Settings
@@ -27,6 +27,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, mode
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, UnreadableModel
+from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.reasoning import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.child import ReaderChild
@@ -159,7 +160,6 @@ class ModelParts(NamedTuple):
         """The readers forget the model with it."""
         served = ServedModel(
             names=self.plan.names,
-            created=int(time.time()),
             engine=engine,
             tokenizer=self.read.tokenizer,
             prompts=self.read.prompts,
@@ -222,26 +222,14 @@ class LoadedModel(NamedTuple):
     """Its file cannot be read."""
 
 
-class EnginesObserver(Protocol):
-    def of_model(self, model: str) -> EngineObserver:
-        """Who is told of this model's engine."""
-        ...
-
-
 class ModelBuilder:
     """Makes the models of one server."""
 
     def __init__(
-        self,
-        settings: Settings,
-        observer: EnginesObserver,
-        keeper: ModelKeeper,
-        readers: ReaderPool,
-        *,
-        num_models: int,
+        self, settings: Settings, watch: Watch, keeper: ModelKeeper, readers: ReaderPool, *, num_models: int
     ) -> None:
         self._settings = settings
-        self._observer = observer
+        self._watch = watch
         self._keeper = keeper
         self._readers = readers
         self._num_models = num_models
@@ -250,12 +238,12 @@ class ModelBuilder:
 
     def alone(self, plan: ModelPlan) -> LoadedModel:
         """A model that has the machine for itself, and must be loaded at once. Raises StartupError."""
-        return self._house(plan, None)
+        return self._built(plan, None)
 
     def alone_again(self, plan: ModelPlan) -> LoadedModel:
         """The same from a file that has changed. It sleeps: the old one serves until this one can."""
         try:
-            return self._house(plan, None, begins_asleep=True)
+            return self._built(plan, None, begins_asleep=True)
         except StartupError as error:
             return self._broken(plan, str(error))
 
@@ -263,15 +251,15 @@ class ModelBuilder:
         """A model that sleeps. What is wrong with its file is its state."""
         share = MemoryShare(self._keeper.budget.limit_bytes, self._num_models, plan.memory_bytes)
         try:
-            house = self._house(plan, share)
+            model = self._built(plan, share)
         except StartupError as error:
             return self._broken(plan, str(error))
-        if (why := self._keeper.why_never(house.kept)) is not None:
+        if (why := self._keeper.why_never(model.kept)) is not None:
             logger.error("%s is not served: %s", plan.name, why)
-            house.engine.residency.fail(why)
-        return house
+            model.engine.residency.fail(why)
+        return model
 
-    def _house(
+    def _built(
         self, plan: ModelPlan, share: MemoryShare | None, *, begins_asleep: bool = False
     ) -> LoadedModel:
         """Raises StartupError."""
@@ -296,7 +284,6 @@ class ModelBuilder:
         unreadable = UnreadableModel(reason)
         served = ServedModel(
             names=plan.names,
-            created=int(time.time()),
             engine=engine,
             tokenizer=unreadable,
             prompts=unreadable,
@@ -313,7 +300,7 @@ class ModelBuilder:
         supervisor = supervised(
             settings,
             options,
-            self._observer.of_model(name),
+            self._watch.of_model(name),
             begins_asleep=begins_asleep or foretold is not None,
             foretold=foretold,
             partner=self._cores.join(name) if self._cores is not None else None,

@@ -97,7 +97,9 @@ def engine_options(
         pinned_namespace=_pinned_namespace(settings),
         of=of,
     )
-    _warn_of_threads(max(of.threads or 1, of.threads_batch or 1), Machine().num_cpus())
+    asked, cpus = max(of.threads or 1, of.threads_batch or 1), Machine().num_cpus()
+    if asked > cpus:
+        logger.warning("%d threads on %d CPUs wait for each other: steps take many times longer", asked, cpus)
     if of.pin_prompt and settings.api_keys is not None and settings.isolates_by_key:
         logger.warning("pinned prompts serve no key of --api-keys, unless with --cache-isolation off")
     if of.profile != "auto" or not settings.profile_dir.is_dir():
@@ -133,11 +135,6 @@ def cache_bytes(plan: ModelPlan, share: MemoryShare | None) -> int:
     if plan.options.cache_mb is not None:
         return plan.options.cache_mb * _MIB
     return Machine().total_memory() // 4 if share is None else share.cache_bytes
-
-
-def _warn_of_threads(asked: int, cpus: int) -> None:
-    if asked > cpus:
-        logger.warning("%d threads on %d CPUs wait for each other: steps take many times longer", asked, cpus)
 
 
 def _pinned(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 import uvicorn
@@ -29,11 +30,11 @@ from openai_cpu_server.http.connection import (
     Complaints,
     ConnectionLimits,
     Hangup,
+    LimitedConnection,
     authority,
-    limited_connection,
+    limited,
 )
-from openai_cpu_server.http.frames import limited_socket
-from openai_cpu_server.http.gate import EXCESS_CONNECTION
+from openai_cpu_server.http.frames import LimitedSocket
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.meter import Meter
@@ -113,7 +114,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         tune_engines()
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         watch = Watch.new(model=plans[0].name, tracing=tracing)
-        pool.on_death = watch.reader_died
+        pool.on_death = watch.metrics.reader_died
         fleet = ModelFleet(settings, plans, watch, pool)
         served = open_api(settings, fleet.registry, watch, keeping=fleet)
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
@@ -123,7 +124,7 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
                 config,
                 fleet,
                 drain_s=settings.drain_seconds,
-                checkpoint=served.jobs.stop if served.jobs else _no_checkpoint,
+                checkpoint=served.jobs.stop if served.jobs else partial(asyncio.sleep, 0),
             )
             asyncio.run(_run(server, fleet, listener, hangup, served))
         finally:
@@ -147,16 +148,15 @@ class ServedApi(NamedTuple):
 
 
 def open_api(
-    settings: Settings,
-    models: ModelRegistry,
-    watch: Watch,
-    *,
-    keeping: ModelKeeping | None = None,
+    settings: Settings, models: ModelRegistry, watch: Watch, *, keeping: ModelKeeping | None = None
 ) -> ServedApi:
     """`keeping`: what loads and unloads models; None: they stay as they are. Raises StartupError with one
     line."""
-    recall = open_recall(settings, models, watch)
-    keys, jobs = _keys(settings), _jobs(settings, models.default.name)
+    recall = open_recall(settings, models, watch.metrics.answers)
+    keys = KeyRing(
+        revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
+    )
+    jobs = _jobs(settings, models.default.name)
     if keys.is_open and not is_on_loopback(settings.host):
         logger.warning(
             "without --api-key or --api-keys, everybody who reaches %s may use this server%s",
@@ -175,12 +175,6 @@ def open_api(
         recall=recall,
     )
     return ServedApi(api, keys, jobs, recall)
-
-
-def _keys(settings: Settings) -> KeyRing:
-    return KeyRing(
-        revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
-    )
 
 
 class OfflineModels(NamedTuple):
@@ -205,14 +199,13 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
         max_connections=room_for_connections(settings.max_connections),
         read_timeout_s=settings.read_timeout_s,
         write_timeout_s=settings.write_timeout_s,
-        excess_mark=EXCESS_CONNECTION,
         messages=lambda: BodyQuota(api.bodies, sys.maxsize),
         complaints=Complaints(),
     )
     config = uvicorn.Config(
         api.app,
-        http=limited_connection(limits),
-        ws=limited_socket(limits),
+        http=limited(LimitedConnection, limits),
+        ws=limited(LimitedSocket, limits),
         ws_max_size=settings.max_body_mb * _MIB,
         ws_per_message_deflate=False,  # saves little in small messages, and costs CPU
         lifespan="off",
@@ -234,11 +227,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
 
 
 async def _run(
-    server: WebServer,
-    fleet: ModelFleet,
-    listener: socket.socket,
-    hangup: Hangup,
-    served: ServedApi,
+    server: WebServer, fleet: ModelFleet, listener: socket.socket, hangup: Hangup, served: ServedApi
 ) -> None:
     """Runs engines and web server side by side; an only engine that cannot start ends both."""
     scheme = "https" if server.config.is_ssl else "http"
@@ -317,10 +306,6 @@ async def _running(jobs: Jobs | None, api: ServedApplication) -> AsyncIterator[N
         await api.settle()
         await jobs.close()
         await asyncio.gather(*tasks)
-
-
-async def _no_checkpoint() -> None:
-    """There are no jobs."""
 
 
 def _log_totals(fleet: ModelFleet, seconds: float) -> None:

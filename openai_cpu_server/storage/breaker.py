@@ -65,15 +65,17 @@ class CircuitBreaker:
     async def insist(self, work: Callable[[], Awaitable[T]], answer_s: float | None) -> T:
         """Asks even what has failed a moment ago. Raises NotAnswering."""
         try:
-            answer = await _in_time(work, answer_s)
+            with anyio.move_on_after(answer_s):
+                answer = await work()
+                self._worked()
+                return answer
+            raise _Late
         except Exception as error:
             why = "no answer in time" if isinstance(error, _Late) else self._failure(error)
             if why is None:
                 raise
             self._failed(why)
             raise NotAnswering from error
-        self._worked()
-        return answer
 
     def _failed(self, why: str) -> None:
         self._asks_again_s = self._clock() + self._pause_s
@@ -89,11 +91,4 @@ class CircuitBreaker:
 
 
 class _Late(Exception):
-    pass
-
-
-async def _in_time(work: Callable[[], Awaitable[T]], answer_s: float | None) -> T:
-    """Raises `_Late`."""
-    with anyio.move_on_after(answer_s):
-        return await work()
-    raise _Late
+    """It has not answered in time."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -103,11 +103,13 @@ class DatabaseThreads:
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that writes, in the order of the calls.
         Work that has begun ends even if its caller is cancelled."""
-        return await _done(self._writer, partial(work, *args, **kwargs))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, partial(work, *args, **kwargs))
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that only reads. It sees what is committed."""
-        return await _done(self._readers, partial(work, *args, **kwargs))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, partial(work, *args, **kwargs))
 
     async def close(self) -> None:
         """Wait until all work that has begun is done."""
@@ -165,7 +167,3 @@ def _begin_sqlite(connection: Connection) -> None:
     """Lock at the start of a transaction that will write: what it read cannot change before it writes."""
     is_reading = connection.get_execution_options().get(_READS, False)
     connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
-
-
-async def _done(executor: Executor, work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(executor, work)

@@ -42,7 +42,7 @@ def keep_private(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | _NEW, 0o600))
     except FileExistsError:
-        _narrow(path)
+        _make_private(path)
 
 
 def keep_database_private(path: Path) -> None:
@@ -52,7 +52,7 @@ def keep_database_private(path: Path) -> None:
     for ending in _BESIDE_SQLITE:
         beside = real.with_name(real.name + ending)
         if beside.is_symlink() or beside.exists():
-            _narrow(beside)
+            _make_private(beside)
 
 
 def private_folder(path: Path) -> Path:
@@ -102,7 +102,7 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     _sync_folder(path.parent)
 
 
-def _narrow(path: Path) -> None:
+def _make_private(path: Path) -> None:
     """Looks by name and opens nothing: closing a file takes the locks from whoever has it open in this
     process, as SQLite may."""
     found = path.lstat()

@@ -31,10 +31,10 @@ def _page() -> str:
     watch.metrics.add(GatewayGauges(lambda: [("demo", _IdleEngine())]))
     watch.ended(_failed_request())
     watch.metrics.row_put_off()
-    watch.engine_died("hang")
-    watch.reader_died("SIGSEGV")
-    watch.model_loaded("demo", 1.0)
-    watch.model_unloaded("demo", "idle")
+    watch.metrics.engine_died("hang")
+    watch.metrics.reader_died("SIGSEGV")
+    watch.metrics.model_loaded("demo", 1.0)
+    watch.metrics.model_unloaded("demo", "idle")
     return watch.metrics.page().decode()
 
 

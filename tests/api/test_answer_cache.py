@@ -63,7 +63,7 @@ class Cached:
         self.watch = Watch.new(model="fake")
         self.path = Path(tempfile.mkdtemp()) / "answers.db"
         self.store = SqliteAnswers.open(self.path, BOUNDS)
-        self.cache = AnswerCache(self.store, BOUNDS, self.watch)
+        self.cache = AnswerCache(self.store, BOUNDS, self.watch.metrics.answers)
         similar = SimilarAnswers("vectors", least) if least is not None else None
         self.recall = AnswerLookup(self.cache, self.models, similar)
         self.api = create_api(

@@ -85,7 +85,8 @@ async def at_home(
     recall = None
     if remembers:
         recall = AnswerLookup(
-            AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, watch), registry
+            AnswerCache(SqliteAnswers.open(folder / "answers.db", BOUNDS), BOUNDS, watch.metrics.answers),
+            registry,
         )
     options = msgspec.structs.replace(OPTIONS, prices=PRICES)
     ring = KeyRing(None, key_file(folder)) if keys is None else keys

@@ -33,7 +33,9 @@ async def watched(
     *flags: str, tracing: Tracing | None = None, max_queue: int = 1000
 ) -> AsyncIterator[Watched]:
     watch = Watch.new(model="fake", tracing=tracing)
-    async with running(new_engine(*flags, max_queue=max_queue, cache_bytes=4096, watch=watch)) as engine:
+    async with running(
+        new_engine(*flags, max_queue=max_queue, cache_bytes=4096, watch=watch.of_model("fake"))
+    ) as engine:
         made = create_api(served(engine), OPTIONS, watch=watch)
         async with client(made.app) as http:
             yield Watched(engine, made.app, http, made.run_row)

@@ -102,11 +102,11 @@ def test_others_see_nothing(store: ResponseStore) -> None:
 def test_a_response_ends_once(store: ResponseStore) -> None:
     running = a_response("a", status=ResponseStatus.IN_PROGRESS)
     store.add(running, [an_item("a1")])
-    assert store.renew("a", until_s=5, status=ResponseStatus.IN_PROGRESS, response=b"{}")
+    assert store.renew(running, until_s=5)
     ended = msgspec.structs.replace(running, status=ResponseStatus.CANCELLED)
     assert store.end(ended)
     assert not store.end(ended)
-    assert not store.renew("a", until_s=5, status=ResponseStatus.IN_PROGRESS, response=b"{}")
+    assert not store.renew(running, until_s=5)
     assert not store.finish(a_response("a"), [an_item("a2", is_output=True)], b"events")
     assert store.get("ann", "a", 0).status is ResponseStatus.CANCELLED
     assert store.events("a") is None

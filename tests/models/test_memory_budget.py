@@ -25,22 +25,22 @@ def test_nobody_goes_while_there_is_room() -> None:
 
 def test_the_least_recently_used_goes_first() -> None:
     loaded = [resident("new", 40, 9.0), resident("old", 40, 1.0)]
-    assert MemoryBudget(100).to_unload(30, loaded) == ("old",)
+    assert MemoryBudget(100).to_unload(30, loaded) == (1,)
 
 
 def test_as_many_go_as_it_takes() -> None:
     loaded = [resident("a", 40, 1.0), resident("b", 40, 2.0)]
-    assert MemoryBudget(100).to_unload(100, loaded) == ("a", "b")
+    assert MemoryBudget(100).to_unload(100, loaded) == (0, 1)
 
 
 def test_who_is_too_small_to_help_stays_once_a_larger_one_goes() -> None:
     loaded = [resident("small", 5, 1.0), resident("large", 80, 2.0)]
-    assert MemoryBudget(100).to_unload(90, loaded) == ("large",)
+    assert MemoryBudget(100).to_unload(90, loaded) == (1,)
 
 
 def test_who_is_pinned_or_in_use_stays() -> None:
     loaded = [resident("pinned", 60, 1.0, may_go=False), resident("idle", 30, 2.0)]
-    assert MemoryBudget(100).to_unload(40, loaded) == ("idle",)
+    assert MemoryBudget(100).to_unload(40, loaded) == (1,)
     assert MemoryBudget(100).to_unload(50, loaded) is None
 
 
@@ -68,14 +68,14 @@ _RESIDENTS = st.lists(st.tuples(_SIZES, st.integers(0, 5), st.booleans()), max_s
 @given(limit=_SIZES, num_bytes=_SIZES, loaded=_RESIDENTS)
 def test_whatever_is_loaded(limit: int, num_bytes: int, loaded: list[ResidentModel]) -> None:
     """It fits afterwards, nobody goes in vain or who must not, and None means that it is impossible."""
-    names = MemoryBudget(limit).to_unload(num_bytes, loaded)
-    if names is None:
+    indices = MemoryBudget(limit).to_unload(num_bytes, loaded)
+    if indices is None:
         assert num_bytes + sum(one.num_bytes for one in loaded if not one.may_go) > limit
         return
-    gone = [one for one in loaded if one.name in names]
+    gone = [loaded[index] for index in indices]
     assert all(one.may_go for one in gone)
     left = sum(one.num_bytes for one in loaded) - sum(one.num_bytes for one in gone)
-    assert not names or left + num_bytes <= limit
+    assert not indices or left + num_bytes <= limit
     assert all(left + num_bytes + one.num_bytes > limit for one in gone)
 
 

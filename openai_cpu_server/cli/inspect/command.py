@@ -28,7 +28,7 @@ from openai_cpu_server.cli.inspect.machine import (
     predicted,
     read_memory,
 )
-from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, show
+from openai_cpu_server.cli.plain_text import bytes_text, columns, count_text, harmless, option_value, show
 from openai_cpu_server.config.parser import read_settings
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -255,17 +255,10 @@ def _tuning(profile: Profile | None, asked: str) -> str:
     if profile is None:
         return f"tuned: no; `openai-cpu-server tune {asked}` finds the best options for this machine"
     found = msgspec.structs.asdict(profile).items()
-    return f"tuned: {', '.join(f'{name} {_word(value)}' for name, value in found)}"
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
+    return f"tuned: {', '.join(f'{name} {option_value(value)}' for name, value in found)}"
 
 
 def inspect(arguments: Sequence[str]) -> None:
-    """Run the command. Raises StartupError with one line."""
     given, rest = _parser().parse_known_args(arguments)
     settings = _settings(rest)
     header = GgufHeader(local_model(given.model))
@@ -273,12 +266,11 @@ def inspect(arguments: Sequence[str]) -> None:
         show(_chat_template(header, given.template))
         return
     facts = read_facts(header, model_tensors(header))
-    report = _Inspection(header, facts, settings).report(measures=given.measure)
-    show(_json(report) if given.json else text(report, given.model))
-
-
-def _json(report: InspectReport) -> str:
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    report = _report(header, facts, settings, measures=given.measure)
+    if given.json:
+        show(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        show(text(report, given.model))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -326,50 +318,31 @@ def _chat_template(header: GgufHeader, name: str) -> str:
     return source
 
 
-class _Inspection:
-    """One model on one machine, with the options of one server."""
+def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measures: bool) -> InspectReport:
+    """One model on this machine, with the options that `serve` would have, but for the prefix cache, which
+    cannot be measured."""
+    folder, machine = settings.profile_dir, Machine()
+    profile = load_profile(header.path, folder) if settings.profile == "auto" else None
+    draft = local_model(settings.draft_model) if settings.draft_model else None
+    draft_header = GgufHeader(draft) if draft is not None else None
+    options = settings.engine_options(header.path, cache_bytes=0, draft_model_path=draft)
+    options = profile.applied(options, given=settings.model_fields_set) if profile else options
+    template = read_template(header)
+    if not facts.generates_text:
+        return InspectReport(facts, template, memory=None, profile=None, speed=None)
+    memory = read_memory(header, facts, options, machine, draft_header)  # as it is without the model
+    curve = (
+        _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
+    )
+    speed = predicted(curve, options, header, machine) if curve else None
+    return InspectReport(facts, template, memory, profile, speed)
 
-    def __init__(self, header: GgufHeader, facts: FileFacts, settings: Settings) -> None:
-        self._header = header
-        self._facts = facts
-        self._cache_dir = settings.profile_dir
-        self._profile = load_profile(header.path, self._cache_dir) if settings.profile == "auto" else None
-        draft = local_model(settings.draft_model) if settings.draft_model else None
-        self._draft = GgufHeader(draft) if draft is not None else None
-        self._options = _engine_options(header.path, draft, settings, self._profile)
 
-    def report(self, *, measures: bool) -> InspectReport:
-        header, facts, options, machine = self._header, self._facts, self._options, Machine()
-        if not facts.generates_text:
-            return InspectReport(facts, read_template(header), memory=None, profile=None, speed=None)
-        memory = read_memory(header, facts, options, machine, self._draft)  # as it is without the model
-        measured = self._measured() if measures else self._known(machine)
-        return InspectReport(
-            facts,
-            read_template(header),
-            memory,
-            self._profile,
-            predicted(measured, options, header, machine) if measured else None,
+def _measured(options: EngineOptions, folder: Path) -> MeasuredCurve:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0)
+        return measure(
+            options, folder, lambda what, fraction: bar.update(task, description=what, completed=fraction)
         )
-
-    def _known(self, machine: Machine) -> MeasuredCurve | None:
-        return best_known(self._header.path, self._cache_dir, self._options, self._header, machine)
-
-    def _measured(self) -> MeasuredCurve:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("", total=1.0)
-            return measure(
-                self._options,
-                self._cache_dir,
-                lambda what, fraction: bar.update(task, description=what, completed=fraction),
-            )
-
-
-def _engine_options(
-    model: Path, draft: Path | None, settings: Settings, profile: Profile | None
-) -> EngineOptions:
-    """The options that `serve` would have, without the prefix cache, which cannot be measured."""
-    options = settings.engine_options(model, cache_bytes=0, draft_model_path=draft)
-    return profile.applied(options, given=settings.model_fields_set) if profile else options

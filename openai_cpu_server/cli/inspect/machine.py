@@ -147,8 +147,8 @@ def best_known(
     known = [MeasuredCurve(key, curve) for key, curve in known_curves(model, cache_dir)]
 
     def likeness(measured: MeasuredCurve) -> int:
-        wanted = _wanted(measured.key, options, header, machine)
-        return sum(a == b for a, b in zip(_had(measured.key, header), wanted, strict=True))
+        wanted = _served_with(measured.key, options, header, machine)
+        return sum(a == b for a, b in zip(_measured_with(measured.key, header), wanted, strict=True))
 
     return max(known, key=likeness, default=None)
 
@@ -174,35 +174,31 @@ def predicted(
     measured: MeasuredCurve, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> SpeedFacts:
     key, curve = measured
-    had = _had(key, header)
+    had = _measured_with(key, header)
     prompt = curve.step_ms[-1][0]
     model = CostModel(curve)
     sizes = [n for n in _SEQUENCES if n <= min(key.max_seqs, key.max_step_tokens)]
     return SpeedFacts(
         *had,
         kernels=key.kernels,
-        is_default=had == _wanted(key, options, header, machine),
+        is_default=had == _served_with(key, options, header, machine),
         context=_CONTEXT,
         prompt_tokens_per_second=1000 * prompt / model.predict_ms(prompt, attended_pairs(0, prompt)),
-        decode=[DecodeSpeed(n, 1000 * n / _decode_ms(model, n)) for n in sizes],
+        decode=[DecodeSpeed(n, 1000 * n / model.predict_ms(n, n * _CONTEXT)) for n in sizes],
     )
-
-
-def _decode_ms(model: CostModel, sequences: int) -> float:
-    return model.predict_ms(sequences, sequences * _CONTEXT)
 
 
 _Options = tuple[int, int, str, bool, bool]
 """The threads for one token and for more, KV type, repacked weights, flash attention."""
 
 
-def _had(key: CurveKey, header: GgufHeader) -> _Options:
+def _measured_with(key: CurveKey, header: GgufHeader) -> _Options:
     options = EngineOptions(model_path=str(header.path), repack=key.repack)
     repack = repacks(options, header, our_products=_has_our_products(key))
     return key.threads, key.threads_batch or key.threads, key.kv_type, repack, key.flash_attention
 
 
-def _wanted(key: CurveKey, options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
+def _served_with(key: CurveKey, options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
     """What `serve` takes, if the same kernels compute as when the key's curve was measured."""
     threads = options.threads or machine.num_threads()
     repack = repacks(options, header, our_products=_has_our_products(key))

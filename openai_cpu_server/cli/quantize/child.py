@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from types import TracebackType
 from typing import Union
 
 import msgspec
@@ -51,7 +50,6 @@ class QuantizeRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 Answer = Union[QuantizePlanned, TensorBegun, QuantizeDone, QuantizeRefused]
-
 
 _COMMAND = (sys.executable, "-m", "openai_cpu_server.cli.quantize.worker")
 
@@ -118,9 +116,7 @@ class QuantizeProcess:
     def __enter__(self) -> QuantizeProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
         self._last_words.close()

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from openai_cpu_server.child_processes.spawn import child_environment
+from openai_cpu_server.cli.plain_text import option_value, show
 from openai_cpu_server.cli.tune.search import (
     FEW,
     MANY,
@@ -25,7 +26,6 @@ from openai_cpu_server.cli.tune.search import (
     TuneRow,
     TuneTimings,
     TuneTrial,
-    Value,
     WorkloadPart,
     factors,
     num_trials,
@@ -44,17 +44,6 @@ from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
 from openai_cpu_server.model_source import resolve_model
 
 _COLUMNS = ("prompt", "1 alone", f"{FEW} together", f"{MANY} together", "gain")
-
-
-def progress_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
 
 
 def table(rows: Sequence[TuneRow], goal: TuneGoal) -> Table:
@@ -81,10 +70,10 @@ def options(profile: Profile) -> str:
     flags = (
         ("threads", str(profile.threads)),
         ("threads-batch", str(profile.threads_batch)),
-        ("repack", _word(profile.repack)),
+        ("repack", option_value(profile.repack)),
         ("prefill-tokens", str(profile.prefill_tokens)),
         ("kv-type", profile.kv_type),
-        ("flash-attention", _word(profile.flash_attention)),
+        ("flash-attention", option_value(profile.flash_attention)),
     )
     return " ".join(f"--{name} {value}" for name, value in flags)
 
@@ -93,13 +82,7 @@ def _setting(row: TuneRow) -> str:
     if row.factor is None:
         return "defaults"
     assert row.value is not None
-    return f"{row.factor.replace('_', '-')} {_word(row.value)}"
-
-
-def _word(value: Value) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
+    return f"{row.factor.replace('_', '-')} {option_value(row.value)}"
 
 
 def _numbers(row: TuneRow, first: TuneRow) -> tuple[str, ...]:
@@ -116,11 +99,7 @@ def _gain(row: TuneRow, first: TuneRow) -> str:
     return f"{first.cost_ms / row.cost_ms:.2f}"
 
 
-_COMMAND = (
-    sys.executable,
-    *("-m", "openai_cpu_server.kernels.front"),
-    "openai_cpu_server.cli.tune.trial",
-)
+_COMMAND = (sys.executable, *("-m", "openai_cpu_server.kernels.front"), "openai_cpu_server.cli.tune.trial")
 _NO_TIME = TuneFailure("not measured: no time left")
 _PATIENCE = 3.0
 """A setting may take this many times as long as the first; then it is out."""
@@ -144,7 +123,8 @@ class TuneProcesses:
         limit_s = self._limit_s(self._deadline - started)
         if limit_s is None:
             return _NO_TIME
-        answer = _run(self._trial(profile, parts), limit_s)
+        options = profile.applied(self._options)
+        answer = _run(TuneTrial(options=options, parts=parts, context=self._context), limit_s)
         if self._first_s is None:
             self._first_s = time.monotonic() - started
         return answer
@@ -156,9 +136,6 @@ class TuneProcesses:
         if left_s < 0.5 * self._first_s:
             return None
         return min(max(_GRACE_S, _PATIENCE * self._first_s), left_s + _GRACE_S)
-
-    def _trial(self, profile: Profile, parts: tuple[WorkloadPart, ...]) -> TuneTrial:
-        return TuneTrial(options=profile.applied(self._options), parts=parts, context=self._context)
 
 
 def _run(trial: TuneTrial, limit_s: float) -> TuneTimings | TuneFailure:
@@ -195,21 +172,14 @@ def tune(arguments: Sequence[str]) -> None:
     cache_dir = expanded(named) if named else read_settings([]).profile_dir
     rows = _measure(model, goal, console)
     console.print(table(rows, goal))
-    _say(console, summary(rows))
+    show(summary(rows))
     others = neighbours.share()
     if others >= NOISY and not given.force:
-        _say(
-            console,
-            f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.",
-        )
+        show(f"Not kept: other processes took {others:.0%} of the machine. Tune again when it is idle.")
         return
     path = save_profile(model, cache_dir, winner(rows).profile)
     if path is not None:
-        _say(console, f"kept in {path}: serve uses it from now on")
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, highlight=False)
+        show(f"kept in {path}: serve uses it from now on")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -238,7 +208,8 @@ def _measure(model: Path, goal: TuneGoal, console: Console) -> list[TuneRow]:
     plan = factors(goal, threads=thread_counts(machine), prefill_tokens=_PREFILL_TOKENS)
     children = TuneProcesses(_options(header, machine), context=_CONTEXT, budget_s=_budget_s(header))
     rows: list[TuneRow] = []
-    with progress_bar(console) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"measuring {model.name}", total=num_trials(start, plan))
         for row in search(start, plan, goal, children.measure):
             rows.append(row)

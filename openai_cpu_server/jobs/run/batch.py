@@ -7,7 +7,7 @@ import enum
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import anyio
 
@@ -100,31 +100,29 @@ class BatchPaused(ServerError):
         self.wait_s = wait_s
 
 
+class BatchParts(NamedTuple):
+    """What all batches of a process share."""
+
+    files: FileStore
+    ledger: BatchLedger
+    reader: FileReader
+    threads: DatabaseThreads
+    storage: StorageRoom
+    options: JobOptions
+    clock: Callable[[], float]
+
+
 class BatchRun:
     """`slots` limits how many rows of all batches run at once. A cancelled `run` can be resumed."""
 
     def __init__(
-        self,
-        batch: BatchRecord,
-        *,
-        ledger: BatchLedger,
-        reader: FileReader,
-        threads: DatabaseThreads,
-        storage: StorageRoom,
-        run_row: RunRow,
-        slots: anyio.Semaphore,
-        options: JobOptions,
-        clock: Callable[[], float],
+        self, batch: BatchRecord, parts: BatchParts, run_row: RunRow, slots: anyio.Semaphore
     ) -> None:
         self._batch = batch
-        self._ledger = ledger
-        self._reader = reader
-        self._threads = threads
-        self._storage = storage
+        self._parts = parts
+        self._ledger, self._threads, self._clock = parts.ledger, parts.threads, parts.clock
         self._run_row = run_row
         self._slots = slots
-        self._options = options
-        self._clock = clock
         self._scope = anyio.CancelScope()
         self._stop: StopReason | None = None
         self._pause_s: float | None = None
@@ -179,10 +177,10 @@ class BatchRun:
         """The number of rows, and the errors in them."""
         check = InputCheck(
             self._batch.endpoint,
-            max_rows=self._options.max_rows,
-            max_line_bytes=self._options.max_line_bytes,
+            max_rows=self._parts.options.max_rows,
+            max_line_bytes=self._parts.options.max_line_bytes,
         )
-        async for lines in self._reader.lines(self._batch.input_file_id):
+        async for lines in self._parts.reader.lines(self._batch.input_file_id):
             await anyio.to_thread.run_sync(check.feed, lines)
         return check.num_rows, check.errors()
 
@@ -211,7 +209,7 @@ class BatchRun:
     async def _open_rows(self) -> AsyncGenerator[BatchRow, None]:
         """The rows without a committed result, in order. Only a part of the file is in memory."""
         ended = await self._threads.read(self._ledger.ended_rows, self._batch.id)
-        async for lines in self._reader.lines(self._batch.input_file_id):
+        async for lines in self._parts.reader.lines(self._batch.input_file_id):
             for line in lines:
                 if line.number not in ended:
                     yield await _off_loop(len(line.content), parse_row, line, self._batch.endpoint)
@@ -241,7 +239,7 @@ class BatchRun:
     async def _commit(self, results: Sequence[RowResult]) -> None:
         try:
             await self._threads.write(self._ledger.record, self._batch, results)
-            self._storage.grew(self._batch.owner, sum(len(row.content) for row in results))
+            self._parts.storage.grew(self._batch.owner, sum(len(row.content) for row in results))
         except LeaseLost:
             self.stop(StopReason.LEASE_LOST)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Protocol, Union
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Union
 
 import msgspec
 
@@ -74,10 +74,9 @@ class RowAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """No row of this owner can run for so long: its batch makes room for others meanwhile."""
 
 
-class RunRow(Protocol):
-    """Runs a request to this URL, at batch priority, for a batch's owner. Raises nothing but cancellation."""
-
-    async def __call__(self, url: str, body: bytes, owner: str) -> RowAnswer: ...
+RunRow = Callable[[str, bytes, str], Awaitable[RowAnswer]]
+"""Runs a request to this URL, with this body, at batch priority, for the batch's owner. Raises nothing but
+cancellation."""
 
 
 class BadLine(ServerError):
@@ -151,7 +150,7 @@ def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
     """The row's result: 2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
-    usage = _usage(answer.body) if is_ok else _Usage()
+    usage = (msgspec.json.decode(answer.body, type=_Answer).usage if is_ok else None) or _Usage()
     details = usage.prompt_tokens_details or usage.input_tokens_details
     return RowResult(
         line=row.line,
@@ -169,10 +168,6 @@ def expired(batch_id: str, row: BatchRow) -> RowResult:
     )
     line = _OutputLine(id=_row_id(batch_id, row), custom_id=row.custom_id, error=error)
     return RowResult(line=row.line, is_ok=False, content=_encoded(line))
-
-
-def _usage(body: bytes) -> _Usage:
-    return msgspec.json.decode(body, type=_Answer).usage or _Usage()
 
 
 def _fields(content: bytes) -> dict[str, msgspec.Raw]:

@@ -10,15 +10,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from openai_cpu_server.errors import JobsUnavailable
-from openai_cpu_server.jobs.records import BatchRecord, BatchStatus, JobOptions
-from openai_cpu_server.jobs.run.batch import BatchPaused, BatchRun, FileReader, StopReason
+from openai_cpu_server.jobs.records import BatchRecord, BatchStatus
+from openai_cpu_server.jobs.run.batch import BatchParts, BatchPaused, BatchRun, StopReason
 from openai_cpu_server.jobs.run.rows import RunRow
-from openai_cpu_server.jobs.store.batches import BatchLedger
 from openai_cpu_server.jobs.store.database import away
-from openai_cpu_server.jobs.store.files import FileStore, prune
-from openai_cpu_server.jobs.store.storage import StorageRoom
+from openai_cpu_server.jobs.store.files import prune
 from openai_cpu_server.storage.breaker import CircuitBreaker
-from openai_cpu_server.storage.database import DatabaseThreads
 
 logger = logging.getLogger(__name__)
 
@@ -31,30 +28,14 @@ _AFTER_FAILURE_S = 5.0
 
 
 class BatchRunner:
-    def __init__(
-        self,
-        *,
-        files: FileStore,
-        ledger: BatchLedger,
-        reader: FileReader,
-        threads: DatabaseThreads,
-        storage: StorageRoom,
-        options: JobOptions,
-        clock: Callable[[], float],
-    ) -> None:
-        self._files = files
-        self._ledger = ledger
-        self._reader = reader
-        self._threads = threads
-        self._storage = storage
-        self._options = options
-        self._clock = clock
+    def __init__(self, parts: BatchParts) -> None:
+        self._parts = parts
+        self._files, self._ledger, self._threads = parts.files, parts.ledger, parts.threads
+        self._options, self._clock = parts.options, parts.clock
         self._runs: dict[str, BatchRun] = {}
         self._paused_until: dict[str, float] = {}
         self._breaker = CircuitBreaker(
-            fails="the jobs database is away: %s",
-            back="the jobs database is back",
-            failure=away,
+            fails="the jobs database is away: %s", back="the jobs database is back", failure=away
         )
         self._news = anyio.Event()
 
@@ -67,7 +48,7 @@ class BatchRunner:
             group.start_soon(self._repeat, self._sweep, _SWEEP_S)
             while True:
                 self._news = anyio.Event()
-                await self._survive(lambda: self._start_all(group, run_row, slots))
+                await self._attempt(lambda: self._start_all(group, run_row, slots))
                 with anyio.move_on_after(self._options.poll_s):
                     await self._news.wait()
 
@@ -90,7 +71,7 @@ class BatchRunner:
     async def release(self) -> None:
         """Give up all leases. A lease that cannot be given up runs out."""
         for batch_id in list(self._runs):
-            await self._survive(partial(self._threads.write, self._ledger.release, batch_id))
+            await self._attempt(partial(self._threads.write, self._ledger.release, batch_id))
             del self._runs[batch_id]
 
     @property
@@ -103,8 +84,8 @@ class BatchRunner:
             if batch.id in self._runs or not self._has_room_for(batch):
                 continue
             if await self._threads.write(self._ledger.claim, batch, self._clock()):
-                run = self._runs[batch.id] = self._batch_run(batch, run_row, slots)
-                group.start_soon(self._see_through, batch, run)
+                run = self._runs[batch.id] = BatchRun(batch, self._parts, run_row, slots)
+                group.start_soon(self._run_to_end, batch, run)
 
     def _has_room_for(self, batch: BatchRecord) -> bool:
         """Whether there is room for a batch. One that only has to be ended needs none, one that is paused
@@ -114,31 +95,18 @@ class BatchRunner:
         is_paused = self._paused_until.get(batch.id, 0.0) > self._clock()
         return not is_paused and len(self._runs) < self._options.max_batches
 
-    def _batch_run(self, batch: BatchRecord, run_row: RunRow, slots: anyio.Semaphore) -> BatchRun:
-        return BatchRun(
-            batch,
-            ledger=self._ledger,
-            reader=self._reader,
-            threads=self._threads,
-            storage=self._storage,
-            run_row=run_row,
-            slots=slots,
-            options=self._options,
-            clock=self._clock,
-        )
-
-    async def _see_through(self, batch: BatchRecord, run: BatchRun) -> None:
+    async def _run_to_end(self, batch: BatchRecord, run: BatchRun) -> None:
         logger.info("batch %s: %s", batch.id, "begins" if batch.in_progress_at is None else "goes on")
         try:
             ended = await run.run()
             logger.info("batch %s: %s", batch.id, ended.value if ended else "is run by another server")
         except BatchPaused as paused:
             self._pause(batch, paused.wait_s)
-            await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
+            await self._attempt(lambda: self._threads.write(self._ledger.release, batch.id))
         except Exception as error:
             _log_stop(batch, error)
             await anyio.sleep(_AFTER_FAILURE_S)
-            await self._survive(lambda: self._threads.write(self._ledger.release, batch.id))
+            await self._attempt(lambda: self._threads.write(self._ledger.release, batch.id))
         del self._runs[batch.id]  # not when cancelled: `release` needs to know
         self.wake()
 
@@ -166,10 +134,10 @@ class BatchRunner:
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:
-            await self._survive(work)
+            await self._attempt(work)
             await anyio.sleep(every_s)
 
-    async def _survive(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
         """Go on after a failure of the database, which may work the next time. It is logged once."""
         try:
             await self._breaker.attempt(work)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
 from openai_cpu_server.errors import BatchConflict, JobObjectNotFound, ServerError
 from openai_cpu_server.jobs.records import (
@@ -24,7 +24,7 @@ from openai_cpu_server.jobs.records import (
     PageQuery,
     RowResult,
 )
-from openai_cpu_server.jobs.store.database import batches, files, parts, results, rows_of
+from openai_cpu_server.jobs.store.database import batches, files, page_of, parts, record_of, results
 from openai_cpu_server.jobs.store.files import file_not_found
 from openai_cpu_server.storage.database import Database
 
@@ -81,17 +81,17 @@ class BatchStore:
             row = connection.execute(query).mappings().first()
         if row is None:
             raise _not_found(batch_id)
-        return batch_record(row)
+        return record_of(BatchRecord, row)
 
     def page(self, owner: str, page: PageQuery) -> tuple[list[BatchRecord], bool]:
         """One page of batches, and whether there are more."""
         query = select(batches).where(batches.c.owner == owner)
         last = select(batches.c.number).where(batches.c.id == page.after, batches.c.owner == owner)
         with self._database.read() as connection:
-            found = rows_of(connection, query, batches.c.number, page, last)
+            found = page_of(connection, BatchRecord, query, batches.c.number, page, last)
         if found is None:
             raise _not_found(str(page.after), param="after")
-        return [batch_record(row) for row in found.rows], found.has_more
+        return found
 
     def cancel(self, owner: str, batch_id: str, now_s: float) -> BatchRecord:
         """Ask for a cancellation; the runner ends the batch.
@@ -101,7 +101,7 @@ class BatchStore:
             row = connection.execute(select(batches).where(mine).with_for_update()).mappings().first()
             if row is None:
                 raise _not_found(batch_id)
-            batch = batch_record(row)
+            batch = record_of(BatchRecord, row)
             if batch.status is BatchStatus.CANCELLING:
                 return batch
             if not batch.status.may_become(BatchStatus.CANCELLING):
@@ -111,16 +111,8 @@ class BatchStore:
         return msgspec.structs.replace(batch, status=BatchStatus.CANCELLING, cancelling_at=int(now_s))
 
 
-def batch_record(row: RowMapping) -> BatchRecord:
-    fields = {name: row[name] for name in BatchRecord.__struct_fields__}
-    return msgspec.convert(fields, BatchRecord)
-
-
 def _not_found(batch_id: str, *, param: str = "id") -> JobObjectNotFound:
     return JobObjectNotFound(f"No batch found with id '{batch_id[:128]}'.", param=param)
-
-
-_ACTIVE = tuple(status.value for status in ACTIVE)
 
 
 class LeaseLost(ServerError):
@@ -147,15 +139,15 @@ class BatchLedger:
             batches.c.expires_at <= now_s,
             batches.c.status == BatchStatus.CANCELLING.value,
         )
-        query = select(batches).where(batches.c.status.in_(_ACTIVE), wanted).order_by(batches.c.number)
+        query = select(batches).where(batches.c.status.in_(ACTIVE), wanted).order_by(batches.c.number)
         with self._database.read() as connection:
-            found = [batch_record(row) for row in connection.execute(query).mappings()]
+            found = [record_of(BatchRecord, row) for row in connection.execute(query).mappings()]
         return [batch for batch in found if _is_free(batch, now_s)]
 
     def claim(self, batch: BatchRecord, now_s: float) -> bool:
         """Take the lease. False if the batch has ended or another process was faster."""
         unchanged = batches.c.lease_holder.is_not_distinct_from(batch.lease_holder)
-        free = and_(batches.c.id == batch.id, batches.c.status.in_(_ACTIVE), unchanged)
+        free = and_(batches.c.id == batch.id, batches.c.status.in_(ACTIVE), unchanged)
         lease = {"lease_holder": self._holder, "lease_until": now_s + self._lease_s}
         with self._database.write() as connection:
             return connection.execute(update(batches).where(free).values(lease)).rowcount == 1
@@ -208,12 +200,7 @@ class BatchLedger:
             connection.execute(insert(parts), [_part(batch, row) for row in rows])
 
     def finish(
-        self,
-        batch_id: str,
-        ending: BatchStatus,
-        *,
-        now_s: float,
-        errors: Sequence[LineError] = (),
+        self, batch_id: str, ending: BatchStatus, *, now_s: float, errors: Sequence[LineError] = ()
     ) -> BatchStatus:
         """End the batch, or cancel it if that was asked for meanwhile. Committed rows become its files.
 
@@ -224,7 +211,7 @@ class BatchLedger:
             row = connection.execute(query).mappings().first()
             if row is None:
                 raise LeaseLost(batch_id)
-            batch = batch_record(row)
+            batch = record_of(BatchRecord, row)
             if batch.status is BatchStatus.CANCELLING:
                 ending = BatchStatus.CANCELLED
             assert batch.status.may_become(ending), f"{batch.status.value} -> {ending.value}"

@@ -3,33 +3,10 @@ statements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-from sqlalchemy import (
-    JSON,
-    URL,
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Engine,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    RowMapping,
-    Select,
-    String,
-    Table,
-    Text,
-    create_engine,
-    insert,
-    make_url,
-    select,
-    update,
-)
+import msgspec
+import sqlalchemy as sa
 from sqlalchemy.exc import (
     ArgumentError,
     IntegrityError,
@@ -46,6 +23,8 @@ from openai_cpu_server.errors import JobsUnavailable, StartupError
 from openai_cpu_server.jobs.records import PageQuery
 from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of, sqlite_engine
 
+R = TypeVar("R", bound=msgspec.Struct)
+
 SCHEMA_VERSION = 3
 """The version of the tables. It grows with every change.
 
@@ -55,31 +34,31 @@ version 3 that of what keys use.
 ONLY_LACK_TABLES = (1, 2)
 """Older versions that become this one when the tables are created that they lack."""
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-schema_version = Table(
-    "schema_version", metadata, Column("version", Integer, primary_key=True, autoincrement=False)
+schema_version = sa.Table(
+    "schema_version", metadata, sa.Column("version", sa.Integer, primary_key=True, autoincrement=False)
 )
 
-files = Table(
+files = sa.Table(
     "files",
     metadata,
-    Column("number", Integer, primary_key=True),  # the order of creation, for listings
-    Column("id", String(64), nullable=False, unique=True),
-    Column("owner", String(128), nullable=False),
-    Column("purpose", String(32), nullable=False),
-    Column("filename", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("expires_at", BigInteger),
+    sa.Column("number", sa.Integer, primary_key=True),  # the order of creation, for listings
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("owner", sa.String(128), nullable=False),
+    sa.Column("purpose", sa.String(32), nullable=False),
+    sa.Column("filename", sa.Text, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger),
 )
 
-parts = Table(
+parts = sa.Table(
     "parts",
     metadata,
-    Column("file_id", String(64), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("content", LargeBinary, nullable=False),
+    sa.Column("file_id", sa.String(64), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
 )
 """A file's content is the concatenation of its parts, in the order of their numbers.
 
@@ -89,116 +68,122 @@ an output file has one part per row, numbered by the input's line, written while
 last row is committed the file is complete and in order, and nothing is copied.
 """
 
-batches = Table(
+batches = sa.Table(
     "batches",
     metadata,
-    Column("number", Integer, primary_key=True),
-    Column("id", String(64), nullable=False, unique=True),
-    Column("owner", String(128), nullable=False),
-    Column("model", Text, nullable=False),
-    Column("endpoint", String(64), nullable=False),
-    Column("input_file_id", String(64), nullable=False),
-    Column("output_id", String(64), nullable=False),
-    Column("error_id", String(64), nullable=False),
-    Column("completion_window", String(32), nullable=False),
-    Column("metadata", JSON(none_as_null=True)),
-    Column("output_expires_s", Integer),
-    Column("status", String(16), nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
-    Column("in_progress_at", BigInteger),
-    Column("finalizing_at", BigInteger),
-    Column("completed_at", BigInteger),
-    Column("failed_at", BigInteger),
-    Column("expired_at", BigInteger),
-    Column("cancelling_at", BigInteger),
-    Column("cancelled_at", BigInteger),
-    Column("total", Integer, nullable=False),
-    Column("completed", Integer, nullable=False),
-    Column("failed", Integer, nullable=False),
-    Column("input_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False),
-    Column("errors", JSON(none_as_null=True)),
-    Column("lease_holder", Text),  # who runs it now
-    Column("lease_until", Float),
-    Index("batches_by_status", "status"),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("owner", sa.String(128), nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("endpoint", sa.String(64), nullable=False),
+    sa.Column("input_file_id", sa.String(64), nullable=False),
+    sa.Column("output_id", sa.String(64), nullable=False),
+    sa.Column("error_id", sa.String(64), nullable=False),
+    sa.Column("completion_window", sa.String(32), nullable=False),
+    sa.Column("metadata", sa.JSON(none_as_null=True)),
+    sa.Column("output_expires_s", sa.Integer),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger, nullable=False),
+    sa.Column("in_progress_at", sa.BigInteger),
+    sa.Column("finalizing_at", sa.BigInteger),
+    sa.Column("completed_at", sa.BigInteger),
+    sa.Column("failed_at", sa.BigInteger),
+    sa.Column("expired_at", sa.BigInteger),
+    sa.Column("cancelling_at", sa.BigInteger),
+    sa.Column("cancelled_at", sa.BigInteger),
+    sa.Column("total", sa.Integer, nullable=False),
+    sa.Column("completed", sa.Integer, nullable=False),
+    sa.Column("failed", sa.Integer, nullable=False),
+    sa.Column("input_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("output_tokens", sa.BigInteger, nullable=False),
+    sa.Column("errors", sa.JSON(none_as_null=True)),
+    sa.Column("lease_holder", sa.Text),  # who runs it now
+    sa.Column("lease_until", sa.Float),
+    sa.Index("batches_by_status", "status"),
 )
 
-results = Table(
+results = sa.Table(
     "results",
     metadata,
-    Column("batch_id", String(64), primary_key=True),
-    Column("line", Integer, primary_key=True, autoincrement=False),
+    sa.Column("batch_id", sa.String(64), primary_key=True),
+    sa.Column("line", sa.Integer, primary_key=True, autoincrement=False),
 )
 """The rows of running batches that have ended. The key makes a second result of a row impossible."""
 
-responses = Table(
+responses = sa.Table(
     "responses",
     metadata,
-    Column("number", Integer, primary_key=True),
-    Column("id", String(64), nullable=False, unique=True),
-    Column("owner", String(128), nullable=False),
-    Column("previous_id", String(64)),
-    Column("status", String(16), nullable=False),
-    Column("is_background", Boolean, nullable=False),
-    Column("created_at", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
-    Column("response", LargeBinary, nullable=False),  # the object as clients see it
-    Column("written", LargeBinary, nullable=False),  # the tokens of its output
-    Column("vocabulary", Text, nullable=False),  # the model whose tokens these are
-    Column("lease_holder", Text),  # who runs it in the background
-    Column("lease_until", Float),
-    Index("responses_by_expiry", "expires_at"),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("owner", sa.String(128), nullable=False),
+    sa.Column("previous_id", sa.String(64)),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("is_background", sa.Boolean, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger, nullable=False),
+    sa.Column("response", sa.LargeBinary, nullable=False),  # the object as clients see it
+    sa.Column("written", sa.LargeBinary, nullable=False),  # the tokens of its output
+    sa.Column("vocabulary", sa.Text, nullable=False),  # the model whose tokens these are
+    sa.Column("lease_holder", sa.Text),  # who runs it in the background
+    sa.Column("lease_until", sa.Float),
+    sa.Index("responses_by_expiry", "expires_at"),
 )
 
-response_items = Table(
+response_items = sa.Table(
     "response_items",
     metadata,
-    Column("response_id", String(64), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("id", String(64), nullable=False),
-    Column("is_output", Boolean, nullable=False),
-    Column("content", LargeBinary, nullable=False),
-    Index("response_items_by_id", "id"),
+    sa.Column("response_id", sa.String(64), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.String(64), nullable=False),
+    sa.Column("is_output", sa.Boolean, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Index("response_items_by_id", "id"),
 )
 """What went into a response, and what came out of it, but not what it got from earlier responses."""
 
-response_events = Table(
+response_events = sa.Table(
     "response_events",
     metadata,
-    Column("response_id", String(64), primary_key=True),
-    Column("content", LargeBinary, nullable=False),
+    sa.Column("response_id", sa.String(64), primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
 )
 """The stream of a background response that has ended, for clients that come back to it."""
 
-usage = Table(
+usage = sa.Table(
     "usage",
     metadata,
-    Column("day", String(10), primary_key=True),  # YYYY-MM-DD, in UTC
-    Column("owner", String(128), primary_key=True),  # the key's name
-    Column("model", Text, primary_key=True),
-    Column("requests", BigInteger, nullable=False),
-    Column("input_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False),
-    Column("cpu_ms", Float(53), nullable=False),
-    Column("recalled_requests", BigInteger, nullable=False),
-    Column("recalled_input_tokens", BigInteger, nullable=False),
-    Column("recalled_output_tokens", BigInteger, nullable=False),
+    sa.Column("day", sa.String(10), primary_key=True),  # YYYY-MM-DD, in UTC
+    sa.Column("owner", sa.String(128), primary_key=True),  # the key's name
+    sa.Column("model", sa.Text, primary_key=True),
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("input_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("output_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cpu_ms", sa.Float(53), nullable=False),
+    sa.Column("recalled_requests", sa.BigInteger, nullable=False),
+    sa.Column("recalled_input_tokens", sa.BigInteger, nullable=False),
+    sa.Column("recalled_output_tokens", sa.BigInteger, nullable=False),
 )
 """The fields of `Amounts`, added up by all servers."""
 
 
-class RowPage(NamedTuple):
-    rows: Sequence[RowMapping]
-    has_more: bool
+def record_of(kind: type[R], row: sa.RowMapping) -> R:
+    """The columns of its fields' names."""
+    return msgspec.convert({name: row[name] for name in kind.__struct_fields__}, kind)
 
 
-def rows_of(
-    connection: Connection, query: Select[Any], number: Column[int], page: PageQuery, last: Select[Any]
-) -> RowPage | None:
-    """One page of a query, in the order of this column. `last`: the number of the row with `page.after`.
+def page_of(
+    connection: sa.Connection,
+    kind: type[R],
+    query: sa.Select[Any],
+    number: sa.Column[int],
+    page: PageQuery,
+    last: sa.Select[Any],
+) -> tuple[list[R], bool] | None:
+    """One page of a query, in the order of this column, and whether there is more. `last`: the number of the
+    row with `page.after`.
 
     None: there is no such row.
     """
@@ -208,8 +193,8 @@ def rows_of(
             return None
         query = query.where(number > after if page.is_ascending else number < after)
     query = query.order_by(number if page.is_ascending else number.desc()).limit(page.limit + 1)
-    found = connection.execute(query).mappings().all()
-    return RowPage(found[: page.limit], len(found) > page.limit)
+    found = [record_of(kind, row) for row in connection.execute(query).mappings()]
+    return found[: page.limit], len(found) > page.limit
 
 
 _SQLITE = SqliteOptions(lock_timeout_s=30, synchronous="FULL")
@@ -255,11 +240,11 @@ def _named(error: SQLAlchemyError) -> JobsUnavailable | None:
     return JobsUnavailable(_reason(error)) if isinstance(error, _UNAVAILABLE) else None
 
 
-def _url(where: str) -> URL:
+def _url(where: str) -> sa.URL:
     if "://" not in where:
-        return URL.create("sqlite", database=str(expanded(where)))
+        return sa.URL.create("sqlite", database=str(expanded(where)))
     try:
-        url = make_url(where)
+        url = sa.make_url(where)
     except ArgumentError:
         raise StartupError("--jobs-db is neither a path nor a database URL") from None
     if url.drivername in ("postgres", "postgresql"):
@@ -269,34 +254,34 @@ def _url(where: str) -> URL:
     return url
 
 
-def _engine(url: URL) -> Engine:
+def _engine(url: sa.URL) -> sa.Engine:
     if url.get_backend_name() == "sqlite":
         return sqlite_engine(url, _SQLITE)
     own = {name: value for name, value in _POSTGRES.items() if name not in url.query}
-    return create_engine(url, pool_pre_ping=True, connect_args=own)
+    return sa.create_engine(url, pool_pre_ping=True, connect_args=own)
 
 
-def _prepare(engine: Engine) -> None:
+def _prepare(engine: sa.Engine) -> None:
     """Create the tables, or check that existing ones are ours."""
     try:
         _create(engine)
     except (IntegrityError, ProgrammingError):  # another server was creating them just now
         _create(engine)
     with engine.begin() as connection:
-        found = connection.execute(select(schema_version.c.version)).scalars().all()
+        found = connection.execute(sa.select(schema_version.c.version)).scalars().all()
         if len(found) == 1 and found[0] in ONLY_LACK_TABLES:  # they were created just now
-            connection.execute(update(schema_version).values(version=SCHEMA_VERSION))
+            connection.execute(sa.update(schema_version).values(version=SCHEMA_VERSION))
             found = [SCHEMA_VERSION]
     if found != [SCHEMA_VERSION]:
         versions = ", ".join(map(str, found))
         raise StartupError(f"the jobs database is of version {versions}, this program needs {SCHEMA_VERSION}")
 
 
-def _create(engine: Engine) -> None:
+def _create(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         metadata.create_all(connection)
-        if connection.execute(select(schema_version)).first() is None:
-            connection.execute(insert(schema_version).values(version=SCHEMA_VERSION))
+        if connection.execute(sa.select(schema_version)).first() is None:
+            connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
 
 
 def _reason(error: Exception) -> str:

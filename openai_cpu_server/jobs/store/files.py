@@ -12,18 +12,17 @@ from typing import Protocol
 
 import anyio
 import msgspec
-from sqlalchemy import ColumnElement, RowMapping, and_, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
 
 from openai_cpu_server.errors import FileInUse, JobObjectNotFound, JobsUnavailable
 from openai_cpu_server.jobs.records import ACTIVE, FilePurpose, FileRecord, PageQuery
-from openai_cpu_server.jobs.store.database import batches, files, parts, rows_of
+from openai_cpu_server.jobs.store.database import batches, files, page_of, parts, record_of
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
 PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
 """So many are read or deleted in one go: others get their turn between."""
 _PARTIAL = FilePurpose.PARTIAL.value
-_ACTIVE = tuple(status.value for status in ACTIVE)
 
 
 class FileStore:
@@ -59,7 +58,7 @@ class FileStore:
             row = connection.execute(select(files).where(_visible(owner, file_id, now_s))).mappings().first()
         if row is None:
             raise file_not_found(file_id)
-        return _record(row)
+        return record_of(FileRecord, row)
 
     def page(
         self, owner: str, page: PageQuery, now_s: float, purpose: FilePurpose | None = None
@@ -70,17 +69,17 @@ class FileStore:
             query = query.where(files.c.purpose == purpose.value)
         last = select(files.c.number).where(files.c.id == page.after, files.c.owner == owner)
         with self._database.read() as connection:
-            found = rows_of(connection, query, files.c.number, page, last)
+            found = page_of(connection, FileRecord, query, files.c.number, page, last)
         if found is None:
             raise file_not_found(str(page.after), param="after")
-        return [_record(row) for row in found.rows], found.has_more
+        return found
 
     def parts(self, file_id: str, after: int) -> list[tuple[int, bytes]]:
         """The next parts after number `after` (the first is 1), at most 4 MB of an upload; [] at the end."""
         query = select(parts.c.number, parts.c.content).where(parts.c.file_id == file_id)
         query = query.where(parts.c.number > after).order_by(parts.c.number).limit(_PARTS_AT_ONCE)
         with self._database.read() as connection:
-            return [(number, bytes(content)) for number, content in connection.execute(query)]
+            return [(number, content) for number, content in connection.execute(query)]
 
     def delete(self, owner: str, file_id: str, now_s: float) -> None:
         """Delete a file; `prune` then removes its parts. Raises JobObjectNotFound, and FileInUse for the
@@ -89,7 +88,8 @@ class FileStore:
             seen = select(files.c.id).where(_visible(owner, file_id, now_s)).with_for_update()
             if connection.execute(seen).first() is None:
                 raise file_not_found(file_id)
-            user = connection.execute(select(batches.c.id).where(_uses(file_id))).scalar()
+            uses = (batches.c.input_file_id == file_id, batches.c.status.in_(ACTIVE))
+            user = connection.execute(select(batches.c.id).where(*uses)).scalar()
             if user is not None:
                 raise FileInUse(file_id, user)
             gone = {"purpose": _PARTIAL, "expires_at": 0}
@@ -97,7 +97,7 @@ class FileStore:
 
     def expired(self, now_s: float) -> list[str]:
         """Files to prune: all that have expired but for the inputs of batches that have not ended."""
-        used = select(batches.c.input_file_id).where(batches.c.status.in_(_ACTIVE))
+        used = select(batches.c.input_file_id).where(batches.c.status.in_(ACTIVE))
         old = select(files.c.id).where(files.c.expires_at <= now_s, files.c.id.not_in(used))
         with self._database.read() as connection:
             return list(connection.execute(old).scalars())
@@ -120,11 +120,6 @@ def file_not_found(file_id: str, *, param: str = "id") -> JobObjectNotFound:
     return JobObjectNotFound(f"No such File object: {file_id[:128]}", param=param)
 
 
-def _record(row: RowMapping) -> FileRecord:
-    fields = {name: row[name] for name in FileRecord.__struct_fields__}
-    return msgspec.convert(fields, FileRecord)
-
-
 def is_there(now_s: float) -> ColumnElement[bool]:
     """Whether a file is seen: whole, and not expired."""
     return and_(files.c.purpose != _PARTIAL, or_(files.c.expires_at.is_(None), files.c.expires_at > now_s))
@@ -132,11 +127,6 @@ def is_there(now_s: float) -> ColumnElement[bool]:
 
 def _visible(owner: str, file_id: str, now_s: float) -> ColumnElement[bool]:
     return and_(files.c.id == file_id, files.c.owner == owner, is_there(now_s))
-
-
-def _uses(file_id: str) -> ColumnElement[bool]:
-    """Whether a batch still needs the file."""
-    return and_(batches.c.input_file_id == file_id, batches.c.status.in_(_ACTIVE))
 
 
 _PARTS_A_PIECE = 8

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, func, or_, select
+from sqlalchemy import ColumnElement, Select, func, or_, select
 
 from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
@@ -26,8 +26,6 @@ from openai_cpu_server.jobs.store.database import (
 from openai_cpu_server.jobs.store.files import is_there
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
-_ACTIVE = tuple(status.value for status in ACTIVE)
-
 
 class SizeStore:
     def __init__(self, database: Database) -> None:
@@ -38,13 +36,14 @@ class SizeStore:
         own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
         with self._database.read() as connection:
             num_files, file_bytes = connection.execute(own).one()
-            others = sum(_scalar(connection, query) for query in (_results(owner), *_responses(owner, now_s)))
+            queries = (_results(owner), *_responses(owner, now_s))
+            others = sum(int(connection.execute(query).scalar_one()) for query in queries)
         return StoredAmount(num_bytes=int(file_bytes) + others, num_files=int(num_files))
 
 
 def _results(owner: str) -> Select[Any]:
     """Rows of batches that have not ended; then they are files."""
-    running = (batches.c.owner == owner, batches.c.status.in_(_ACTIVE))
+    running = (batches.c.owner == owner, batches.c.status.in_(ACTIVE))
     outputs, errors = (select(column).where(*running) for column in (batches.c.output_id, batches.c.error_id))
     of_these = or_(parts.c.file_id.in_(outputs), parts.c.file_id.in_(errors))
     return select(_sum(func.length(parts.c.content))).where(of_these)
@@ -63,10 +62,6 @@ def _responses(owner: str, now_s: float) -> list[Select[Any]]:
 
 def _sum(what: ColumnElement[int]) -> ColumnElement[int]:
     return func.coalesce(func.sum(what), 0)
-
-
-def _scalar(connection: Connection, query: Select[Any]) -> int:
-    return int(connection.execute(query).scalar_one())
 
 
 _MIB = 1024 * 1024

@@ -10,7 +10,6 @@ from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistr
 from openai_cpu_server.models.routing.decide import RouteDecision, RouteReason, RouterInput
 from openai_cpu_server.models.routing.options import Cascade
 from openai_cpu_server.models.routing.router import TO_BE_JUDGED, ModelRouter, RouterCaller
-from openai_cpu_server.models.served import ServedModel
 
 
 class RoutedCall(NamedTuple):
@@ -44,7 +43,10 @@ async def follow(
     said: list[str] = []
     while True:
         decision = await router.decide(
-            asked, who, model_of=partial(_model, models), count=partial(_count, models, router)
+            asked,
+            who,
+            model_of=lambda name: models.choose(name, None).model,
+            count=partial(_count, models, router),
         )
         said.append(f"{decision.route}: {decision.why}")
         target = router.options.routes[decision.route]
@@ -68,10 +70,6 @@ def _routed(
         chosen = choose_able(models, larger, None, Ability.GENERATE)
         return RoutedCall(name, chosen, RouteReason.FAILED, f"{why.removesuffix(TO_BE_JUDGED)}{error}")
     return RoutedCall(name, chosen, decision.reason, why, cascade, larger)
-
-
-def _model(models: ModelRegistry, name: str) -> ServedModel:
-    return models.choose(name, None).model
 
 
 def _count(models: ModelRegistry, router: ModelRouter, asked: RouterInput) -> int:

@@ -119,7 +119,7 @@ class ApiReplica:
         parts = [await each for each in opening]
         tracing = open_tracing(settings.traces_endpoint) if settings.traces_endpoint else None
         self._watch = Watch.new(model=plans[0].name, tracing=tracing)
-        self._readers.on_death = self._watch.reader_died
+        self._readers.on_death = self._watch.metrics.reader_died
         served = [self._served(one, engines[one.plan.name]) for one in parts]
         kinds = {name: model.kind for model in served for name in model.names}
         registry = ModelRegistry(served, planned_routers(settings, plans, kinds))
