@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from openai_cpu_server.contract.framing import frame, read_command, read_frame
 from openai_cpu_server.contract.messages import (
@@ -25,11 +25,11 @@ from openai_cpu_server.contract.messages import (
     StartEngine,
     StartFailed,
 )
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import NativeModel
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, Work
 from openai_cpu_server.engine.preparation import Preparation, Request
-from openai_cpu_server.engine.turn import EngineTurn, OwnCores, SharedTurn
+from openai_cpu_server.engine.turn import EngineTurn, SharedTurn
 from openai_cpu_server.errors import StartupError
 
 
@@ -62,23 +62,6 @@ somebody comes meanwhile: else all gaps of light traffic would be spent on that.
 """
 
 
-class NativeModel(Protocol):
-    """What the loop wants of a backend, whatever it computes."""
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    def warm_up(self) -> bool:
-        """False: it was interrupted; it can be repeated."""
-        ...
-
-    def interrupt(self) -> None:
-        """Any thread may call it."""
-        ...
-
-    def close(self) -> None: ...
-
-
 Loaded = TypeVar("Loaded", bound=NativeModel)
 Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
 BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
@@ -101,7 +84,7 @@ def run_engine(
         return
     confine(start.options)
     inbox = Inbox()
-    turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else OwnCores()
+    turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineTurn()
     reader = CommandReader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
     reader.start()
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Generic, TypeVar, Union
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
@@ -70,12 +69,7 @@ class EngineAnswer(Generic[Item]):
         self._queue: asyncio.Queue[Arrived[Item]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for request_id in self._unfinished:
             self._cancel(request_id)
         self._stop_timer()
