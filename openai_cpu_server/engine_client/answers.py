@@ -40,18 +40,19 @@ class CallTimes:
     def end(self) -> None:
         self._ended = self._clock()
 
-    @property
-    def ended(self) -> float:
-        """Now, while it has not ended; so for the others, while they have not been."""
-        return self._clock() if self._ended is None else self._ended
-
-    @property
-    def started(self) -> float:
-        return self.ended if self._started is None else self._started
-
-    @property
-    def first(self) -> float:
-        return self.ended if self._first_token is None else self._first_token
+    def figures(self, num_tokens: int, **counts: int) -> Figures:
+        """Up to the end, or up to now while it has not ended. `num_tokens` are those of the rate."""
+        end = self._clock() if self._ended is None else self._ended
+        started = end if self._started is None else self._started
+        first = end if self._first_token is None else self._first_token
+        return Figures(
+            **counts,
+            queue_ms=1000 * (started - self.submitted),
+            prefill_ms=1000 * (first - started),
+            generation_ms=1000 * (end - first),
+            latency_ms=1000 * (end - self.submitted),
+            tokens_per_second=num_tokens / (end - started) if end > started else 0.0,
+        )
 
 
 class EngineAnswer(Generic[Item]):
@@ -65,7 +66,7 @@ class EngineAnswer(Generic[Item]):
         self._unfinished = set(request_ids)
         self._cancel = cancel
         self._clock = clock
-        self._clocking = CallTimes(clock)
+        self._times = CallTimes(clock)
         self._queue: asyncio.Queue[Arrived[Item]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -81,7 +82,7 @@ class EngineAnswer(Generic[Item]):
     # -- called by `Replay` ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._clocking.start()
+        self._times.start()
 
     def wait_at(self, place: QueuePlace) -> None:
         self._put(place)
@@ -118,7 +119,7 @@ class EngineAnswer(Generic[Item]):
     def _leave(self, request_id: str) -> None:
         self._unfinished.discard(request_id)
         if not self._unfinished:
-            self._clocking.end()
+            self._times.end()
             self._stop_timer()
 
     def _stop_timer(self) -> None:
@@ -204,24 +205,15 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
     @property
     def figures(self) -> Figures:
         """Up to the end, or up to now while it has not ended; counts are of the sequences that have ended."""
-        times, counts = self._clocking, added_up(self._finishes)
-        end, started, first = times.ended, times.started, times.first
-        tokens, busy_s = counts["output_tokens"], end - started
-        return Figures(
-            **counts,
-            queue_ms=1000 * (started - times.submitted),
-            prefill_ms=1000 * (first - started),
-            generation_ms=1000 * (end - first),
-            latency_ms=1000 * (end - times.submitted),
-            tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
-        )
+        counts = added_up(self._finishes)
+        return self._times.figures(counts["output_tokens"], **counts)
 
     # -- called by `Replay` ----------------------------------------------------------------------------
 
     def push(self, event: TokenEvent) -> None:
-        self._clocking.start()
+        self._times.start()
         if event.tokens or event.finish is not None:
-            self._clocking.first_token()
+            self._times.first_token()
         if event.finish is not None:
             self._finishes.append(event.finish)
             self._leave(event.id)
@@ -272,20 +264,12 @@ class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
     @property
     def figures(self) -> Figures:
         """Times up to the end, or up to now while it has not ended."""
-        times = self._clocking
-        busy_s = times.ended - times.started
-        tokens = sum(map(len, self._request.inputs[: self._num_embedded]))
-        return Figures(
-            queue_ms=1000 * (times.started - times.submitted),
-            prefill_ms=1000 * busy_s,
-            latency_ms=1000 * (times.ended - times.submitted),
-            tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
-        )
+        return self._times.figures(sum(map(len, self._request.inputs[: self._num_embedded])))
 
     # -- called by `Replay` ----------------------------------------------------------------------------
 
     def push(self, event: Embedded) -> None:
-        self._clocking.start()
+        self._times.start()
         if event.error is not None:
             self.fail(event.id, GenerationFailed(event.error))
             return

@@ -36,6 +36,8 @@ class Residency:
         self, supervisor: Supervisor, replay: RequestReplay, status: Callable[[], EngineStatus]
     ) -> None:
         self.status = status
+        self.wake, self.settled, self.fail = supervisor.wake, supervisor.settled, supervisor.fail
+        self.hold_back, self.release = replay.hold_back, replay.release
         self._supervisor = supervisor
         self._replay = replay
 
@@ -63,32 +65,12 @@ class Residency:
     def failed_s(self) -> float | None:
         return self._supervisor.failed_s
 
-    def wake(self) -> None:
-        """Load the model. It must be asleep, or have failed."""
-        self._supervisor.wake()
-
-    async def settled(self) -> EngineState:
-        """The state that loading leads to, once it is over."""
-        return await self._supervisor.settled()
-
     async def sleep(self) -> None:
         """End the process, which must not be at work. Returns when it is gone; requests that come meanwhile
         wait for the next."""
         assert not self.is_at_work, "it has requests"
         self._replay.lost()
         await self._supervisor.sleep()
-
-    def hold_back(self) -> None:
-        """Send the process nothing new: it is to end what it has, and then to sleep."""
-        self._replay.hold_back()
-
-    def release(self) -> None:
-        """Send it again what was held back."""
-        self._replay.release()
-
-    def fail(self, reason: str) -> None:
-        """An engine that sleeps is not to be woken, for this reason."""
-        self._supervisor.fail(reason)
 
 
 _DRAIN_LOOK_S = 0.05
@@ -188,7 +170,7 @@ class EngineClient:
         self._supervisor.send(ClearCache())
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        return self._adapters.shelf.offered
+        return self._adapters.table.offered
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         self._serving()  # a model that sleeps is woken

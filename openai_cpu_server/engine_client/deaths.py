@@ -200,9 +200,9 @@ class DeathRecord:
 
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
         self.num = 0
-        self._max_a_minute = max_a_minute
+        self.crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
+        """Those of them that count."""
         self._clock = clock
-        self._crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
         self._known: deque[tuple[Death, float]] = deque(maxlen=_MOST_KNOWN)
         """The last ones, and when they were."""
 
@@ -219,23 +219,9 @@ class DeathRecord:
     def last(self) -> LastDeath | None:
         return self.known[-1] if self._known else None
 
-    @property
-    def why_too_many(self) -> str | None:
-        """None: they are not."""
-        return self._crashes.why_too_many
-
-    @property
-    def backoff_s(self) -> float:
-        """How long to wait before the next start."""
-        return self._crashes.backoff_s
-
     def forgive(self) -> None:
         """None of them counts any more: they are explained, or it is tried again on purpose."""
-        self._crashes = CrashRecord(max_a_minute=self._max_a_minute, clock=self._clock)
-
-    def started(self) -> None:
-        """A process has become ready."""
-        self._crashes.started()
+        self.crashes = CrashRecord(max_a_minute=self.crashes.max_a_minute, clock=self._clock)
 
     def book(
         self, death: Death, *, search: SearchProgress, has_advanced: bool, while_restarting: bool
@@ -248,8 +234,8 @@ class DeathRecord:
             return
         is_kill = death.kind is DeathKind.KILL
         if search is SearchProgress.CLOSER or (is_kill and has_advanced):
-            self._crashes.excuse()
+            self.crashes.excuse()
         else:
-            self._crashes.note()
+            self.crashes.note()
         if not is_kill and while_restarting:
-            self._crashes.start_failed()
+            self.crashes.start_failed()

@@ -58,7 +58,7 @@ class ExpectedStart(msgspec.Struct, frozen=True):
 
     position: int
     first_token_s: float
-    """On the dispatcher's clock."""
+    """On the clock of whoever carries requests."""
 
 
 @dataclass(eq=False)

@@ -72,7 +72,7 @@ class RequestReplay:
         self._is_held_back = False
         self._recovery = RecoveryTimer(clock)
 
-    # -- for the dispatcher ------------------------------------------------------------------------------
+    # -- for the engine's client -------------------------------------------------------------------------
 
     @property
     def live(self) -> AcceptedRequests:
@@ -147,7 +147,7 @@ class RequestReplay:
         self._send_due()
 
     def lost(self) -> None:
-        """The engine process hears nothing any more. `died` follows."""
+        """The engine process hears nothing any more. `died` follows, if another is to take its place."""
         self._send = None
 
     def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None:
@@ -167,7 +167,8 @@ class RequestReplay:
                     answer.wait_at(place)
 
     def has_explained(self) -> bool:
-        """Whether the deaths before were those of requests that have left since."""
+        """Whether the deaths before were those of requests that have left since, before it could be shown.
+        Asked before `died`; then it is told no more."""
         return self._absent.take_conclusion()
 
     def died(self, death: Death) -> SearchProgress:

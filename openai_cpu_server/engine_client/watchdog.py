@@ -69,12 +69,8 @@ class HangDetector:
         self.silence_s = self.silence_s + waited if is_due else 0.0
         if self.handling_s is not None:
             self.handling_s += waited
-        limit = self._load_limit if is_loading else self._step_limit
+        limit = self._limits.load_s if is_loading else self._step_limit
         return limit is not None and self.stuck_s > limit
-
-    @property
-    def _load_limit(self) -> float | None:
-        return self._limits.load_s
 
     @property
     def _step_limit(self) -> float | None:

@@ -95,7 +95,7 @@ class HostReporting:
             status=status,
             info=supervisor.news.info,
             kv=supervisor.news.kv_stats,
-            adapters=supervisor.news.adapters.shelf.offered,
+            adapters=supervisor.news.adapters.table.offered,
             forecast=supervisor.news.forecast,
             held=held if held.is_whole or held.saved or held.dropped else None,
             counted=self._note(session, supervisor),
@@ -265,7 +265,7 @@ class ReplicaHost:
         if not self._serves():
             return False
         key = request.adapter if isinstance(request, GenerationRequest) else None
-        status = self._adapters.shelf.status(key) if key is not None else None
+        status = self._adapters.table.status(key) if key is not None else None
         return key is None or (status is not None and status.state is not AdapterState.FAILED)
 
     def _serves(self) -> bool:
