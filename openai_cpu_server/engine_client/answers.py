@@ -76,7 +76,6 @@ class EngineAnswer(Generic[Item]):
         self._stop_timer()
 
     def fail_in(self, seconds: float, error: ServerError) -> None:
-        """End it with this error unless it has ended by then."""
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._end, error)
 
     # -- called by `Replay` ----------------------------------------------------------------------------
@@ -194,8 +193,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
                 yield item
 
     async def progress(self) -> AsyncIterator[TokenEvent | QueuePlace | ModelLoading]:
-        """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
-        model that it waits for is loaded."""
         while not self._is_over:
             item = await self._take()
             if isinstance(item, TokenEvent):

@@ -59,7 +59,7 @@ class Residency:
     @property
     def last_use_s(self) -> float:
         """When a request last came or ended, or it became ready, on the clock."""
-        return self._replay.last_use_s
+        return self._replay.delivery.last_use_s
 
     @property
     def failed_s(self) -> float | None:
@@ -183,7 +183,7 @@ class EngineClient:
 
     @property
     def totals(self) -> ServedTotals:
-        return self._replay.totals
+        return self._replay.delivery.totals
 
     @property
     def engine_pid(self) -> int | None:
@@ -202,7 +202,7 @@ class EngineClient:
         waiting = [live for live in self._replay.live if live.state is RequestState.WAITING]
         batch = [live for live in waiting if live.request.priority is Priority.BATCH]
         self._replay.cancel(*[live.request.id for live in batch])
-        self._replay.fail(batch, lambda: unavailable(self.status()))
+        self._replay.delivery.fail(batch, lambda: unavailable(self.status()))
         deadline_s = self._clock() + seconds
         while self._replay.num_live and self._clock() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
             await asyncio.sleep(_DRAIN_LOOK_S)

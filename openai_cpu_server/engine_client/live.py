@@ -81,7 +81,7 @@ class AcceptedRequest:
     @property
     def adapter(self) -> str | None:
         """The key of its adapter."""
-        return self.request.adapter if isinstance(self.request, GenerationRequest) else None
+        return self.request.adapter
 
     @property
     def call(self) -> str:
@@ -95,12 +95,6 @@ class AcceptedRequest:
     def num_inputs(self) -> int | None:
         """None: it generates."""
         return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Those of all inputs, where texts are embedded."""
-        request = self.request
-        return request.num_tokens if isinstance(request, EmbedRequest) else len(request.tokens)
 
     def run(self) -> None:
         self.state, self.expected = RequestState.RUNNING, None
@@ -119,7 +113,7 @@ class AcceptedRequest:
             id=self.request.id,
             priority=self.request.priority,
             state=self.state,
-            prompt_tokens=self.num_prompt_tokens,
+            prompt_tokens=self.request.num_tokens,
             output_tokens=len(self.output),
             age_s=now_s - self.submitted_s,
             client=self.request.client,
@@ -246,40 +240,32 @@ class Delivery:
         for live in call:
             self.live.add(live)
         self.totals.requests += 1
-        self.totals.prompt_tokens += sum({_prompt(live): live.num_prompt_tokens for live in call}.values())
+        self.totals.prompt_tokens += sum({_prompt(live): live.request.num_tokens for live in call}.values())
         self.used()
 
     def used(self) -> None:
         """It is in use at this moment."""
         self.last_use_s = self._clock()
 
-    def deliver(self, event: TokenEvent) -> AcceptedRequest | None:
-        """Returns who has gained tokens; None: it has left while they were on their way."""
+    def deliver(self, event: TokenEvent | Embedded) -> AcceptedRequest | None:
+        """Returns who has gained tokens or vectors; None: it has left while they were on their way."""
         live = self.live.get(event.id)
         if live is None:
             return None
-        if not isinstance(live.answer, TokenSink):  # its file has become one of another kind
-            self._fail_kind(live)
+        if isinstance(event, TokenEvent) and isinstance(live.answer, TokenSink):
+            self.live.advanced(event)
+            live.answer.push(event)
+            is_over = event.finish is not None
+            self.totals.output_tokens += event.finish.output_tokens if event.finish is not None else 0
+        elif isinstance(event, Embedded) and isinstance(live.answer, VectorSink):
+            self.live.embedded(event)
+            self.used()
+            live.answer.push(event)
+            is_over = self.live.get(event.id) is None
+        else:  # its file has become one of another kind
+            self.fail([live], lambda: GenerationFailed("The model's file is of another kind now."))
             return None
-        self.live.advanced(event)
-        live.answer.push(event)
-        if event.finish is not None:
-            self.totals.output_tokens += event.finish.output_tokens
-            self._gone(live)
-        return live
-
-    def deliver_vectors(self, event: Embedded) -> AcceptedRequest | None:
-        """Returns who has gained vectors; None: it has left while they were on their way."""
-        live = self.live.get(event.id)
-        if live is None:
-            return None
-        if not isinstance(live.answer, VectorSink):
-            self._fail_kind(live)
-            return None
-        self.live.embedded(event)
-        self.used()
-        live.answer.push(event)
-        if self.live.get(event.id) is None:
+        if is_over:
             self._gone(live)
         return live
 
@@ -295,9 +281,6 @@ class Delivery:
         if live is not None:
             self._gone(live)
         self.used()
-
-    def _fail_kind(self, live: AcceptedRequest) -> None:
-        self.fail([live], lambda: GenerationFailed("The model's file is of another kind now."))
 
     def _gone(self, live: AcceptedRequest) -> None:
         self.used()

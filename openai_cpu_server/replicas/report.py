@@ -55,7 +55,7 @@ class RoutedRequest:
     num_tokens: int
     """Of its prompt, with what it has produced already if it is replayed."""
     blocks: tuple[int, ...] = ()
-    """The names of their whole blocks (`contract.prefix.block_hashes`)."""
+    """The names of their whole blocks (`contract.replica.block_hashes`)."""
     prefers: str | None = None
     """The replica that it stays with as long as that lives, be it that its engine restarts."""
     avoids: frozenset[str] = field(default_factory=frozenset)
@@ -78,13 +78,13 @@ class ReplicaLost(Exception):
 class ReplicaLink(Protocol):
     """Carries bytes (`replicas.wire`). Its methods belong to one event loop's thread."""
 
-    def attend(self, lessee: str) -> AsyncIterator[bytes]:
-        """News for the API process that calls itself `lessee`, until the replica ends that. Whoever stops
-        reading is forgotten there, with all that it has ordered. Raises `ReplicaLost`."""
+    def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
+        """News for the API process that calls itself so, until the replica ends that. Whoever stops reading
+        is forgotten there, with all that it has ordered. Raises `ReplicaLost`."""
         ...
 
-    async def tell(self, lessee: str, orders: bytes) -> bool:
-        """False: the replica does not know the lessee (any more). Raises `ReplicaLost`."""
+    async def tell(self, lease_holder: str, orders: bytes) -> bool:
+        """False: the replica does not know the lease_holder (any more). Raises `ReplicaLost`."""
         ...
 
     async def load_adapter(self, adapter: bytes) -> bytes:

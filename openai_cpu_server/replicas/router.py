@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -175,20 +177,16 @@ class PrefixIndex:
 
     def num_held(self, replica: str, blocks: Sequence[int], now_s: float) -> int:
         """How many of the first blocks the replica holds. Who holds a block holds those before it."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            until_s = self._holders.get(blocks[middle - 1], {}).get(replica)
-            low, high = (middle, high) if until_s is not None and until_s >= now_s else (low, middle - 1)
-        return low
+
+        def is_missing(block: int) -> bool:
+            return self._holders.get(block, {}).get(replica, -math.inf) < now_s
+
+        return bisect_left(blocks, True, key=is_missing)
 
     def deepest(self, blocks: Sequence[int]) -> list[str]:
         """Who holds most of the first blocks, also by guesses that are old: the caller asks `num_held`."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._holders.get(blocks[middle - 1]) else (low, middle - 1)
-        return list(self._holders[blocks[low - 1]]) if low else []
+        num_held = bisect_left(blocks, True, key=lambda block: block not in self._holders)
+        return list(self._holders[blocks[num_held - 1]]) if num_held else []
 
     def _expire(self, now_s: float) -> None:
         """Forget guesses that are old, unless newer ones or the replica itself have said the same."""

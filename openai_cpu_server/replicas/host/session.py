@@ -39,8 +39,8 @@ class CpuSpending:
 class HostSession:
     """Collects news until they are fetched: all of one step are fetched together."""
 
-    def __init__(self, lessee: str, *, now_s: float) -> None:
-        self.lessee = lessee
+    def __init__(self, lease_holder: str, *, now_s: float) -> None:
+        self.lease_holder = lease_holder
         self.renewed_s = now_s
         """When it was heard of last."""
         self.num_told = 0
@@ -56,10 +56,6 @@ class HostSession:
         self._spending = CpuSpending()
         self._news = asyncio.Event()
         self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
 
     def end(self) -> None:
         """There are no more news for it."""
@@ -132,29 +128,25 @@ class _Relay(AnswerSink):
     """Of one request. `serves`: there is an engine that others are computed by."""
 
     def __init__(self, request_id: str, session: HostSession, serves: Callable[[], bool]) -> None:
+        self.session = session
         self._id = request_id
-        self._session = session
         self._serves = serves
         self._is_running = False
-
-    @property
-    def session(self) -> HostSession:
-        return self._session
 
     def start(self) -> None:
         if not self._is_running:
             self._is_running = True
-            self._session.start(self._id)
+            self.session.start(self._id)
 
     def wait_at(self, place: QueuePlace) -> None:
         self._is_running = False
-        self._session.wait_at(place)
+        self.session.wait_at(place)
 
     def wait_for_model(self, loading: ModelLoading) -> None:
         """Who chooses between replicas knows that this one loads."""
 
     def fail(self, request_id: str, error: ServerError) -> None:
-        self._session.ended(RequestEnd(request_id, self._why(error), str(error)))
+        self.session.ended(RequestEnd(request_id, self._why(error), str(error)))
 
     def _why(self, error: ServerError) -> EndReason:
         if isinstance(error, RequestCancelled):
@@ -165,9 +157,9 @@ class _Relay(AnswerSink):
 
 class TokenRelay(_Relay, TokenSink):
     def push(self, event: TokenEvent) -> None:
-        self._session.tokens(event)
+        self.session.tokens(event)
 
 
 class VectorRelay(_Relay, VectorSink):
     def push(self, event: Embedded) -> None:
-        self._session.vectors(event)
+        self.session.vectors(event)

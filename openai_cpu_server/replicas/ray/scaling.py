@@ -34,18 +34,16 @@ def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str
 
 
 def report_of(stats: dict[str, float]) -> ReplicaReport:
-    state = list(EngineState)[int(stats.get("ocs_state", 0))]
-    return ReplicaReport(
-        state=ReplicaState.of(state),
-        forecast=None
-        if "ocs_token_ms" not in stats
-        else Forecast(
-            token_ms=stats["ocs_token_ms"],
-            wait_ms=_by_priority(stats, "wait_ms"),
-            work_ms=_by_priority(stats, "work_ms"),
-            num_live=_by_priority(stats, "live"),
-        ),
+    state = ReplicaState.of(list(EngineState)[int(stats.get("ocs_state", 0))])
+    if "ocs_token_ms" not in stats:
+        return ReplicaReport(state)
+    forecast = Forecast(
+        token_ms=stats["ocs_token_ms"],
+        wait_ms=_by_priority(stats, "wait_ms"),
+        work_ms=_by_priority(stats, "work_ms"),
+        num_live=_by_priority(stats, "live"),
     )
+    return ReplicaReport(state, forecast)
 
 
 def _by_priority(stats: dict[str, float], name: str) -> ByPriority:
@@ -55,23 +53,9 @@ def _by_priority(stats: dict[str, float], name: str) -> ByPriority:
 class WaitPolicy:
     """Ray Serve asks it regularly. One is for one deployment."""
 
-    def __init__(
-        self,
-        *,
-        min_replicas: int,
-        max_replicas: int,
-        target_wait_ms: float,
-        up_after_s: float,
-        down_after_s: float,
-    ) -> None:
-        options = AutoscaleOptions(
-            min_replicas=min_replicas,
-            max_replicas=max_replicas,
-            target_wait_ms=target_wait_ms,
-            up_after_s=up_after_s,
-            down_after_s=down_after_s,
-        )
-        self._autoscaler = Autoscaler(options)
+    def __init__(self, **options: Any) -> None:
+        """`options`: those of `AutoscaleOptions`."""
+        self._autoscaler = Autoscaler(AutoscaleOptions(**options))
         self._watch = FleetWatch()
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
