@@ -19,6 +19,10 @@ class EmbedRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True,
     `ModelInfo.max_input_tokens`."""
 
     @property
+    def adapter(self) -> None:
+        """Adapters are for models that generate."""
+
+    @property
     def num_tokens(self) -> int:
         """The tokens of all inputs."""
         return sum(map(len, self.inputs))

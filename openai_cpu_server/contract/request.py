@@ -295,6 +295,11 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     """Keep the prompt in the prefix cache for good."""
 
     @property
+    def num_tokens(self) -> int:
+        """The tokens of its prompt."""
+        return len(self.tokens)
+
+    @property
     def cells_namespace(self) -> str:
         """Only requests of the same have cells that mean the same: those of an adapter are others."""
         return self.cache_namespace if self.adapter is None else f"{self.cache_namespace}+{self.adapter}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
@@ -130,11 +131,8 @@ class EmbedCore(Core[list[EmbedPart]]):
 
     def _tokens_within(self, budget_ms: float) -> int:
         """How many tokens, of short inputs, take so long."""
-        low, high = 1, min(_ENOUGH_TOKENS, self._backend.info.max_step_tokens)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._cost.predict_ms(middle) <= budget_ms else (low, middle - 1)
-        return low
+        most = min(_ENOUGH_TOKENS, self._backend.info.max_step_tokens)
+        return 1 + bisect_right(range(2, most + 1), budget_ms, key=self._cost.predict_ms)
 
     def _compute(self, planned: list[EmbedPart]) -> StepFigures | None:
         if not planned:
@@ -165,7 +163,9 @@ class EmbedCore(Core[list[EmbedPart]]):
             result = self._backend.embed(_inputs(parts))
         except EmbeddingFailed as error:
             if len(parts) == 1:
-                self._fail(parts[0].pending.request, str(error))
+                request = parts[0].pending.request
+                self._queue.remove(request.id)
+                self._embedded.append(_failed(request, str(error)))
                 return True
             return all(self._embed([part]) for part in parts)
         if result.interrupted:
@@ -244,10 +244,6 @@ class EmbedCore(Core[list[EmbedPart]]):
             self._events.append(failure(submit.request.id, why, len(submit.output)))
         else:
             self._embedded.append(_failed(submit.request, why))
-
-    def _fail(self, request: EmbedRequest, why: str) -> None:
-        self._queue.remove(request.id)
-        self._embedded.append(_failed(request, why))
 
 
 _WRONG_MODEL = "does not go with a model that embeds"

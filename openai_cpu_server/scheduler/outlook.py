@@ -7,29 +7,21 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import islice
 
+from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.scheduler.admission import WaitingRoom
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
-from openai_cpu_server.scheduler.sequence import Policy, Sequence
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 READING_TOKENS = 128
 """The step size by which the price of reading a prompt is estimated: the largest that is always measured."""
-
-
-@dataclass(frozen=True)
-class WaitOutlook:
-    sequence: Sequence
-    position: int
-    """1 is next."""
-    first_token_ms: float
 
 
 class WaitingLine:
@@ -83,11 +75,6 @@ class WaitingLine:
 
     def _ms(self, start: int, adapter: str | None) -> float:
         return start * self._round_ms + self._backlog.tokens_until(adapter) * self._token_ms
-
-
-def outlook(waiting: Iterable[Sequence], line: WaitingLine) -> list[WaitOutlook]:
-    """The outlooks of `waiting`, who come in their order."""
-    return [WaitOutlook(s, position, line.enter(s)) for position, s in enumerate(waiting, 1)]
 
 
 class _Backlog:
@@ -181,7 +168,7 @@ class Expectations:
         waiting: WaitingRoom,
         running: Mapping[int, Sequence],
         costs: LearnedCosts,
-        policy: Policy,
+        policy: PriorityPolicy,
         *,
         num_slots: int,
         stall_ms: float,
@@ -200,9 +187,11 @@ class Expectations:
         """The plan's tokens were computed."""
         self._work.count(plan, self._costs.of(adapter))
 
-    def outlook(self) -> list[WaitOutlook]:
-        """What the first of those who wait may expect, in their order."""
-        return outlook(islice(self._waiting.in_order(), _TOLD), self._line())
+    def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
+        """What the first of those who wait may expect, in their order; everything takes so many times as
+        long."""
+        line, first = self._line(), islice(self._waiting.in_order(), _TOLD)
+        return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
     def forecast(self) -> Forecast:
         """What a newcomer may expect, for those who choose between several engines."""
