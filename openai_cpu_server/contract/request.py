@@ -98,10 +98,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: str
     """The mark behind the thoughts."""
     begin: str = ""
-    """The mark with which the output may begin, behind white space; without it there are no thoughts.
-
-    "": the prompt has opened the thoughts, and the output begins within them.
-    """
+    """As in `OutputMarks`."""
     opening: tuple[int, ...] = ()
     """Tokens with which the output must begin: they spell `begin`. (): it may begin with it or not."""
     shown_behind: str = ""

@@ -1,4 +1,7 @@
-"""The engine process's end of the socket. Its methods block."""
+"""The engine process from its first command to its end: it loads, computes, and tells what comes of it.
+
+One thread computes. Another takes commands in meanwhile, and may interrupt a step (`CommandReader`).
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,11 @@ from openai_cpu_server.engine.preparation import Preparation, Request
 from openai_cpu_server.engine.turn import EngineTurn, SharedTurn
 from openai_cpu_server.errors import StartupError
 
+logger = logging.getLogger(__name__)
+
 
 class EngineChannel:
-    """Any thread may send while one receives."""
+    """The engine process's end of the socket. Any thread may send while one receives; both block."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -53,8 +58,6 @@ class EngineChannel:
             return None
         return None if payload is None else read_command(payload)
 
-
-logger = logging.getLogger(__name__)
 
 _QUIET_S, _QUIET_MOST_S = 2.0, 60.0
 """Steps are timed when nobody has wanted anything for so long. The time doubles, up to the latter, whenever

@@ -1,4 +1,4 @@
-"""Turns the bytes of tokens into text: whole tokens, whole characters, never a part of a stop string."""
+"""Turns what sequences gain into events: text of whole tokens and characters, and of no stop string."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.errors import AdapterFailed, ServerError
 
+logger = logging.getLogger(__name__)
+
 
 class AdapterTable:
     """Adapters by key.
@@ -140,9 +142,6 @@ class AdapterTable:
             return None
         self._statuses[key] = AdapterStatus(adapter=status.adapter, state=state, loaded=loaded, reason=reason)
         return key
-
-
-logger = logging.getLogger(__name__)
 
 
 class AdapterControl:

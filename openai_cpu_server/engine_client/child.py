@@ -91,6 +91,7 @@ class EngineProcess:
     ) -> None:
         self.is_closing = False
         """It has been told to end: what it still says does not matter."""
+        self.send, self.receive = channel.send, channel.receive
         self._process = process
         self._channel = channel
         self._grace_s = grace_s
@@ -128,13 +129,6 @@ class EngineProcess:
     def rss_bytes(self) -> int:
         """Resident memory, the mapped model file included; 0 once it is dead."""
         return resident_bytes(self.pid)
-
-    def send(self, *commands: Command) -> None:
-        self._channel.send(*commands)
-
-    async def receive(self) -> Event | None:
-        """The next event; None when the process is gone. Raises `msgspec.DecodeError`."""
-        return await self._channel.receive()
 
     def kill(self) -> None:
         """End it at once, whatever it does; a stopped process too."""

@@ -14,7 +14,6 @@ from openai_cpu_server.contract.engine import (
     EngineStatus,
     LiveRequest,
     RequestState,
-    SeeStep,
     unavailable,
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
@@ -103,6 +102,8 @@ class EngineClient:
         self._news, self._adapters = supervisor.news, supervisor.news.adapters
         self._replay = RequestReplay(clock, self._adapters.free, culprits)
         self._adapters.is_used = self._replay.uses_adapter
+        self.show_steps, self.hide_steps = self._news.show_steps, self._news.hide_steps
+        self.unload_adapter = self._adapters.unload
         self._admission = RequestAdmission(
             self._replay,
             culprits,
@@ -111,6 +112,7 @@ class EngineClient:
             max_held_bytes=max_held_bytes,
             clock=clock,
         )
+        self.cancel = self._admission.cancel
         self.residency = Residency(supervisor, self._replay, self.status)
         self._clock = clock
         self._is_draining = False
@@ -143,9 +145,6 @@ class EngineClient:
         self._news.request_came(request.priority)
         return embedding
 
-    def cancel(self, name: str) -> bool:
-        return self._admission.cancel(name)
-
     def requests(self) -> list[LiveRequest]:
         return self._replay.live.snapshots(self._clock())
 
@@ -158,12 +157,6 @@ class EngineClient:
     def kv_stats(self) -> KVStats | None:
         return self._news.kv_stats
 
-    def show_steps(self, see: SeeStep) -> None:
-        self._news.show_steps(see)
-
-    def hide_steps(self) -> None:
-        self._news.hide_steps()
-
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:
             raise unavailable(self.status())
@@ -175,9 +168,6 @@ class EngineClient:
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         self._serving()  # a model that sleeps is woken
         return await self._adapters.load(adapter)
-
-    def unload_adapter(self, name: str) -> bool:
-        return self._adapters.unload(name)
 
     # -- for whoever runs it -----------------------------------------------------------------------------
 

@@ -64,12 +64,12 @@ class Death(msgspec.Struct, frozen=True):
         return f"The engine died each time that it computed this request; the last time {self.message}."
 
     @classmethod
-    def unborn(cls, error: Exception) -> Death:
+    def not_started(cls, error: Exception) -> Death:
         """No process could be started."""
         return cls(DeathKind.FAULT, f"the engine process could not be started ({error})", "not_started")
 
     @classmethod
-    def by_message(cls, error: str) -> Death:
+    def of_bad_message(cls, error: str) -> Death:
         """It was killed because one of its messages cannot be read, as happens between two versions."""
         return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", "bad_message")
 
@@ -89,13 +89,8 @@ class Death(msgspec.Struct, frozen=True):
             return cls(DeathKind.FAULT, f"the engine process crashed in native code ({cause})", cause)
         if ran_out_of_memory and cause == "SIGKILL":
             return cls(DeathKind.MEMORY, _OUT_OF_MEMORY, "out_of_memory")
-        return cls(DeathKind.KILL, f"the engine process was killed ({_killer(cause)})", cause)
-
-
-def _killer(cause: str) -> str:
-    if cause != "SIGKILL":
-        return cause
-    return "SIGKILL: by somebody, or by something that guards memory"
+        whose = ": by somebody, or by something that guards memory" if cause == "SIGKILL" else ""
+        return cls(DeathKind.KILL, f"the engine process was killed ({cause}{whose})", cause)
 
 
 _VMSTAT = Path("/proc/vmstat")
@@ -214,10 +209,6 @@ class DeathRecord:
             LastDeath(cause=death.cause, message=death.message, age_s=now_s - died_s)
             for death, died_s in self._known
         )
-
-    @property
-    def last(self) -> LastDeath | None:
-        return self.known[-1] if self._known else None
 
     def forgive(self) -> None:
         """None of them counts any more: they are explained, or it is tried again on purpose."""

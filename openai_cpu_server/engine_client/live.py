@@ -79,11 +79,6 @@ class AcceptedRequest:
     expected: ExpectedStart | None = None
 
     @property
-    def adapter(self) -> str | None:
-        """The key of its adapter."""
-        return self.request.adapter
-
-    @property
     def call(self) -> str:
         """The id of the API call that it belongs to."""
         return names_of(self.request.id)[1]
@@ -121,7 +116,7 @@ class AcceptedRequest:
             first_token_ms=max(0.0, 1000 * (expected.first_token_s - now_s)) if expected else None,
             num_inputs=self.num_inputs,
             num_embedded=self.num_embedded,
-            adapter=adapter_name(self.adapter) if self.adapter is not None else None,
+            adapter=adapter_name(self.request.adapter) if self.request.adapter is not None else None,
         )
 
 

@@ -96,7 +96,7 @@ class RequestReplay:
         self._send_due()
 
     def uses_adapter(self, key: str) -> bool:
-        return any(live.adapter == key for live in self.live)
+        return any(live.request.adapter == key for live in self.live)
 
     def hold_back(self) -> None:
         """The engine is sent nothing new until the next one is ready: it is to end what it has."""
@@ -193,5 +193,5 @@ class RequestReplay:
     def _has_left(self, live: AcceptedRequest) -> None:
         self._outside.remove(live.request.id)
         self._recovery.is_back(live.request.id)
-        if live.adapter is not None:
+        if live.request.adapter is not None:
             self._left()

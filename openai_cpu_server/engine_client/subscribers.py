@@ -36,6 +36,8 @@ from openai_cpu_server.engine_client.deaths import Death
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
 
+logger = logging.getLogger(__name__)
+
 
 class EngineObserver(Protocol):
     """Called in the event loop, so it must be quick."""
@@ -99,9 +101,6 @@ class CachedBlocks:
 
 def _changes(news: PrefixNews) -> list[tuple[int, bool]]:
     return [(name, False) for name in news.dropped] + [(name, True) for name in news.saved]
-
-
-logger = logging.getLogger(__name__)
 
 
 class LoadProgress:

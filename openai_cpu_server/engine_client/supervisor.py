@@ -21,6 +21,8 @@ from openai_cpu_server.engine_client.subscribers import NOBODY, EngineNews, Engi
 from openai_cpu_server.engine_client.watchdog import HangLimits, Watchdog
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
 
+logger = logging.getLogger(__name__)
+
 _UNWANTED = (EngineState.STOPPED, EngineState.FAILED, EngineState.ASLEEP)
 _STARTING = (EngineState.LOADING, EngineState.RESTARTING)
 
@@ -56,7 +58,8 @@ class EngineLifecycle:
         self._state = to
         if to is EngineState.STOPPED:
             self._stopped.set()
-        _set(self._is_wanted_again, is_so=to is EngineState.STOPPED or self.is_wanted)
+        goes_on = to is EngineState.STOPPED or self.is_wanted
+        (self._is_wanted_again.set if goes_on else self._is_wanted_again.clear)()
         if to is EngineState.LOADING:
             self._settled.clear()
         elif not self.is_starting:
@@ -76,15 +79,6 @@ class EngineLifecycle:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
-
-def _set(event: asyncio.Event, *, is_so: bool) -> None:
-    if is_so:
-        event.set()
-    else:
-        event.clear()
-
-
-logger = logging.getLogger(__name__)
 
 _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
@@ -127,6 +121,7 @@ class Supervisor:
         self._memory_killer = memory_killer
         self._deaths = DeathRecord(max_a_minute=max_crashes_a_minute, clock=clock)
         self._life = EngineLifecycle(EngineState.ASLEEP if begins_asleep else EngineState.LOADING)
+        self.settled = self._life.settled
         self._process: EngineProcess | None = None
         """None: there is none that listens."""
         self._last_process: EngineProcess | None = None
@@ -147,7 +142,7 @@ class Supervisor:
 
     def status(self, count: Callable[[RequestState], dict[str, int]]) -> EngineStatus:
         """`count`: how many requests are in a state, by the label of their priority."""
-        info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths
+        info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths.known
         engine_rss_bytes = self._process.rss_bytes if self._process else 0
         return EngineStatus(
             state=self.state,
@@ -158,9 +153,9 @@ class Supervisor:
             waiting=count(RequestState.WAITING),
             kv_tokens=info.kv_tokens if info else 0,
             kv_tokens_used=kv.pool_tokens_used if kv else 0,
-            restarts=deaths.num,
-            last_death=deaths.last,
-            deaths=deaths.known,
+            restarts=self._deaths.num,
+            last_death=deaths[-1] if deaths else None,
+            deaths=deaths,
             rss_bytes=resident_bytes() + engine_rss_bytes,
             engine_rss_bytes=engine_rss_bytes,
             kernels=info.kernels.described if info else {},
@@ -188,10 +183,6 @@ class Supervisor:
         self.news.loads_again()
         self.reason, self.failed_s = None, None
         self._deaths.forgive()
-
-    async def settled(self) -> EngineState:
-        """The state that loading leads to, once it is over."""
-        return await self._life.settled()
 
     async def sleep(self) -> None:
         """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
@@ -245,7 +236,7 @@ class Supervisor:
         try:
             process = await EngineProcess.spawn(self._command, options)
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
-            return Death.unborn(error)
+            return Death.not_started(error)
         self._process = self._last_process = process
         was_wanted = self._life.is_wanted
         if not was_wanted:

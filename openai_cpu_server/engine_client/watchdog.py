@@ -16,6 +16,8 @@ from openai_cpu_server.contract.messages import Event, Handling, StepStarted
 from openai_cpu_server.engine_client.child import EngineProcess
 from openai_cpu_server.engine_client.deaths import Death, MemoryKiller
 
+logger = logging.getLogger(__name__)
+
 TICK_S = 0.5
 """How often to ask."""
 _FACTOR = 300.0
@@ -79,9 +81,6 @@ class HangDetector:
         return max(self._limits.step_s, _FACTOR * self._expected_s)
 
 
-logger = logging.getLogger(__name__)
-
-
 class Watchdog:
     """Hears what the process says, and looks at it every `TICK_S` until `stop`."""
 
@@ -133,7 +132,7 @@ class Watchdog:
     def death(self) -> Death:
         """What the process has died of, when it has ended."""
         if self._unreadable is not None:
-            return Death.by_message(self._unreadable)
+            return Death.of_bad_message(self._unreadable)
         return Death.of(
             self._process.exit_status, hang_s=self._hung_s, ran_out_of_memory=self._killer.has_struck
         )

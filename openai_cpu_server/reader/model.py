@@ -6,9 +6,8 @@ import functools
 import json
 from array import array
 from collections.abc import Sequence
-from typing import Union
 
-from openai_cpu_server.contract.grammar import GrammarOrder, MadeGrammar, RefusedGrammar
+from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, MadeGrammar, RefusedGrammar
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
@@ -17,7 +16,6 @@ from openai_cpu_server.reader.messages import (
     EncodedTexts,
     EncodeTexts,
     FindProfile,
-    GrammarResult,
     MakeGrammar,
     ModelSource,
     Profiled,
@@ -36,7 +34,8 @@ _WORDS = 1024
 
 class ReadModel:
     """One model's `Tokenizer`, `Prompts` and `RerankPrompts`. Any thread may use it, but for `piece`,
-    `decode` and facts, which are at hand, no event loop: the rest waits for a reader."""
+    `decode` and facts, which are at hand, no event loop: the rest waits for a reader, and raises what
+    `ReaderPool.do` raises."""
 
     def __init__(self, pool: ReaderPool, source: ModelSource) -> None:
         """Opens it. Raises StartupError."""
@@ -72,7 +71,6 @@ class ReadTokenizer:
         return 0 if longest is None else len(text) // longest
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Raises what `ReaderPool.do` raises."""
         encoded = self._encoded_word if len(text) <= _SHORT_WORD else self._encoded
         return list(encoded(text, add_special, parse_special))
 
@@ -118,7 +116,6 @@ class ReadPrompts:
         self.has_template = has_template
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Raises what `ReaderPool.do` raises."""
         told = json.dumps([conversation.messages, conversation.tools, conversation.variables])
         work = RenderChat(
             key=self._key.number,
@@ -142,7 +139,6 @@ class ReadRerank:
         self.no = no
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
-        """Raises what `ReaderPool.do` raises."""
         texts = [_sound(text) for text in documents]
         work = RenderRerank(key=self._key.number, query=_sound(query), documents=texts)
         num_chars = sum(map(len, texts)) + len(query) * len(texts)
@@ -157,15 +153,15 @@ class ReadGrammars:
     def __init__(self, pool: ReaderPool) -> None:
         self._pool = pool
 
-    def __call__(self, order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
+    def __call__(self, order: GrammarOrder) -> GrammarAnswer:
         """Raises what `ReaderPool.do` raises, but for a grammar that kills: that is refused, and whoever
         remembers it need not ask again."""
         try:
             result = self._pool.do(MakeGrammar(order), lane=WorkLane.LONG)
         except DeadlyInput as error:
             return RefusedGrammar(str(error), error.code)
-        assert isinstance(result, GrammarResult)
-        return result.made
+        assert isinstance(result, (MadeGrammar, RefusedGrammar))
+        return result
 
 
 def profiled(pool: ReaderPool, options: EngineOptions, profile_dir: str, given: frozenset[str]) -> Profiled:

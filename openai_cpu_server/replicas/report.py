@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,35 +11,12 @@ from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
 
 
-class ReplicaState(enum.Enum):
-    LOADING = "loading"
-    READY = "ready"
-    RESTARTING = "restarting"
-    """Its engine process has died, and another is loading: only requests that stay with it are sent."""
-    DRAINING = "draining"
-    """It ends what it has, and gets nothing new."""
-    FAILED = "failed"
-
-    @classmethod
-    def of(cls, engine: EngineState) -> ReplicaState:
-        """As its engine is."""
-        return _OF_ENGINES.get(engine, cls.LOADING)
-
-
-_OF_ENGINES = {
-    EngineState.READY: ReplicaState.READY,
-    EngineState.RESTARTING: ReplicaState.RESTARTING,
-    EngineState.DRAINING: ReplicaState.DRAINING,
-    EngineState.STOPPED: ReplicaState.DRAINING,
-    EngineState.FAILED: ReplicaState.FAILED,
-}
-
-
 @dataclass(frozen=True)
 class ReplicaReport:
     """What a replica tells of itself."""
 
-    state: ReplicaState
+    state: EngineState
+    """Its engine's. While that restarts, only requests that stay with it are sent."""
     forecast: Forecast | None = None
     """None: its engine has told nothing yet. It is then taken to be as the others are, without work."""
     held: HeldUpdate | None = None
@@ -84,7 +60,7 @@ class ReplicaLink(Protocol):
         ...
 
     async def tell(self, lease_holder: str, orders: bytes) -> bool:
-        """False: the replica does not know the lease_holder (any more). Raises `ReplicaLost`."""
+        """False: the replica does not know this lease holder (any more). Raises `ReplicaLost`."""
         ...
 
     async def load_adapter(self, adapter: bytes) -> bytes:

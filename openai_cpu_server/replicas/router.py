@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, ReplicaState, RoutedRequest
+from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, RoutedRequest
 
 
 class RandomSet:
@@ -59,7 +60,7 @@ class _Sent:
 class ReplicaLoad:
     """The books of one replica. Times are on the router's clock."""
 
-    state: ReplicaState
+    state: EngineState
     forecast: Forecast
     made_s: float = 0.0
     """What was sent before that is in the forecast."""
@@ -338,13 +339,13 @@ class ReplicaRouter:
 
     def _may_stay(self, replica: str, among: Collection[str] | None) -> bool:
         load = self._loads.get(replica)
-        is_alive = load is not None and load.state in (ReplicaState.READY, ReplicaState.RESTARTING)
+        is_alive = load is not None and load.state in (EngineState.READY, EngineState.RESTARTING)
         return is_alive and (among is None or replica in among)
 
     def _file(self, replica: str) -> None:
         """Note among whom it is to be drawn."""
         load = self._loads[replica]
-        is_ready = load.state is ReplicaState.READY
+        is_ready = load.state is EngineState.READY
         (self._ready.add if is_ready else self._ready.discard)(replica)
         (self._idle.add if is_ready and not load.has_interactive else self._idle.discard)(replica)
 

@@ -240,7 +240,7 @@ class SessionHello(msgspec.Struct, frozen=True):
     """The first frame of a connection. All later ones from there are orders."""
 
     token: str
-    lease_holder: str
+    lease_holder: str = msgspec.field(name="lessee")  # so that releases that run side by side understand it
 
 
 class NewsFrame:

@@ -135,30 +135,6 @@ _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the price of one is found."""
 
 
-class WorkDone:
-    """Adds up what was computed, at the price of full steps: so much of the machine is used, however its
-    work falls into steps."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._decode_tokens = min(READING_TOKENS, num_slots)
-        self._work_ms = [0.0, 0.0]
-
-    @property
-    def ms(self) -> ByPriority:
-        return ByPriority(*self._work_ms)
-
-    def count(self, plan: StepPlan, cost: StepCost) -> None:
-        """The plan's tokens were computed."""
-        if not plan.parts:
-            return
-        reading_ms = _token_ms(cost, READING_TOKENS)
-        decoding_ms = _token_ms(cost, self._decode_tokens)
-        attention_ms = _pair_ms(cost) * plan.attended / max(1, plan.num_tokens)
-        for sequence, num_tokens in plan.parts.items():
-            token_ms = decoding_ms if num_tokens == 1 else reading_ms
-            self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
-
-
 class Expectations:
     """What those who wait, and newcomers, may expect. The engine tells it now and then."""
 
@@ -181,11 +157,22 @@ class Expectations:
         self._policy = policy
         self._num_slots = num_slots
         self._stall_ms = stall_ms
-        self._work = WorkDone(num_slots)
+        self._decode_tokens = min(READING_TOKENS, num_slots)
+        self._work_ms = [0.0, 0.0]
+        """By priority, what was computed at the price of full steps: so much of the machine is used, however
+        its work falls into steps."""
 
     def computed(self, plan: StepPlan, adapter: str | None) -> None:
         """The plan's tokens were computed."""
-        self._work.count(plan, self._costs.of(adapter))
+        if not plan.parts:
+            return
+        cost = self._costs.of(adapter)
+        reading_ms = _token_ms(cost, READING_TOKENS)
+        decoding_ms = _token_ms(cost, self._decode_tokens)
+        attention_ms = _pair_ms(cost) * plan.attended / max(1, plan.num_tokens)
+        for sequence, num_tokens in plan.parts.items():
+            token_ms = decoding_ms if num_tokens == 1 else reading_ms
+            self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
     def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
         """What the first of those who wait may expect, in their order; everything takes so many times as
@@ -208,7 +195,7 @@ class Expectations:
             token_ms=_reading_ms(cost, num_streams, self._stall_ms),
             attended_ms=_pair_ms(cost),
             stream_ms=tuple(cost.predict_ms(number, number * context) for number in _NUM_RUNNING),
-            work_ms=self._work.ms,
+            work_ms=ByPriority(*self._work_ms),
             num_live=self._sequences.counts,
         )
 

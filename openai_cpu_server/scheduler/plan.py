@@ -55,7 +55,6 @@ class StepPlan:
     """Tokens of a step that is being planned, as far as there is room for them. It knows no prices."""
 
     def __init__(self, room: StepRoom, budget_ms: float = math.inf) -> None:
-        """An empty plan."""
         self.budget_ms = budget_ms
         """The time that each step may take: drafts make it no longer."""
         self.assignments: list[Assignment] = []

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Restore, ShareCells, Verb
-from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
+from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes, common_prefix
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
-_STRIDE = 64
-"""Tokens that are compared at once; any number of this order does."""
 WORTH_WAITING = BLOCK_TOKENS
 """A request waits for another that is computing a common prefix of so many tokens."""
 
@@ -80,15 +78,5 @@ def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
         return 0
     known = newcomer.shared_prefixes
     if other.arrival not in known:
-        known[other.arrival] = _common_prefix(newcomer.tokens, other.request.tokens)
+        known[other.arrival] = common_prefix(newcomer.tokens, other.request.tokens)
     return min(known[other.arrival], limit)
-
-
-def _common_prefix(a: list[int], b: tuple[int, ...]) -> int:
-    """Length of the common prefix. It compares many tokens at once first, because that is fast in Python."""
-    length, at = min(len(a), len(b)), 0
-    while at < length and a[at : at + _STRIDE] == list(b[at : at + _STRIDE]):
-        at += _STRIDE
-    while at < length and a[at] == b[at]:
-        at += 1
-    return min(at, length)

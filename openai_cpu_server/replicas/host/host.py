@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import msgspec
@@ -44,6 +45,8 @@ from openai_cpu_server.replicas.wire import (
     origin,
     read_orders,
 )
+
+logger = logging.getLogger(__name__)
 
 _BUSY_S, _IDLE_S = 0.25, 1.0
 """The longest silence while forecasts change, and while nothing does."""
@@ -130,8 +133,6 @@ class HostReporting:
         self._told.pop(session.lease_holder, None)
 
 
-logger = logging.getLogger(__name__)
-
 TICK_S = 0.25
 """How often leases are looked at, and whether there is something to report."""
 _SERVING = (EngineState.READY, EngineState.RESTARTING, EngineState.LOADING)
@@ -150,6 +151,7 @@ class ReplicaHost:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`supervisor`: it sleeps. `spending`: its observer; None: it is not told what the engine spends."""
+        self.settled = supervisor.settled
         self._supervisor = supervisor
         self._adapters = supervisor.news.adapters
         self._lease_s = lease_s
@@ -187,10 +189,6 @@ class ReplicaHost:
         finally:
             ticking.cancel()
 
-    async def settled(self) -> EngineState:
-        """The state that loading leads to, once it is over."""
-        return await self._supervisor.settled()
-
     async def left(self) -> None:
         """Wait until no API process wants anything of it any more."""
         await self._has_no_sessions.wait()
@@ -218,7 +216,7 @@ class ReplicaHost:
             self._forget(session)
 
     def tell(self, lease_holder: str, orders: bytes) -> bool:
-        """False: there is no such lease_holder (any more)."""
+        """False: there is no such lease holder (any more)."""
         session = self._sessions.get(lease_holder)
         if session is None:
             return False
@@ -302,7 +300,7 @@ class ReplicaHost:
                     self._report(session)
 
     def _report(self, session: HostSession) -> None:
-        session.spend(self._spending.take())
+        session.spending.add(self._spending.take())
         others = (live for live in self._replay.live if _session_of(live) is not session)
         status = self._supervisor.status(self._replay.live.count)
         session.report(self._reporting.report(session, status, others))
@@ -310,7 +308,7 @@ class ReplicaHost:
     def _forget(self, session: HostSession) -> None:
         """It has left, or is taken to have: nobody wants its requests."""
         session.end()
-        self._spending.add(session.unspent())
+        self._spending.add(session.spending.take())  # it has ended before that could go
         self._reporting.forget(session)
         if self._sessions.get(session.lease_holder) is session:
             del self._sessions[session.lease_holder]
@@ -345,7 +343,10 @@ class ReplicaDoor:
     async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> DoorAddress:
         """Listen there, on a port that is free. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._stream, address, 0, ssl=tls)
+        stream = partial(
+            FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened
+        )
+        self._server = await loop.create_server(stream, address, 0, ssl=tls)
         port: int = self._server.sockets[0].getsockname()[1]
         return DoorAddress(address, port, self._token)
 
@@ -356,9 +357,6 @@ class ReplicaDoor:
         for visit in self._visits:
             visit.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)
-
-    def _stream(self) -> FrameStream:
-        return FrameStream(most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened)
 
     def _opened(self, stream: FrameStream) -> None:
         visit = asyncio.create_task(self._visit(stream))

@@ -53,7 +53,8 @@ class HostSession:
         self._events: list[TokenEvent] = []
         self._embedded: list[Embedded] = []
         self._ended: list[RequestEnd] = []
-        self._spending = CpuSpending()
+        self.spending = CpuSpending()
+        """It goes with the next news."""
         self._news = asyncio.Event()
         self._is_over = False
 
@@ -74,7 +75,7 @@ class HostSession:
             events=tuple(self._events),
             embedded=tuple(self._embedded),
             ended=tuple(self._ended),
-            spent_ms=self._spending.take(),
+            spent_ms=self.spending.take(),
         )
         self._report = None
         for collected in (self._started, self._places, self._events, self._embedded, self._ended):
@@ -92,14 +93,6 @@ class HostSession:
     def report(self, report: HostReport) -> None:
         self._report = report
         self._news.set()
-
-    def spend(self, spent_ms: dict[str, float]) -> None:
-        """It goes with the next news."""
-        self._spending.add(spent_ms)
-
-    def unspent(self) -> dict[str, float]:
-        """What did not go, for it has ended before."""
-        return self._spending.take()
 
     def start(self, request_id: str) -> None:
         self._started[request_id] = None

@@ -13,7 +13,7 @@ import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.model_info import AdapterState
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost, ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
 from openai_cpu_server.replicas.wire import (
     HostReport,
     Order,
@@ -59,7 +59,7 @@ class ReplicaSession:
         """`lease_holder`: what we call ourselves; another name in each session."""
         self.replica = replica
         self.link = link
-        self._lessee = lease_holder
+        self._lease_holder = lease_holder
         self._listener = listener
         self._lease_s = lease_s
         self._clock = clock
@@ -101,7 +101,7 @@ class ReplicaSession:
 
     async def _listen(self) -> None:
         try:
-            async for payload in self.link.attend(self._lessee):
+            async for payload in self.link.attend(self._lease_holder):
                 self._heard_s = self._clock()
                 if self._telling is None:
                     self._telling = asyncio.create_task(self._tell())
@@ -133,7 +133,7 @@ class ReplicaSession:
 
     async def _is_taken(self, payload: bytes) -> bool:
         try:
-            telling = self.link.tell(self._lessee, payload)
+            telling = self.link.tell(self._lease_holder, payload)
             is_known = await asyncio.wait_for(telling, _PATIENCE * self._lease_s)
         except asyncio.TimeoutError:
             self._lose(f"it has not answered for {_PATIENCE * self._lease_s:.1f} s")
@@ -197,7 +197,3 @@ class KnownReplica:
         """At most one."""
         adapters = self.report.adapters if self.report is not None else ()
         return {status.state for status in adapters if status.adapter.key == key}
-
-
-def for_router(report: HostReport) -> ReplicaReport:
-    return ReplicaReport(state=ReplicaState.of(report.state), forecast=report.forecast, held=report.held)

@@ -17,9 +17,9 @@ from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
-from openai_cpu_server.replicas.remote.attendance import KnownReplica, ReplicaSession, for_router
+from openai_cpu_server.replicas.remote.attendance import KnownReplica, ReplicaSession
 from openai_cpu_server.replicas.remote.placement import RequestPlacement
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
+from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost, ReplicaReport
 from openai_cpu_server.replicas.router import ReplicaRouter
 from openai_cpu_server.replicas.wire import (
     DoorAddress,
@@ -32,6 +32,8 @@ from openai_cpu_server.replicas.wire import (
     RequestEnd,
     SessionHello,
 )
+
+logger = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 """For the connection, and then for the first news: a replica tells them at once."""
@@ -133,8 +135,6 @@ class _Session:
         return frame
 
 
-logger = logging.getLogger(__name__)
-
 _LAST_WORDS_S = 2.0
 """A replica that is gone may have died: whoever attends it is told why about then. It also has to tell whose
 CPU time it has spent at last, which it does every second."""
@@ -144,8 +144,8 @@ class ReplicaCarrier:
     """Owns the sessions with the replicas. `RequestPlacement` owns the requests that they compute."""
 
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
-        self._replicas: dict[str, KnownReplica] = {}
-        self.requests = RequestPlacement(self._replicas, router, clock)
+        self.replicas: dict[str, KnownReplica] = {}
+        self.requests = RequestPlacement(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
         """The names of those that have died, or were cut off."""
         self.last_loss: tuple[str, float] | None = None
@@ -162,41 +162,37 @@ class ReplicaCarrier:
 
     # -- replicas ----------------------------------------------------------------------------------------
 
-    @property
-    def replicas(self) -> Mapping[str, KnownReplica]:
-        return self._replicas
-
     def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
         """Attend those that are new. Those that are gone get nothing more; what they compute moves."""
         self._links = dict(links)
         for name in links:
-            if name not in self._replicas:
+            if name not in self.replicas:
                 self._attend(name)
-        for name, known in list(self._replicas.items()):
+        for name, known in list(self.replicas.items()):
             if name not in links and not known.is_going:
                 self._let_go(name, known)
 
     def retry(self) -> None:
         """Attend again those that were lost, and are still said to be there."""
-        for name in self._links.keys() - self._replicas.keys():
+        for name in self._links.keys() - self.replicas.keys():
             self._attend(name)
 
     def send(self, replica: str, *orders: Order) -> None:
-        if replica in self._replicas:
-            self._replicas[replica].session.send(*orders)
+        if replica in self.replicas:
+            self.replicas[replica].session.send(*orders)
 
     def close(self) -> None:
         """Leave all."""
-        for known in self._replicas.values():
+        for known in self.replicas.values():
             known.session.leave()
-        self._replicas.clear()
+        self.replicas.clear()
 
     # -- a `SessionListener` -----------------------------------------------------------------------------
 
     def heard(self, session: ReplicaSession, news: ReplicaNews) -> None:
         replica = session.replica
         self.on_spent(news.spent_ms)
-        if self._replicas.get(replica) is None or self._replicas[replica].session is not session:
+        if self.replicas.get(replica) is None or self.replicas[replica].session is not session:
             return
         self._deliver(replica, news)
         self._end(replica, news.ended)
@@ -205,13 +201,13 @@ class ReplicaCarrier:
 
     def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
         replica = session.replica
-        known = self._replicas.get(replica)
+        known = self.replicas.get(replica)
         if is_death:
             self.lost_replicas.add(replica)
             self.last_loss = (f"the replica {replica} was lost: {why}", self._clock())
         if known is None or known.session is not session:
             return  # it was empty
-        del self._replicas[replica]
+        del self.replicas[replica]
         self._router.gone(replica)
         self.requests.displace(self.requests.places.at(replica), known, why, accuses=is_death)
         self.requests.place_waiting()
@@ -222,7 +218,7 @@ class ReplicaCarrier:
         session = ReplicaSession(
             name, self._links[name], next(self._sessions), self, lease_s=self._lease_s, clock=self._clock
         )
-        self._replicas[name] = KnownReplica(session)
+        self.replicas[name] = KnownReplica(session)
 
     def _let_go(self, name: str, known: KnownReplica) -> None:
         known.is_going = True
@@ -232,10 +228,10 @@ class ReplicaCarrier:
     def _empty(self, name: str) -> None:
         """Move what it computes; leave it when it has nothing any more."""
         if self.requests.empty(name):
-            self._replicas.pop(name).session.leave_in(_LAST_WORDS_S)
+            self.replicas.pop(name).session.leave_in(_LAST_WORDS_S)
 
     def _reported(self, replica: str, report: HostReport) -> None:
-        known = self._replicas[replica]
+        known = self.replicas[replica]
         if report.others is None and known.report is not None:
             report = msgspec.structs.replace(report, others=known.report.others)
         known.report = report
@@ -243,12 +239,13 @@ class ReplicaCarrier:
             self._empty(replica)
             return
         made_s = known.session.counted_s(report.counted)
-        self._router.reported(replica, for_router(report), made_s=made_s, now_s=self._clock())
+        told = ReplicaReport(report.state, report.forecast, report.held)
+        self._router.reported(replica, told, made_s=made_s, now_s=self._clock())
         self.on_report(replica)
         self.requests.place_waiting()
         if known.is_ready:
             self.requests.take_over(replica)
-            for name in [name for name, other in self._replicas.items() if other.is_going]:
+            for name in [name for name, other in self.replicas.items() if other.is_going]:
                 self._empty(name)
 
     # -- inside: what is told of requests ----------------------------------------------------------------
@@ -286,7 +283,7 @@ class ReplicaCarrier:
         returned = [(live, end.message) for live, end in there if end.why is EndReason.RETURNED]
         if returned:  # the next report of any replica finds them a place
             lives = [live for live, _ in returned]
-            self.requests.displace(lives, self._replicas[replica], returned[-1][1])
+            self.requests.displace(lives, self.replicas[replica], returned[-1][1])
 
     def _fail(self, live: AcceptedRequest, end: RequestEnd) -> None:
         error = RequestCancelled if end.why is EndReason.CANCELLED else GenerationFailed

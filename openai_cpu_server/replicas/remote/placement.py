@@ -262,7 +262,7 @@ class RequestPlacement:
         """Move what a replica computes that is to go, as soon as another can take it. Whether it has nothing
         any more."""
         for live in self.places.at(replica):
-            if any(known.is_ready and known.has(live.adapter) for known in self._replicas.values()):
+            if any(known.is_ready and known.has(live.request.adapter) for known in self._replicas.values()):
                 self._recall(live)
                 self._suspend(live)
         self.place_waiting()
@@ -306,7 +306,7 @@ class RequestPlacement:
             return None
         if live.expected is None or (left_s := live.expected.first_token_s - now_s) < _WORTH_MOVING_S:
             return None
-        if self._quarantine.suspects(live) or not self._replicas[replica].has(live.adapter):
+        if self._quarantine.suspects(live) or not self._replicas[replica].has(live.request.adapter):
             return None
         choice = self._router.choose(self._routed.of(live), now_s=now_s, among=[replica])
         is_better = choice and choice.expected_ms / 1000 <= min(left_s / 2, left_s - _WORTH_MOVING_S)
@@ -334,7 +334,7 @@ class RequestPlacement:
 
     def _choose(self, call: Sequence[AcceptedRequest]) -> ReplicaChoice | None:
         """None: no replica is ready for it, or none will ever be: then it fails."""
-        key = call[0].adapter
+        key = call[0].request.adapter
         choice = self._router.choose(
             self._routed.of(call[0]), now_s=self._clock(), among=self._candidates(key)
         )
