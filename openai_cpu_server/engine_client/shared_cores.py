@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from openai_cpu_server.contract.messages import Command, EngineWants, GrantTurn, ShortenTurn, TurnBack
+from openai_cpu_server.contract.messages import Command, EngineWants, TurnBack
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine_client.turns import CoreTurns, Decision, TurnGrant
+from openai_cpu_server.engine_client.turns import CoreTurns
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +57,7 @@ class SharedCores:
         """Tell processes what follows of what has happened."""
         decision = self.turns.decide(self.clock())
         if decision is not None:
-            self._sends[decision.name](_command(decision))
-
-
-def _command(decision: Decision) -> GrantTurn | ShortenTurn:
-    if isinstance(decision, TurnGrant):
-        limit_ms = None if decision.limit_s is None else 1000 * decision.limit_s
-        return GrantTurn(limit_ms=limit_ms, beside_interactive=decision.beside_interactive)
-    return ShortenTurn(after_ms=1000 * decision.after_s, interrupts=decision.interrupts)
+            self._sends[decision.name](decision.command)
 
 
 class CoresPartner:

@@ -15,7 +15,7 @@ from openai_cpu_server.scheduler.sequence import Sequence
 _FORGET_ALL = 0.998
 """What a further observation leaves of those before: some 500 count, of all sequences together.
 
-`scripts/sensitivity.py speculation.drafts._FORGET_ALL` and the names below: no value from a quarter to
+`scripts/sensitivity.py speculation.acceptance._FORGET_ALL` and the names below: no value from a quarter to
 four times as much changes any workload by more than 2 %. They are orders of magnitude.
 """
 _FORGET_OWN = 0.96
@@ -92,7 +92,7 @@ class OwnGuessRates:
 MIN_MATCH = 2
 """Tokens that must be equal.
 
-`scripts/sensitivity.py speculation.drafts.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they are 3 %
+`scripts/sensitivity.py speculation.lookup.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they are 3 %
 faster, for more work in Python.
 """
 MAX_MATCH = 32
@@ -100,7 +100,7 @@ MAX_MATCH = 32
 _MAX_PLACES = 4
 """Places that are looked at, from the latest backwards; a bound on the work.
 
-`scripts/sensitivity.py speculation.drafts._MAX_PLACES`: 1 to 16 changes nothing.
+`scripts/sensitivity.py speculation.lookup._MAX_PLACES`: 1 to 16 changes nothing.
 """
 _ITEM = array("i").itemsize
 
