@@ -20,6 +20,7 @@ from openai_cpu_server.contract.messages import (
     ShowSteps,
     StepDone,
     StepFigures,
+    StepStarted,
     Submit,
 )
 from openai_cpu_server.contract.model_info import Adapter, RefusedAdapter
@@ -31,11 +32,11 @@ from openai_cpu_server.engine.base import (
     Core,
     PreparedRequest,
     RefusedRequest,
-    StepMembers,
     StepTimer,
     Work,
     failure,
     shared_ms,
+    step_of,
     submit_of,
 )
 from openai_cpu_server.errors import EmbeddingFailed
@@ -113,10 +114,10 @@ class EmbedCore(Core[list[EmbedPart]]):
     def _plan(self, sharing: Sharing) -> list[EmbedPart]:
         return self._queue.compose(self._room(sharing))
 
-    def _members(self, planned: list[EmbedPart]) -> StepMembers:
+    def _members(self, planned: list[EmbedPart]) -> StepStarted:
         inputs = _inputs(planned)
         expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
-        return StepMembers(tuple(part.pending.request.id for part in planned), expected_ms)
+        return step_of((part.pending.request.id for part in planned), expected_ms)
 
     def _room(self, sharing: Sharing) -> EmbedRoom:
         info, options = self._backend.info, self._options

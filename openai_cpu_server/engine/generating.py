@@ -28,6 +28,7 @@ from openai_cpu_server.contract.messages import (
     ShowSteps,
     StepDone,
     StepFigures,
+    StepStarted,
     Submit,
     TokenEvent,
     UnloadAdapter,
@@ -41,11 +42,11 @@ from openai_cpu_server.engine.base import (
     Core,
     PreparedRequest,
     RefusedRequest,
-    StepMembers,
     StepTimer,
     Work,
     failure,
     shared_ms,
+    step_of,
     submit_of,
 )
 from openai_cpu_server.engine.embedding import EmbedCore
@@ -170,12 +171,12 @@ class EngineCore(Core[Step]):
         is_repeated = self._timer.was_interrupted and self.work is Priority.BATCH
         return self._scheduler.schedule(beside_interactive=sharing.beside_interactive or is_repeated)
 
-    def _members(self, planned: Step) -> StepMembers:
+    def _members(self, planned: Step) -> StepStarted:
         computed = self._scheduler.participants(planned)
         opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(planned)])
         self._opened = [s for s in opened if s.status is SequenceStatus.RUNNING and s not in computed]
-        ids = tuple(sequence.request.id for sequence in [*computed, *self._opened])
-        return StepMembers(ids, self._scheduler.predicted_ms(planned))
+        ids = (sequence.request.id for sequence in [*computed, *self._opened])
+        return step_of(ids, self._scheduler.predicted_ms(planned))
 
     def _compute(self, planned: Step) -> StepFigures | None:
         if not planned.verbs and not planned.spans:
