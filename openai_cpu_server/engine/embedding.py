@@ -230,7 +230,7 @@ class EmbedCore(Core[list[EmbedPart]]):
         for tokens in request.inputs:
             assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
             assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "they come from the model's tokenizer"
-        self._queue.add(request, num_embedded, self._clock())
+        self._queue.add(request, num_embedded)
 
     def _abandon(self, command: Work, error: RequestFailed) -> None:
         submit, why = submit_of(command), str(error)

@@ -45,7 +45,7 @@ class TextStream:
     """
 
     def __init__(self, stop: Iterable[str]) -> None:
-        self._stop = [s.encode() for s in stop]
+        self.watch(stop)
         self._held = b""
         self._ends: list[int] = []
         """Where each held token ends in `_held`."""

@@ -83,11 +83,8 @@ class EngineAnswer(Generic[Item]):
     def start(self) -> None:
         self._times.start()
 
-    def wait_at(self, place: QueuePlace) -> None:
+    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
         self._put(place)
-
-    def wait_for_model(self, loading: ModelLoading) -> None:
-        self._put(loading)
 
     def fail(self, request_id: str, error: ServerError) -> None:
         self._leave(request_id)

@@ -137,7 +137,7 @@ class EngineClient:
         generation = self._admission.generate(self._serving(), requests)
         self._news.request_came(requests[0].priority)
         if self.state in (EngineState.ASLEEP, EngineState.LOADING):
-            generation.wait_for_model(ModelLoading(self._news.progress.loaded))
+            generation.wait_at(ModelLoading(self._news.progress.loaded))
         return generation
 
     def embed(self, request: EmbedRequest) -> EmbeddingAnswer:

@@ -29,10 +29,8 @@ class AnswerSink(ABC):
         """It is in a step. May be told several times."""
 
     @abstractmethod
-    def wait_at(self, place: QueuePlace) -> None: ...
-
-    @abstractmethod
-    def wait_for_model(self, loading: ModelLoading) -> None: ...
+    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
+        """It waits: in the queue, or for its model."""
 
     @abstractmethod
     def fail(self, request_id: str, error: ServerError) -> None: ...

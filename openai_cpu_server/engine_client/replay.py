@@ -110,7 +110,7 @@ class RequestReplay:
     def tell_of_loading(self, fraction: float) -> None:
         """Tells all who wait for the model."""
         for answer in self.live.answers():
-            answer.wait_for_model(ModelLoading(fraction))
+            answer.wait_at(ModelLoading(fraction))
 
     # -- for the supervisor ------------------------------------------------------------------------------
 

@@ -28,7 +28,13 @@ from openai_cpu_server.engine_client.live import AcceptedRequest, names_of
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.replicas.host.session import CpuSpending, HostSession, TokenRelay, VectorRelay
+from openai_cpu_server.replicas.host.session import (
+    CpuSpending,
+    HostSession,
+    SessionRelay,
+    TokenRelay,
+    VectorRelay,
+)
 from openai_cpu_server.replicas.wire import (
     CancelCall,
     DoorAddress,
@@ -243,7 +249,7 @@ class ReplicaHost:
             if self._can_compute(one.request):
                 taken.append(self._live(session, one))
             else:
-                session.ended(
+                session.tell(
                     RequestEnd(one.request.id, EndReason.RETURNED, "This replica cannot compute it.")
                 )
         if taken:
@@ -319,7 +325,7 @@ class ReplicaHost:
 
 
 def _session_of(live: AcceptedRequest) -> HostSession | None:
-    return live.answer.session if isinstance(live.answer, TokenRelay | VectorRelay) else None
+    return live.answer.session if isinstance(live.answer, SessionRelay) else None
 
 
 _HELLO_S = 5.0

@@ -104,20 +104,18 @@ class HostSession:
         self._started.pop(place.id, None)
         self._news.set()
 
-    def tokens(self, event: TokenEvent) -> None:
-        self._events.append(event)
+    def tell(self, news: TokenEvent | Embedded | RequestEnd) -> None:
+        match news:
+            case TokenEvent():
+                self._events.append(news)
+            case Embedded():
+                self._embedded.append(news)
+            case RequestEnd():
+                self._ended.append(news)
         self._news.set()
 
-    def vectors(self, event: Embedded) -> None:
-        self._embedded.append(event)
-        self._news.set()
 
-    def ended(self, end: RequestEnd) -> None:
-        self._ended.append(end)
-        self._news.set()
-
-
-class _Relay(AnswerSink):
+class SessionRelay(AnswerSink):
     """Of one request. `serves`: there is an engine that others are computed by."""
 
     def __init__(self, request_id: str, session: HostSession, serves: Callable[[], bool]) -> None:
@@ -131,15 +129,16 @@ class _Relay(AnswerSink):
             self._is_running = True
             self.session.start(self._id)
 
-    def wait_at(self, place: QueuePlace) -> None:
-        self._is_running = False
-        self.session.wait_at(place)
+    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
+        if isinstance(place, QueuePlace):  # who chooses between replicas knows which of them load
+            self._is_running = False
+            self.session.wait_at(place)
 
-    def wait_for_model(self, loading: ModelLoading) -> None:
-        """Who chooses between replicas knows that this one loads."""
+    def push(self, event: TokenEvent | Embedded) -> None:
+        self.session.tell(event)
 
     def fail(self, request_id: str, error: ServerError) -> None:
-        self.session.ended(RequestEnd(request_id, self._why(error), str(error)))
+        self.session.tell(RequestEnd(request_id, self._why(error), str(error)))
 
     def _why(self, error: ServerError) -> EndReason:
         if isinstance(error, RequestCancelled):
@@ -148,11 +147,9 @@ class _Relay(AnswerSink):
         return EndReason.FAILED if is_to_blame else EndReason.RETURNED
 
 
-class TokenRelay(_Relay, TokenSink):
-    def push(self, event: TokenEvent) -> None:
-        self.session.tokens(event)
+class TokenRelay(SessionRelay, TokenSink):
+    """Of a request that generates."""
 
 
-class VectorRelay(_Relay, VectorSink):
-    def push(self, event: Embedded) -> None:
-        self.session.vectors(event)
+class VectorRelay(SessionRelay, VectorSink):
+    """Of one that embeds."""
