@@ -7,29 +7,20 @@ from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.model_info import NativeModel
+from openai_cpu_server.contract.request import EngineRequest
 
 
-class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
+class EmbedRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
     """The inputs of one API call. Each is computed as a whole, and none needs cells of the KV pool."""
 
-    id: str
     inputs: tuple[tuple[int, ...], ...]
     """Tokens, special ones included: at least one input, each of at least one token, and of at most
     `ModelInfo.max_input_tokens`."""
-    priority: Priority = Priority.INTERACTIVE
-    client: str = ""
-    """Whom to be fair to, as in `GenerationRequest`."""
-    account: str = ""
-    """Who answers for what the engine dies of, as in `GenerationRequest`."""
-    group: str = ""
-    route: str = ""
 
     @property
-    def turns(self) -> tuple[str, str]:
-        """As in `GenerationRequest`."""
-        return self.group or self.client, self.client
+    def adapter(self) -> None:
+        """Adapters are for models that generate."""
 
     @property
     def num_tokens(self) -> int:
@@ -63,15 +54,8 @@ class EmbedResult(msgspec.Struct, frozen=True):
     interrupted: bool = False
 
 
-class EmbedBackend(Protocol):
-    """Owns a model that embeds or scores. Only `interrupt` may be called from other threads."""
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    def warm_up(self) -> bool:
-        """Use everything once, before the first step. False: `interrupt` has ended it; it can be repeated."""
-        ...
+class EmbedBackend(NativeModel, Protocol):
+    """Owns a model that embeds or scores."""
 
     def embed(self, inputs: Sequence[tuple[int, ...]]) -> EmbedResult:
         """Compute these together: at most `info.max_seqs`, of `info.max_step_tokens` tokens in all.
@@ -79,12 +63,3 @@ class EmbedBackend(Protocol):
         Raises `EmbeddingFailed` if one of them cannot be computed; the others can, without it.
         """
         ...
-
-    def interrupt(self) -> None:
-        """Make the running `embed` or `warm_up` return early, as `interrupted`.
-
-        Later steps are not affected. Any thread may call it.
-        """
-        ...
-
-    def close(self) -> None: ...

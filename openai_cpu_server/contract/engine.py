@@ -79,26 +79,11 @@ class EngineState(enum.Enum):
         return _SOON_S if goes_on else _NEXT_SERVER_S
 
 
+_OFF = {EngineState.FAILED, EngineState.ASLEEP, EngineState.STOPPED}
 _MOVES: dict[EngineState, set[EngineState]] = {
-    EngineState.LOADING: {
-        EngineState.READY,
-        EngineState.RESTARTING,
-        EngineState.FAILED,
-        EngineState.ASLEEP,
-        EngineState.STOPPED,
-    },
-    EngineState.READY: {
-        EngineState.RESTARTING,
-        EngineState.FAILED,
-        EngineState.ASLEEP,
-        EngineState.STOPPED,
-    },
-    EngineState.RESTARTING: {
-        EngineState.READY,
-        EngineState.FAILED,
-        EngineState.ASLEEP,
-        EngineState.STOPPED,
-    },
+    EngineState.LOADING: {EngineState.READY, EngineState.RESTARTING, *_OFF},
+    EngineState.READY: {EngineState.RESTARTING, *_OFF},
+    EngineState.RESTARTING: {EngineState.READY, *_OFF},
     EngineState.FAILED: {EngineState.LOADING, EngineState.STOPPED},
     EngineState.ASLEEP: {EngineState.LOADING, EngineState.FAILED, EngineState.STOPPED},
     EngineState.STOPPED: set(),
@@ -175,20 +160,13 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The name of its adapter; None: it wants the model as it is."""
 
 
-class Generation(Protocol):
-    """The sequences of one API call, being generated. Leaving its context cancels what has not ended."""
-
-    @property
-    def arrived_s(self) -> float:
-        """When the event that was taken last came in, on the monotonic clock."""
-        ...
+class ComputedCall(Protocol):
+    """One API call, being computed. Leaving its context cancels what has not ended."""
 
     @property
     def figures(self) -> Figures:
         """Up to now, or to its end. What of its prompt was computed is for the API to say."""
         ...
-
-    async def __aenter__(self) -> Generation: ...
 
     async def __aexit__(
         self,
@@ -196,6 +174,21 @@ class Generation(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+    def fail_in(self, seconds: float, error: ServerError) -> None:
+        """End it with this error unless it has ended by then."""
+        ...
+
+
+class Generation(ComputedCall, Protocol):
+    """The sequences of one API call, being generated."""
+
+    @property
+    def arrived_s(self) -> float:
+        """When the event that was taken last came in, on the monotonic clock."""
+        ...
+
+    async def __aenter__(self) -> Generation: ...
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Its events, until all sequences have ended. Raises what it failed with."""
@@ -206,36 +199,16 @@ class Generation(Protocol):
         model that it waits for is loaded."""
         ...
 
-    def fail_in(self, seconds: float, error: ServerError) -> None:
-        """End it with this error unless it has ended by then."""
-        ...
 
-
-class Embedding(Protocol):
-    """The vectors of one API call, being computed. Leaving its context cancels what has not ended."""
-
-    @property
-    def figures(self) -> Figures:
-        """Times up to now, or to its end."""
-        ...
+class Embedding(ComputedCall, Protocol):
+    """The vectors of one API call, being computed. Its figures are times alone."""
 
     async def __aenter__(self) -> Embedding: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
     async def vectors(self) -> bytes:
         """All rows, in the order of the inputs: `ModelInfo.embedding_size` float32 (little-endian) each,
         pooled but not normalised. A reranker's row holds its scores. Raises what it failed with.
         """
-        ...
-
-    def fail_in(self, seconds: float, error: ServerError) -> None:
-        """End it with this error unless it has ended by then."""
         ...
 
 

@@ -87,16 +87,8 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     recalled_output_tokens: int = 0
 
     def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(
-            requests=self.requests + other.requests,
-            input_tokens=self.input_tokens + other.input_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            cpu_ms=self.cpu_ms + other.cpu_ms,
-            recalled_requests=self.recalled_requests + other.recalled_requests,
-            recalled_input_tokens=self.recalled_input_tokens + other.recalled_input_tokens,
-            recalled_output_tokens=self.recalled_output_tokens + other.recalled_output_tokens,
-        )
+        names = self.__struct_fields__
+        return Amounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import BinaryIO
 
 import msgspec
@@ -26,8 +27,6 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return payload if len(payload) == length else None
 
 
-_commands = msgspec.msgpack.Decoder(Command)
-_events = msgspec.msgpack.Decoder(Event)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -35,13 +34,6 @@ def frame(message: Command | Event) -> bytes:
     return framed(_encoder.encode(message))
 
 
-def read_command(payload: bytes) -> Command:
-    """Read one command. Raises `msgspec.DecodeError`."""
-    command: Command = _commands.decode(payload)
-    return command
-
-
-def read_event(payload: bytes) -> Event:
-    """Read one event. Raises `msgspec.DecodeError`."""
-    event: Event = _events.decode(payload)
-    return event
+read_command: Callable[[bytes], Command] = msgspec.msgpack.Decoder(Command).decode
+read_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
+"""Both read one, and raise `msgspec.DecodeError`."""

@@ -59,7 +59,10 @@ class RefusedGrammar(msgspec.Struct, frozen=True, tag="refused"):
     """The place within the schema, as a JSON pointer, where that is known."""
 
 
+GrammarAnswer = Union[MadeGrammar, RefusedGrammar]
+
+
 class GrammarMaker(Protocol):
     """Any thread may call it. It can take a second."""
 
-    def __call__(self, order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]: ...
+    def __call__(self, order: GrammarOrder) -> GrammarAnswer: ...

@@ -208,6 +208,26 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class NativeModel(Protocol):
+    """Owns a model and its memory, whatever it computes. Of these only `interrupt` is for other threads."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def warm_up(self) -> bool:
+        """Use everything once, before the first step. False: `interrupt` has ended it; it can be repeated."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make the running step or `warm_up` return early, as `interrupted`.
+
+        Later steps are not affected. Any thread may call it.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
 class FimTokens(msgspec.Struct, frozen=True):
     """The control tokens of fill-in-the-middle models."""
 

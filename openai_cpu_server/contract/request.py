@@ -98,10 +98,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: str
     """The mark behind the thoughts."""
     begin: str = ""
-    """The mark with which the output may begin, behind white space; without it there are no thoughts.
-
-    "": the prompt has opened the thoughts, and the output begins within them.
-    """
+    """As in `OutputMarks`."""
     opening: tuple[int, ...] = ()
     """Tokens with which the output must begin: they spell `begin`. (): it may begin with it or not."""
     shown_behind: str = ""
@@ -244,22 +241,11 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     None: nothing waits."""
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
-    """One sequence to generate, which is one choice of one API call."""
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an engine is asked to do, whatever it is."""
 
     id: str
-    tokens: tuple[int, ...]
-    """The prompt, which has at least one token."""
-    max_tokens: int
-    """The most output tokens; 0 computes (and scores) the prompt only."""
-    sampling: Sampling
     priority: Priority = Priority.INTERACTIVE
-    stop: tuple[str, ...] = ()
-    top_logprobs: int | None = None
-    """How many alternatives get log-probabilities beside each sampled token;
-    None: no log-probabilities at all."""
-    prompt_logprobs: bool = False
-    """Also report the log-probability of every prompt token but the first."""
     client: str = ""
     """Whom to be fair to: an opaque label, equal for requests of the same client."""
     account: str = ""
@@ -269,6 +255,27 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     themselves as they like. "": the client is alone."""
     route: str = ""
     """What kind of call it belongs to; outputs of one kind are expected to be alike in length."""
+
+    @property
+    def turns(self) -> tuple[str, str]:
+        """Whose turn it is, among all and then in the group."""
+        return self.group or self.client, self.client
+
+
+class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True, tag="generate"):
+    """One sequence to generate, which is one choice of one API call."""
+
+    tokens: tuple[int, ...]
+    """The prompt, which has at least one token."""
+    max_tokens: int
+    """The most output tokens; 0 computes (and scores) the prompt only."""
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    """How many alternatives get log-probabilities beside each sampled token;
+    None: no log-probabilities at all."""
+    prompt_logprobs: bool = False
+    """Also report the log-probability of every prompt token but the first."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     adapter: str | None = None
@@ -285,9 +292,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Keep the prompt in the prefix cache for good."""
 
     @property
-    def turns(self) -> tuple[str, str]:
-        """Whose turn it is, among all and then in the group."""
-        return self.group or self.client, self.client
+    def num_tokens(self) -> int:
+        """The tokens of its prompt."""
+        return len(self.tokens)
 
     @property
     def cells_namespace(self) -> str:

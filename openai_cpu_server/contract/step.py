@@ -9,7 +9,7 @@ from typing import Protocol, Union
 
 import msgspec
 
-from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, NativeModel
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
 POOL_BLOCK_TOKENS = 16
@@ -197,26 +197,10 @@ class StepResult(msgspec.Struct, frozen=True):
     interrupted: bool = False
 
 
-class Backend(Protocol):
-    """Owns the model and its memory. Only `interrupt`, `forced` and `check_adapter` may be called from
-    other threads.
-    """
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    def warm_up(self) -> bool:
-        """Use everything once, before the first step. False: `interrupt` has ended it; it can be repeated."""
-        ...
+class Backend(NativeModel, Protocol):
+    """Owns a model that generates. `forced` and `check_adapter`, too, may be called from other threads."""
 
     def execute(self, step: Step) -> StepResult: ...
-
-    def interrupt(self) -> None:
-        """Make the running `execute` or `warm_up` return early, as `interrupted`.
-
-        Later steps are not affected. Any thread may call it.
-        """
-        ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that a token adds to the output: b"" for control tokens, or their names if `special`.
@@ -255,8 +239,6 @@ class Backend(Protocol):
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
         """Load what `export_cache` wrote, parents before children; () if the file is of no use here."""
         ...
-
-    def close(self) -> None: ...
 
 
 class ShownPart(msgspec.Struct, frozen=True, array_like=True):

@@ -80,13 +80,6 @@ Planned = TypeVar("Planned")
 """A step that is to be computed."""
 
 
-class StepMembers(NamedTuple):
-    """Who is in a step, and how long it may take."""
-
-    ids: tuple[str, ...]
-    predicted_ms: float
-
-
 class StepTimer:
     """Times one step after the other, and says whether the running one may be thrown away.
 
@@ -233,7 +226,7 @@ class Core(ABC, Generic[Planned]):
     def _plan(self, sharing: Sharing) -> Planned: ...
 
     @abstractmethod
-    def _members(self, planned: Planned) -> StepMembers: ...
+    def _members(self, planned: Planned) -> StepStarted: ...
 
     @abstractmethod
     def _compute(self, planned: Planned) -> StepFigures | None:
@@ -254,8 +247,7 @@ class Core(ABC, Generic[Planned]):
 
     # -- news --------------------------------------------------------------------------------------------
 
-    def _announce(self, members: StepMembers) -> Iterator[StepStarted]:
-        news = StepStarted(ids=members.ids, expected_ms=_bound_ms(members.predicted_ms))
+    def _announce(self, news: StepStarted) -> Iterator[StepStarted]:
         if news != self._announced:
             self._announced = news
             yield news
@@ -271,6 +263,13 @@ class Core(ABC, Generic[Planned]):
 
 AnyCore = Core[Any]
 """Whatever its steps are made of."""
+
+
+def step_of(ids: Iterable[str], predicted_ms: float) -> StepStarted:
+    """Who is in a step, and how long it may take: rounded up to a power of two, so that a time that grows a
+    little with every step is seldom news; 0 if it is short."""
+    expected_ms = 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0
+    return StepStarted(ids=tuple(ids), expected_ms=expected_ms)
 
 
 def submit_of(command: Work) -> Submit | None:
@@ -306,9 +305,3 @@ def _is_urgent(command: Work | ShortenTurn) -> bool:
         return command.interrupts
     submit = submit_of(command)
     return submit is not None and submit.request.priority is Priority.INTERACTIVE
-
-
-def _bound_ms(predicted_ms: float) -> float:
-    """Rounded up to a power of two, so that a time that grows a little with every step is seldom news; 0 if
-    it is short."""
-    return 2.0 ** math.ceil(math.log2(predicted_ms)) if predicted_ms > _SHORT_MS else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 
 from openai_cpu_server.contract.embedding import EmbedBackend, Embedded, EmbedRequest
@@ -19,6 +20,7 @@ from openai_cpu_server.contract.messages import (
     ShowSteps,
     StepDone,
     StepFigures,
+    StepStarted,
     Submit,
 )
 from openai_cpu_server.contract.model_info import Adapter, RefusedAdapter
@@ -30,11 +32,11 @@ from openai_cpu_server.engine.base import (
     Core,
     PreparedRequest,
     RefusedRequest,
-    StepMembers,
     StepTimer,
     Work,
     failure,
     shared_ms,
+    step_of,
     submit_of,
 )
 from openai_cpu_server.errors import EmbeddingFailed
@@ -112,10 +114,10 @@ class EmbedCore(Core[list[EmbedPart]]):
     def _plan(self, sharing: Sharing) -> list[EmbedPart]:
         return self._queue.compose(self._room(sharing))
 
-    def _members(self, planned: list[EmbedPart]) -> StepMembers:
+    def _members(self, planned: list[EmbedPart]) -> StepStarted:
         inputs = _inputs(planned)
         expected_ms = self._cost.predict_ms(*_work_of(inputs)) if inputs else 0.0
-        return StepMembers(tuple(part.pending.request.id for part in planned), expected_ms)
+        return step_of((part.pending.request.id for part in planned), expected_ms)
 
     def _room(self, sharing: Sharing) -> EmbedRoom:
         info, options = self._backend.info, self._options
@@ -130,11 +132,8 @@ class EmbedCore(Core[list[EmbedPart]]):
 
     def _tokens_within(self, budget_ms: float) -> int:
         """How many tokens, of short inputs, take so long."""
-        low, high = 1, min(_ENOUGH_TOKENS, self._backend.info.max_step_tokens)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._cost.predict_ms(middle) <= budget_ms else (low, middle - 1)
-        return low
+        most = min(_ENOUGH_TOKENS, self._backend.info.max_step_tokens)
+        return 1 + bisect_right(range(2, most + 1), budget_ms, key=self._cost.predict_ms)
 
     def _compute(self, planned: list[EmbedPart]) -> StepFigures | None:
         if not planned:
@@ -165,7 +164,9 @@ class EmbedCore(Core[list[EmbedPart]]):
             result = self._backend.embed(_inputs(parts))
         except EmbeddingFailed as error:
             if len(parts) == 1:
-                self._fail(parts[0].pending.request, str(error))
+                request = parts[0].pending.request
+                self._queue.remove(request.id)
+                self._embedded.append(_failed(request, str(error)))
                 return True
             return all(self._embed([part]) for part in parts)
         if result.interrupted:
@@ -229,7 +230,7 @@ class EmbedCore(Core[list[EmbedPart]]):
         for tokens in request.inputs:
             assert 1 <= len(tokens) <= info.max_input_tokens, "whoever submits it has checked that"
             assert 0 <= min(tokens) <= max(tokens) < info.vocab_size, "they come from the model's tokenizer"
-        self._queue.add(request, num_embedded, self._clock())
+        self._queue.add(request, num_embedded)
 
     def _abandon(self, command: Work, error: RequestFailed) -> None:
         submit, why = submit_of(command), str(error)
@@ -244,10 +245,6 @@ class EmbedCore(Core[list[EmbedPart]]):
             self._events.append(failure(submit.request.id, why, len(submit.output)))
         else:
             self._embedded.append(_failed(submit.request, why))
-
-    def _fail(self, request: EmbedRequest, why: str) -> None:
-        self._queue.remove(request.id)
-        self._embedded.append(_failed(request, why))
 
 
 _WRONG_MODEL = "does not go with a model that embeds"

@@ -22,13 +22,13 @@ from openai_cpu_server.contract.messages import (
     FinishReason,
     HideSteps,
     LoadingAdapter,
-    QueuePlace,
     QueueState,
     Sharing,
     ShortenTurn,
     ShowSteps,
     StepDone,
     StepFigures,
+    StepStarted,
     Submit,
     TokenEvent,
     UnloadAdapter,
@@ -42,11 +42,11 @@ from openai_cpu_server.engine.base import (
     Core,
     PreparedRequest,
     RefusedRequest,
-    StepMembers,
     StepTimer,
     Work,
     failure,
     shared_ms,
+    step_of,
     submit_of,
 )
 from openai_cpu_server.engine.embedding import EmbedCore
@@ -86,7 +86,7 @@ class EngineCore(Core[Step]):
         """`measure` is given where the cost of steps is only guessed yet; the prefix cache's `journal` where
         somebody chooses between several engines. `cpu_clock`: CPU seconds of all threads."""
         super().__init__(StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s), clock)
-        self._outward = ForecastTeller(scheduler, journal, clock) if journal is not None else None
+        self._forecasts = ForecastTeller(scheduler, journal, clock) if journal is not None else None
         self._measure = measure
         self._is_measuring = False
         """Read by the reader thread."""
@@ -97,11 +97,11 @@ class EngineCore(Core[Step]):
         self._opened: list[Sequence] = []
         """They have a slot, and were in no step since they got it."""
         self._preemptions_told = 0
-        self._showing = StepTracer(clock)
+        self._tracer = StepTracer(clock)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._events) or self._showing.is_owed
+        return self._scheduler.has_work or bool(self._events) or self._tracer.is_owed
 
     @property
     def work(self) -> Priority | None:
@@ -171,12 +171,12 @@ class EngineCore(Core[Step]):
         is_repeated = self._timer.was_interrupted and self.work is Priority.BATCH
         return self._scheduler.schedule(beside_interactive=sharing.beside_interactive or is_repeated)
 
-    def _members(self, planned: Step) -> StepMembers:
+    def _members(self, planned: Step) -> StepStarted:
         computed = self._scheduler.participants(planned)
         opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(planned)])
         self._opened = [s for s in opened if s.status is SequenceStatus.RUNNING and s not in computed]
-        ids = tuple(sequence.request.id for sequence in [*computed, *self._opened])
-        return StepMembers(ids, self._scheduler.predicted_ms(planned))
+        ids = (sequence.request.id for sequence in [*computed, *self._opened])
+        return step_of(ids, self._scheduler.predicted_ms(planned))
 
     def _compute(self, planned: Step) -> StepFigures | None:
         if not planned.verbs and not planned.spans:
@@ -200,8 +200,8 @@ class EngineCore(Core[Step]):
         started_s, elapsed_ms = self._timer.started_s, self._timer.elapsed_ms
         reasons = self._scheduler.plan.reasons
         log_step(step, participants, reasons, result, started_s=started_s, elapsed_ms=elapsed_ms)
-        if self._showing.is_on:
-            self._showing.note(step, participants, self._scheduler.plan.all_reasons(), result)
+        if self._tracer.is_on:
+            self._tracer.note(step, participants, self._scheduler.plan.reasons(), result)
 
     def _done(self, planned: Step | None, figures: StepFigures | None) -> StepDone:
         if planned is not None:
@@ -209,8 +209,8 @@ class EngineCore(Core[Step]):
         events = self._take_events()
         if planned is None:
             return StepDone(events=events, kv=self._scheduler.kv_stats)
-        shown = self._showing.take(self._scheduler) if self._showing.is_on else None
-        news = self._outward.news() if self._outward is not None else ForecastNews()
+        shown = self._tracer.take(self._scheduler) if self._tracer.is_on else None
+        news = self._forecasts.news() if self._forecasts is not None else ForecastNews()
         return StepDone(
             events=events,
             kv=self._scheduler.kv_stats,
@@ -223,10 +223,7 @@ class EngineCore(Core[Step]):
     def _queue_state(self, slowdown: float) -> QueueState | None:
         if not self._scheduler.sequences.num_waiting:
             return None
-        places = tuple(
-            QueuePlace(o.sequence.request.id, o.position, slowdown * o.first_token_ms)
-            for o in self._scheduler.expectations.outlook()
-        )
+        places = tuple(self._scheduler.expectations.outlook(slowdown))
         preempted = tuple(sequence.request.id for sequence in self._scheduler.sequences.preempted)
         return QueueState(places=places, preempted=preempted)
 
@@ -259,7 +256,7 @@ class EngineCore(Core[Step]):
         match command:
             case Submit():
                 self._handle(self.prepare(command))
-            case PreparedRequest(submit=submit) if not self._adapters.has(_adapter_of(submit)):
+            case PreparedRequest(submit=submit) if not self._adapters.has(submit.request.adapter):
                 self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
             case PreparedRequest(Submit(request=GenerationRequest() as request, output=output), beginning):
                 self._outputs.accept(request, output, beginning, now_s=self._clock())
@@ -272,7 +269,7 @@ class EngineCore(Core[Step]):
             case UnloadAdapter(key=key):
                 self._adapters.leave(key)
             case ShowSteps() | HideSteps():
-                self._showing.heard(command)
+                self._tracer.heard(command)
             case CheckedAdapter():
                 raise AssertionError("what loading brings is for the caller of `load_adapter`")
 
@@ -296,7 +293,6 @@ class LoadedAdapters:
         self._leaving: set[str] = set()
 
     def check(self, adapter: Adapter) -> CheckedAdapter:
-        """Look at an adapter's file. Any thread."""
         try:
             self._backend.check_adapter(adapter)
         except AdapterFailed as error:
@@ -307,7 +303,6 @@ class LoadedAdapters:
         return CheckedAdapter(adapter)
 
     def load(self, checked: CheckedAdapter) -> Iterator[AdapterNews]:
-        """Load an adapter; what happens is yielded when it happens. One that is loaded stays as it is."""
         key = checked.adapter.key
         if checked.why_not is not None:
             yield AdapterRefused(RefusedAdapter(key=key, reason=checked.why_not))
@@ -344,10 +339,6 @@ def _num_computed(span: Span, result: StepResult) -> int:
     """The tokens that the span has cost, those of its draft included."""
     drafted = result.drafted.get(span.slot)
     return len(span.tokens) + (drafted.num_computed if drafted is not None else 0)
-
-
-def _adapter_of(submit: Submit) -> str | None:
-    return submit.request.adapter if isinstance(submit.request, GenerationRequest) else None
 
 
 def _refusal(submit: Submit, why: str, *, is_own_fault: bool = False) -> TokenEvent:

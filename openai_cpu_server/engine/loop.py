@@ -1,4 +1,7 @@
-"""The engine process's end of the socket. Its methods block."""
+"""The engine process from its first command to its end: it loads, computes, and tells what comes of it.
+
+One thread computes. Another takes commands in meanwhile, and may interrupt a step (`CommandReader`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from openai_cpu_server.contract.framing import frame, read_command, read_frame
 from openai_cpu_server.contract.messages import (
@@ -25,16 +28,18 @@ from openai_cpu_server.contract.messages import (
     StartEngine,
     StartFailed,
 )
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import NativeModel
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine.base import AnyCore, CheckedAdapter, Work
 from openai_cpu_server.engine.preparation import Preparation, Request
-from openai_cpu_server.engine.turn import EngineTurn, OwnCores, SharedTurn
+from openai_cpu_server.engine.turn import EngineTurn, SharedTurn
 from openai_cpu_server.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 
 class EngineChannel:
-    """Any thread may send while one receives."""
+    """The engine process's end of the socket. Any thread may send while one receives; both block."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -54,29 +59,10 @@ class EngineChannel:
         return None if payload is None else read_command(payload)
 
 
-logger = logging.getLogger(__name__)
-
 _QUIET_S, _QUIET_MOST_S = 2.0, 60.0
 """Steps are timed when nobody has wanted anything for so long. The time doubles, up to the latter, whenever
 somebody comes meanwhile: else all gaps of light traffic would be spent on that.
 """
-
-
-class NativeModel(Protocol):
-    """What the loop wants of a backend, whatever it computes."""
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    def warm_up(self) -> bool:
-        """False: it was interrupted; it can be repeated."""
-        ...
-
-    def interrupt(self) -> None:
-        """Any thread may call it."""
-        ...
-
-    def close(self) -> None: ...
 
 
 Loaded = TypeVar("Loaded", bound=NativeModel)
@@ -101,7 +87,7 @@ def run_engine(
         return
     confine(start.options)
     inbox = Inbox()
-    turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else OwnCores()
+    turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineTurn()
     reader = CommandReader(channel, inbox, turn, grace_s=start.options.exit_grace_s)
     reader.start()
     try:

@@ -1,4 +1,4 @@
-"""Turns the bytes of tokens into text: whole tokens, whole characters, never a part of a stop string."""
+"""Turns what sequences gain into events: text of whole tokens and characters, and of no stop string."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
-from openai_cpu_server.engine.parts import OutputParts, StopShield
+from openai_cpu_server.engine.parts import OutputParts, StopShield, overlap
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.spans import SequenceAdvance
@@ -45,7 +45,7 @@ class TextStream:
     """
 
     def __init__(self, stop: Iterable[str]) -> None:
-        self._stop = [s.encode() for s in stop]
+        self.watch(stop)
         self._held = b""
         self._ends: list[int] = []
         """Where each held token ends in `_held`."""
@@ -87,7 +87,7 @@ class TextStream:
 
     def _unfinished_stop(self) -> int:
         """Length of the longest end of the held bytes that some stop string begins with."""
-        return max((_overlap(self._held, s) for s in self._stop), default=0)
+        return max((overlap(self._held, s) for s in self._stop), default=0)
 
     def _unfinished_character(self) -> int:
         if not self._held or self._held[-1] < 0x80:
@@ -98,11 +98,6 @@ class TextStream:
 
     def _splits_character(self, at: int) -> bool:
         return at < len(self._held) and self._held[at] & 0xC0 == 0x80
-
-
-def _overlap(text: bytes, stop: bytes) -> int:
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 _NOTHING = ReleasedText(0, "")
@@ -344,14 +339,8 @@ class LiveOutputs:
         """Tell what a sequence has gained; it leaves with its last event."""
         if events and (finish := events[-1].finish) is not None:
             del self._outputs[sequence.request.id]
-            self._leave(sequence, finish)
+            (self._sequences.complete if finish.is_good else self._sequences.finish)(sequence)
         self._tell(events)
-
-    def _leave(self, sequence: Sequence, finish: Finish) -> None:
-        if finish.is_good:
-            self._sequences.complete(sequence)
-        else:
-            self._sequences.finish(sequence)
 
 
 def _has_failed(advance: SequenceAdvance) -> bool:

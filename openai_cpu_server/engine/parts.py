@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import AnyStr, NamedTuple
 
 from msgspec.structs import replace
 
@@ -47,8 +47,10 @@ class OutputParts:
             texts += self._rest()
             finish = replace(finish, thought_tokens=self.thought_tokens)
         first, *more = texts or [PartText(self._text.part, "")]
-        told = replace(event, text=first.text, part=first.part, answer_start=self.answer_start, finish=None)
-        *before, last = (told, *(self._further(event.id, one) for one in more))
+        start = self.answer_start
+        told = replace(event, text=first.text, part=first.part, answer_start=start, finish=None)
+        further = (TokenEvent(id=event.id, text=text, part=part, answer_start=start) for part, text in more)
+        *before, last = (told, *further)
         return (*before, replace(last, finish=finish))
 
     def read(self, tokens: Iterable[int], text: str) -> list[PartText]:
@@ -63,9 +65,6 @@ class OutputParts:
         if self._tokens is not None:
             self._tokens.finish()
         return self._text.finish()
-
-    def _further(self, request_id: str, told: PartText) -> TokenEvent:
-        return TokenEvent(id=request_id, text=told.text, part=told.part, answer_start=self.answer_start)
 
     @property
     def thought_tokens(self) -> int:
@@ -279,6 +278,10 @@ def _answer(text: str) -> list[PartText]:
 
 def _safe(text: str, mark: str) -> int:
     """How much of the text can belong neither to the mark nor to white space before it."""
-    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-    overlap = next((size for size in sizes if text.endswith(mark[:size])), 0)
-    return len(text[: len(text) - overlap].rstrip())
+    return len(text[: len(text) - overlap(text, mark)].rstrip())
+
+
+def overlap(text: AnyStr, mark: AnyStr) -> int:
+    """Length of the longest end of the text that the mark begins with, and goes on behind."""
+    longest = min(len(text), len(mark) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from itertools import count
 from queue import PriorityQueue
-from types import TracebackType
 
 from openai_cpu_server.contract.messages import (
     CancelRequest,
@@ -65,9 +64,7 @@ class Preparation:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._queue.put(_END)
         self._thread.join()
 

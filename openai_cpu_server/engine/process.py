@@ -26,7 +26,7 @@ from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.embedding import EmbedCore
 from openai_cpu_server.engine.generating import EngineCore, build_core, build_embed_core
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
-from openai_cpu_server.engine.turn import EngineTurn, OwnCores
+from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name, model_kind
@@ -77,7 +77,7 @@ def calibrated(
     turn: EngineTurn | None = None,
 ) -> EngineCore:
     """A core that knows what steps cost from an earlier start, or measures it as `calibrate` says."""
-    turn = turn or OwnCores()
+    turn = turn or EngineTurn()
     if options.cost_dir is None:
         return build_core(options, backend, None)
     is_due = options.calibrate == "start"

@@ -10,19 +10,22 @@ from typing import NamedTuple
 
 from openai_cpu_server.contract.messages import HideSteps, ShowSteps
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
-from openai_cpu_server.contract.step import Drafted, ShownPart, Span, Step, StepResult, StepTrace
+from openai_cpu_server.contract.step import ShownPart, Span, Step, StepResult, StepTrace
 from openai_cpu_server.scheduler.plan import StepReason
 from openai_cpu_server.scheduler.prefix_cache import PrefixJournal
 from openai_cpu_server.scheduler.scheduler import Scheduler
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.spans import NOTHING_DRAFTED
 
 logger = logging.getLogger(__name__)
+
+_NO_REASONS: Mapping[StepReason, int] = {}
 
 
 def log_step(
     step: Step,
     participants: Seq[Sequence],
-    reasons: Callable[[Sequence], Mapping[StepReason, int]],
+    reasons: Callable[[], Mapping[Sequence, Mapping[StepReason, int]]],
     result: StepResult,
     *,
     started_s: float,
@@ -30,18 +33,19 @@ def log_step(
 ) -> None:
     """Call it before the step is applied.
 
-    `participants` as its spans; `reasons`: how many tokens of a sequence are in it for which reason;
+    `participants` as its spans; `reasons`: how many tokens of each sequence are in it for which reason;
     `started_s` of the monotonic clock.
     """
     if not logger.isEnabledFor(logging.DEBUG) or not step.spans:
         return
+    why = reasons()
     spans = [
         {
             "id": sequence.request.id,
             "priority": sequence.request.priority.label,
             "tokens": span.num_tokens,
             "decodes": sequence.is_decoding,
-            "why": {reason.value: num_tokens for reason, num_tokens in reasons(sequence).items()},
+            "why": {reason.value: num for reason, num in why.get(sequence, _NO_REASONS).items()},
         }
         for sequence, span in zip(participants, step.spans, strict=True)
     ]
@@ -66,8 +70,6 @@ def log_step(
 _STATE_S = 0.5
 """Who holds what is told twice a second at most: it takes a fraction of a millisecond to collect."""
 _LONG_AGO = float("-inf")
-_NOTHING = Drafted()
-_NO_REASONS: Mapping[StepReason, int] = {}
 
 
 class StepTracer:
@@ -118,7 +120,7 @@ class StepTracer:
 
 
 def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], result: StepResult) -> ShownPart:
-    drafted = result.drafted.get(span.slot, _NOTHING)
+    drafted = result.drafted.get(span.slot, NOTHING_DRAFTED)
     forced = reasons.get(StepReason.FORCED, 0)
     others = len(span.tokens) - forced
     request, is_decoding = sequence.request, sequence.is_decoding

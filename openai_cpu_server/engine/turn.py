@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, Sharing, ShortenTurn, TurnBack
 from openai_cpu_server.contract.request import Priority
@@ -20,71 +19,47 @@ _SLOWEST = 20.0
 _LOADING = EngineWants(work=Priority.BATCH, is_loading=True)
 
 
-class EngineTurn(Protocol):
-    """All methods but those of `SharedTurn` for the reader are for the thread that computes."""
+class EngineTurn:
+    """The turn of an engine that shares its cores with no other: it always has it, and says nothing.
+
+    All methods but those of `SharedTurn` for the reader are for the thread that computes.
+    """
 
     @property
     def is_held(self) -> bool:
         """The engine may compute."""
-        ...
+        return True
 
     @property
     def is_wanted(self) -> bool:
         """Somebody else's turn is due. Any thread."""
-        ...
+        return False
 
     @property
-    def sharing(self) -> Sharing: ...
+    def sharing(self) -> Sharing:
+        return ALONE
 
     def settle(self, work: Priority | None) -> None:
         """Between two steps: the engine wants this now. Gives the turn back if there is nothing to compute,
         or if it is somebody else's."""
-        ...
 
     def computed(self) -> None:
         """A step has ended."""
-        ...
 
     def give_back(self) -> None:
         """If it is held; the engine wants nothing for the moment."""
-        ...
 
     def load_on(self) -> None:
         """Wait for the turn, to load a piece; let others compute first if it has just had one.
 
         Raises ConnectionError if the turn never comes, for the client is gone.
         """
-        ...
 
     def pass_on(self) -> None:
         """Let others compute, and wait for the next turn. Raises ConnectionError as `load_on`."""
-        ...
 
 
-class OwnCores:
-    """The turn of an engine that shares its cores with no other: it always has it, and says nothing."""
-
-    is_held = True
-    is_wanted = False
-    sharing = ALONE
-
-    def settle(self, work: Priority | None) -> None:
-        pass
-
-    def computed(self) -> None:
-        pass
-
-    def give_back(self) -> None:
-        pass
-
-    def load_on(self) -> None:
-        pass
-
-    def pass_on(self) -> None:
-        pass
-
-
-class SharedTurn:
+class SharedTurn(EngineTurn):
     """The turn of one of several engines. Every turn is for one step at least."""
 
     def __init__(

@@ -17,6 +17,8 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, LoadedAdapter
 from openai_cpu_server.errors import AdapterFailed, ServerError
 
+logger = logging.getLogger(__name__)
+
 
 class AdapterTable:
     """Adapters by key.
@@ -142,18 +144,15 @@ class AdapterTable:
         return key
 
 
-logger = logging.getLogger(__name__)
-
-
 class AdapterControl:
     """Takes what the server wants of adapters, and tells the engine process, whichever runs."""
 
     def __init__(self, adapters: Iterable[Adapter]) -> None:
-        self.shelf = AdapterTable(adapters)
+        self.table = AdapterTable(adapters)
         self._send: Callable[..., None] | None = None
         self._awaited: dict[str, asyncio.Future[AdapterStatus]] = {}
         self.is_used: Callable[[str], bool] = lambda key: False
-        """Whether a live request computes with the adapter of this key. The dispatcher knows."""
+        """Whether a live request computes with the adapter of this key. The client knows."""
 
     @property
     def is_awaited(self) -> bool:
@@ -163,47 +162,47 @@ class AdapterControl:
     @property
     def is_owed(self) -> bool:
         """The engine process is to load one."""
-        return bool(self.shelf.unanswered)
+        return bool(self.table.unanswered)
 
-    # -- for the dispatcher ------------------------------------------------------------------------------
+    # -- for the engine's client -------------------------------------------------------------------------
 
     async def load(self, adapter: Adapter) -> AdapterStatus:
         """Load an adapter; then requests get it for its name, and an older one of that name goes with its
         last request. Raises `AdapterFailed`; then everything is as before.
         """
-        key, shelf = adapter.key, self.shelf
-        status = shelf.status(key)
+        key, table = adapter.key, self.table
+        status = table.status(key)
         if status is not None and status.state is AdapterState.FAILED:
-            shelf.take_name(adapter.name)  # which drops it, so that it can be tried again
+            table.take_name(adapter.name)  # which drops it, so that it can be tried again
             status = None
         if status is None:
-            shelf.add(adapter)
+            table.add(adapter)
             if self._send is not None:
                 self._send(LoadAdapter(adapter))
-        status = shelf.status(key)
+        status = table.status(key)
         if status is None or status.state is AdapterState.LOADING:
             awaited = self._awaited.setdefault(key, asyncio.get_running_loop().create_future())
             # Whoever waits may leave: then it is loaded all the same.
             status = await asyncio.shield(awaited)
         if status.state is AdapterState.FAILED:
             raise AdapterFailed(status.reason or "It was refused.")
-        shelf.give_name(key)
+        table.give_name(key)
         self.free()
         return status
 
     def unload(self, name: str) -> bool:
         """No new request gets it; False if there is none of that name."""
-        if self.shelf.named(name) is None:
+        if self.table.named(name) is None:
             return False
-        self.shelf.take_name(name)
+        self.table.take_name(name)
         self.free()
         return True
 
     def free(self) -> None:
         """Drop those that no new request gets and no live one uses."""
-        for key in self.shelf.retired:
+        for key in self.table.retired:
             if not self.is_used(key):
-                self.shelf.drop(key)
+                self.table.drop(key)
                 if self._send is not None:
                     self._send(UnloadAdapter(key))
 
@@ -211,18 +210,18 @@ class AdapterControl:
 
     def process_started(self) -> tuple[Adapter, ...]:
         """What another engine process is to load."""
-        self.shelf.process_started()
-        return self.shelf.wanted
+        self.table.process_started()
+        return self.table.wanted
 
     def ready(self, send: Callable[..., None]) -> None:
         """The process can be sent commands. It has loaded what it was told at its start."""
         self._send = send
-        late = self.shelf.unanswered
+        late = self.table.unanswered
         if late:
             send(*[LoadAdapter(adapter) for adapter in late])
 
     def heard(self, news: AdapterNews) -> None:
-        key = self.shelf.heard(news)
+        key = self.table.heard(news)
         if key is not None:
             self._settled(key)
 
@@ -232,7 +231,7 @@ class AdapterControl:
 
     def died(self, message: str) -> bool:
         """Whether the process has died of an adapter, which is not loaded again."""
-        key = self.shelf.process_died(message)
+        key = self.table.process_died(message)
         if key is not None:
             self._settled(key)
         return key is not None
@@ -247,17 +246,17 @@ class AdapterControl:
 
     def _settled(self, key: str) -> None:
         """It is loaded or refused."""
-        status = self.shelf.status(key)
+        status = self.table.status(key)
         assert status is not None
         awaited = self._awaited.pop(key, None)
         if status.state is AdapterState.READY:
             logger.info("loaded the adapter %s, %s", status.adapter.name, status.adapter.path)
             if awaited is not None:
-                self.shelf.give_name(key)
+                self.table.give_name(key)
         else:
             logger.error("the adapter %s is refused: %s", status.adapter.name, status.reason)
-            if not self.shelf.has_name(key):
-                self.shelf.drop(key)
+            if not self.table.has_name(key):
+                self.table.drop(key)
         if awaited is not None and not awaited.done():
             awaited.set_result(status)
         self.free()

@@ -10,7 +10,7 @@ import msgspec
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.model_info import AdapterState, AdapterStatus, ModelInfo, ModelKind
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.request import EngineRequest, GenerationRequest
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
@@ -65,13 +65,14 @@ class RequestAdmission:
         self._carrier = carrier
         self._culprits = culprits
         self._adapters = adapters
-        self._queue = QueueLimit(carrier.live, max_queue=max_queue, clock=clock)
+        self._max_queue = max_queue
         self._max_held_bytes = max_held_bytes
         self._clock = clock
 
     def generate(self, info: ModelInfo, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
         """Raises CulpritsLimited, QueueFull, AdapterNotFound, InvalidRequest."""
-        _check_generates(info)
+        if info.kind is not ModelKind.GENERATES:
+            raise _wrong_kind(info, "generate text")
         self._check(requests[0], len(requests))
         requests = self._with_adapter(requests)
         generation = GenerationAnswer(
@@ -95,9 +96,18 @@ class RequestAdmission:
         end_cancelled(self._carrier, call)
         return bool(call)
 
-    def _check(self, request: GenerationRequest | EmbedRequest, num_new: int) -> None:
+    def _check(self, request: EngineRequest, num_new: int) -> None:
+        """Raises CulpritsLimited, InvalidRequest for more than may ever wait at once, and QueueFull."""
         self._culprits.check(request.account)
-        self._queue.check(request.priority, num_new)
+        if num_new > self._max_queue:
+            message = f"{num_new} sequences in one call; {self._max_queue} may wait at once on this server."
+            raise InvalidRequest(message, param="n", code="invalid_value")
+        live, priority = self._carrier.live, request.priority
+        waiting = live.count(RequestState.WAITING)[priority.label]
+        num_over = waiting + num_new - self._max_queue
+        if num_over > 0:
+            expected = live.expected_waits_s(priority, self._clock())
+            raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
 
     def _with_adapter(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
         """The requests with the key of their adapter in place of its name: what it is called by may change
@@ -119,32 +129,6 @@ def end_cancelled(carrier: RequestCarrier, call: Sequence[AcceptedRequest]) -> N
         carrier.cancel(*[live.request.id for live in call])
     for live in call:
         live.answer.fail(live.request.id, RequestCancelled("The request was cancelled on the server."))
-
-
-class QueueLimit:
-    """So many requests of each priority may wait."""
-
-    def __init__(self, live: AcceptedRequests, *, max_queue: int, clock: Callable[[], float]) -> None:
-        self._live = live
-        self._max_queue = max_queue
-        self._clock = clock
-
-    def check(self, priority: Priority, num_new: int) -> None:
-        """Raises InvalidRequest for more than may ever wait at once, and QueueFull."""
-        if num_new > self._max_queue:
-            message = f"{num_new} sequences in one call; {self._max_queue} may wait at once on this server."
-            raise InvalidRequest(message, param="n", code="invalid_value")
-        waiting = self._live.count(RequestState.WAITING)[priority.label]
-        num_over = waiting + num_new - self._max_queue
-        if num_over > 0:
-            expected = self._live.expected_waits_s(priority, self._clock())
-            raise QueueFull(waiting, retry_after_s=wait_until_left_s(expected, num_over))
-
-
-def _check_generates(info: ModelInfo) -> None:
-    """Raises InvalidRequest."""
-    if info.kind is not ModelKind.GENERATES:
-        raise _wrong_kind(info, "generate text")
 
 
 def _check_embeds(info: ModelInfo, request: EmbedRequest) -> None:

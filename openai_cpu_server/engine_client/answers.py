@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Generic, TypeVar, Union
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
@@ -41,18 +40,19 @@ class CallTimes:
     def end(self) -> None:
         self._ended = self._clock()
 
-    @property
-    def ended(self) -> float:
-        """Now, while it has not ended; so for the others, while they have not been."""
-        return self._clock() if self._ended is None else self._ended
-
-    @property
-    def started(self) -> float:
-        return self.ended if self._started is None else self._started
-
-    @property
-    def first(self) -> float:
-        return self.ended if self._first_token is None else self._first_token
+    def figures(self, num_tokens: int, **counts: int) -> Figures:
+        """Up to the end, or up to now while it has not ended. `num_tokens` are those of the rate."""
+        end = self._clock() if self._ended is None else self._ended
+        started = end if self._started is None else self._started
+        first = end if self._first_token is None else self._first_token
+        return Figures(
+            **counts,
+            queue_ms=1000 * (started - self.submitted),
+            prefill_ms=1000 * (first - started),
+            generation_ms=1000 * (end - first),
+            latency_ms=1000 * (end - self.submitted),
+            tokens_per_second=num_tokens / (end - started) if end > started else 0.0,
+        )
 
 
 class EngineAnswer(Generic[Item]):
@@ -66,34 +66,25 @@ class EngineAnswer(Generic[Item]):
         self._unfinished = set(request_ids)
         self._cancel = cancel
         self._clock = clock
-        self._clocking = CallTimes(clock)
+        self._times = CallTimes(clock)
         self._queue: asyncio.Queue[Arrived[Item]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for request_id in self._unfinished:
             self._cancel(request_id)
         self._stop_timer()
 
     def fail_in(self, seconds: float, error: ServerError) -> None:
-        """End it with this error unless it has ended by then."""
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._end, error)
 
     # -- called by `Replay` ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._clocking.start()
+        self._times.start()
 
-    def wait_at(self, place: QueuePlace) -> None:
+    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
         self._put(place)
-
-    def wait_for_model(self, loading: ModelLoading) -> None:
-        self._put(loading)
 
     def fail(self, request_id: str, error: ServerError) -> None:
         self._leave(request_id)
@@ -124,7 +115,7 @@ class EngineAnswer(Generic[Item]):
     def _leave(self, request_id: str) -> None:
         self._unfinished.discard(request_id)
         if not self._unfinished:
-            self._clocking.end()
+            self._times.end()
             self._stop_timer()
 
     def _stop_timer(self) -> None:
@@ -199,8 +190,6 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
                 yield item
 
     async def progress(self) -> AsyncIterator[TokenEvent | QueuePlace | ModelLoading]:
-        """Its events and, while it waits as a whole, now and then its place in the queue, or how far the
-        model that it waits for is loaded."""
         while not self._is_over:
             item = await self._take()
             if isinstance(item, TokenEvent):
@@ -210,24 +199,15 @@ class GenerationAnswer(EngineAnswer[TokenEvent], TokenSink):
     @property
     def figures(self) -> Figures:
         """Up to the end, or up to now while it has not ended; counts are of the sequences that have ended."""
-        times, counts = self._clocking, added_up(self._finishes)
-        end, started, first = times.ended, times.started, times.first
-        tokens, busy_s = counts["output_tokens"], end - started
-        return Figures(
-            **counts,
-            queue_ms=1000 * (started - times.submitted),
-            prefill_ms=1000 * (first - started),
-            generation_ms=1000 * (end - first),
-            latency_ms=1000 * (end - times.submitted),
-            tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
-        )
+        counts = added_up(self._finishes)
+        return self._times.figures(counts["output_tokens"], **counts)
 
     # -- called by `Replay` ----------------------------------------------------------------------------
 
     def push(self, event: TokenEvent) -> None:
-        self._clocking.start()
+        self._times.start()
         if event.tokens or event.finish is not None:
-            self._clocking.first_token()
+            self._times.first_token()
         if event.finish is not None:
             self._finishes.append(event.finish)
             self._leave(event.id)
@@ -278,20 +258,12 @@ class EmbeddingAnswer(EngineAnswer[Embedded], VectorSink):
     @property
     def figures(self) -> Figures:
         """Times up to the end, or up to now while it has not ended."""
-        times = self._clocking
-        busy_s = times.ended - times.started
-        tokens = sum(map(len, self._request.inputs[: self._num_embedded]))
-        return Figures(
-            queue_ms=1000 * (times.started - times.submitted),
-            prefill_ms=1000 * busy_s,
-            latency_ms=1000 * (times.ended - times.submitted),
-            tokens_per_second=tokens / busy_s if busy_s > 0 else 0.0,
-        )
+        return self._times.figures(sum(map(len, self._request.inputs[: self._num_embedded])))
 
     # -- called by `Replay` ----------------------------------------------------------------------------
 
     def push(self, event: Embedded) -> None:
-        self._clocking.start()
+        self._times.start()
         if event.error is not None:
             self.fail(event.id, GenerationFailed(event.error))
             return

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 import psutil
 
 from openai_cpu_server.child_processes.spawn import spawn_options
-from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.framing import LENGTH, frame, read_event
 from openai_cpu_server.contract.messages import Command, EngineOptions, Event, StartEngine, Submit
-from openai_cpu_server.contract.request import GenerationRequest
 
 _TOKENS_AT_ONCE = 1_000_000
 """Six milliseconds of framing. A call may have 1,024 sequences of a whole context each."""
@@ -53,7 +51,7 @@ class ClientChannel:
         while self._waiting and num_tokens <= _TOKENS_AT_ONCE:
             command = self._waiting.popleft()
             frames.append(frame(command))
-            num_tokens += _num_tokens(command)
+            num_tokens += command.request.num_tokens if isinstance(command, Submit) else 0
         self._writer.write(b"".join(frames))
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._send_some)
@@ -69,16 +67,6 @@ class ClientChannel:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _num_tokens(command: Command) -> int:
-    match command:
-        case Submit(request=GenerationRequest(tokens=tokens)):
-            return len(tokens)
-        case Submit(request=EmbedRequest() as request):
-            return request.num_tokens
-        case _:
-            return 0
 
 
 @functools.lru_cache(maxsize=64)
@@ -103,6 +91,7 @@ class EngineProcess:
     ) -> None:
         self.is_closing = False
         """It has been told to end: what it still says does not matter."""
+        self.send, self.receive = channel.send, channel.receive
         self._process = process
         self._channel = channel
         self._grace_s = grace_s
@@ -140,13 +129,6 @@ class EngineProcess:
     def rss_bytes(self) -> int:
         """Resident memory, the mapped model file included; 0 once it is dead."""
         return resident_bytes(self.pid)
-
-    def send(self, *commands: Command) -> None:
-        self._channel.send(*commands)
-
-    async def receive(self) -> Event | None:
-        """The next event; None when the process is gone. Raises `msgspec.DecodeError`."""
-        return await self._channel.receive()
 
     def kill(self) -> None:
         """End it at once, whatever it does; a stopped process too."""

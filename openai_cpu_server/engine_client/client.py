@@ -14,7 +14,6 @@ from openai_cpu_server.contract.engine import (
     EngineStatus,
     LiveRequest,
     RequestState,
-    SeeStep,
     unavailable,
 )
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
@@ -36,6 +35,8 @@ class Residency:
         self, supervisor: Supervisor, replay: RequestReplay, status: Callable[[], EngineStatus]
     ) -> None:
         self.status = status
+        self.wake, self.settled, self.fail = supervisor.wake, supervisor.settled, supervisor.fail
+        self.hold_back, self.release = replay.hold_back, replay.release
         self._supervisor = supervisor
         self._replay = replay
 
@@ -57,19 +58,11 @@ class Residency:
     @property
     def last_use_s(self) -> float:
         """When a request last came or ended, or it became ready, on the clock."""
-        return self._replay.last_use_s
+        return self._replay.delivery.last_use_s
 
     @property
     def failed_s(self) -> float | None:
         return self._supervisor.failed_s
-
-    def wake(self) -> None:
-        """Load the model. It must be asleep, or have failed."""
-        self._supervisor.wake()
-
-    async def settled(self) -> EngineState:
-        """The state that loading leads to, once it is over."""
-        return await self._supervisor.settled()
 
     async def sleep(self) -> None:
         """End the process, which must not be at work. Returns when it is gone; requests that come meanwhile
@@ -77,18 +70,6 @@ class Residency:
         assert not self.is_at_work, "it has requests"
         self._replay.lost()
         await self._supervisor.sleep()
-
-    def hold_back(self) -> None:
-        """Send the process nothing new: it is to end what it has, and then to sleep."""
-        self._replay.hold_back()
-
-    def release(self) -> None:
-        """Send it again what was held back."""
-        self._replay.release()
-
-    def fail(self, reason: str) -> None:
-        """An engine that sleeps is not to be woken, for this reason."""
-        self._supervisor.fail(reason)
 
 
 _DRAIN_LOOK_S = 0.05
@@ -121,6 +102,8 @@ class EngineClient:
         self._news, self._adapters = supervisor.news, supervisor.news.adapters
         self._replay = RequestReplay(clock, self._adapters.free, culprits)
         self._adapters.is_used = self._replay.uses_adapter
+        self.show_steps, self.hide_steps = self._news.show_steps, self._news.hide_steps
+        self.unload_adapter = self._adapters.unload
         self._admission = RequestAdmission(
             self._replay,
             culprits,
@@ -129,6 +112,7 @@ class EngineClient:
             max_held_bytes=max_held_bytes,
             clock=clock,
         )
+        self.cancel = self._admission.cancel
         self.residency = Residency(supervisor, self._replay, self.status)
         self._clock = clock
         self._is_draining = False
@@ -153,16 +137,13 @@ class EngineClient:
         generation = self._admission.generate(self._serving(), requests)
         self._news.request_came(requests[0].priority)
         if self.state in (EngineState.ASLEEP, EngineState.LOADING):
-            generation.wait_for_model(ModelLoading(self._news.progress.loaded))
+            generation.wait_at(ModelLoading(self._news.progress.loaded))
         return generation
 
     def embed(self, request: EmbedRequest) -> EmbeddingAnswer:
         embedding = self._admission.embed(self._serving(), request)
         self._news.request_came(request.priority)
         return embedding
-
-    def cancel(self, name: str) -> bool:
-        return self._admission.cancel(name)
 
     def requests(self) -> list[LiveRequest]:
         return self._replay.live.snapshots(self._clock())
@@ -176,32 +157,23 @@ class EngineClient:
     def kv_stats(self) -> KVStats | None:
         return self._news.kv_stats
 
-    def show_steps(self, see: SeeStep) -> None:
-        self._news.show_steps(see)
-
-    def hide_steps(self) -> None:
-        self._news.hide_steps()
-
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:
             raise unavailable(self.status())
         self._supervisor.send(ClearCache())
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
-        return self._adapters.shelf.offered
+        return self._adapters.table.offered
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         self._serving()  # a model that sleeps is woken
         return await self._adapters.load(adapter)
 
-    def unload_adapter(self, name: str) -> bool:
-        return self._adapters.unload(name)
-
     # -- for whoever runs it -----------------------------------------------------------------------------
 
     @property
     def totals(self) -> ServedTotals:
-        return self._replay.totals
+        return self._replay.delivery.totals
 
     @property
     def engine_pid(self) -> int | None:
@@ -220,7 +192,7 @@ class EngineClient:
         waiting = [live for live in self._replay.live if live.state is RequestState.WAITING]
         batch = [live for live in waiting if live.request.priority is Priority.BATCH]
         self._replay.cancel(*[live.request.id for live in batch])
-        self._replay.fail(batch, lambda: unavailable(self.status()))
+        self._replay.delivery.fail(batch, lambda: unavailable(self.status()))
         deadline_s = self._clock() + seconds
         while self._replay.num_live and self._clock() < deadline_s:  # noqa: ASYNC110 (once in a server's life)
             await asyncio.sleep(_DRAIN_LOOK_S)

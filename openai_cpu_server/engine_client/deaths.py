@@ -64,12 +64,12 @@ class Death(msgspec.Struct, frozen=True):
         return f"The engine died each time that it computed this request; the last time {self.message}."
 
     @classmethod
-    def unborn(cls, error: Exception) -> Death:
+    def not_started(cls, error: Exception) -> Death:
         """No process could be started."""
         return cls(DeathKind.FAULT, f"the engine process could not be started ({error})", "not_started")
 
     @classmethod
-    def by_message(cls, error: str) -> Death:
+    def of_bad_message(cls, error: str) -> Death:
         """It was killed because one of its messages cannot be read, as happens between two versions."""
         return cls(DeathKind.FAULT, f"the engine process sent what cannot be read ({error})", "bad_message")
 
@@ -89,13 +89,8 @@ class Death(msgspec.Struct, frozen=True):
             return cls(DeathKind.FAULT, f"the engine process crashed in native code ({cause})", cause)
         if ran_out_of_memory and cause == "SIGKILL":
             return cls(DeathKind.MEMORY, _OUT_OF_MEMORY, "out_of_memory")
-        return cls(DeathKind.KILL, f"the engine process was killed ({_killer(cause)})", cause)
-
-
-def _killer(cause: str) -> str:
-    if cause != "SIGKILL":
-        return cause
-    return "SIGKILL: by somebody, or by something that guards memory"
+        whose = ": by somebody, or by something that guards memory" if cause == "SIGKILL" else ""
+        return cls(DeathKind.KILL, f"the engine process was killed ({cause}{whose})", cause)
 
 
 _VMSTAT = Path("/proc/vmstat")
@@ -200,9 +195,9 @@ class DeathRecord:
 
     def __init__(self, *, max_a_minute: int, clock: Callable[[], float]) -> None:
         self.num = 0
-        self._max_a_minute = max_a_minute
+        self.crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
+        """Those of them that count."""
         self._clock = clock
-        self._crashes = CrashRecord(max_a_minute=max_a_minute, clock=clock)
         self._known: deque[tuple[Death, float]] = deque(maxlen=_MOST_KNOWN)
         """The last ones, and when they were."""
 
@@ -215,27 +210,9 @@ class DeathRecord:
             for death, died_s in self._known
         )
 
-    @property
-    def last(self) -> LastDeath | None:
-        return self.known[-1] if self._known else None
-
-    @property
-    def why_too_many(self) -> str | None:
-        """None: they are not."""
-        return self._crashes.why_too_many
-
-    @property
-    def backoff_s(self) -> float:
-        """How long to wait before the next start."""
-        return self._crashes.backoff_s
-
     def forgive(self) -> None:
         """None of them counts any more: they are explained, or it is tried again on purpose."""
-        self._crashes = CrashRecord(max_a_minute=self._max_a_minute, clock=self._clock)
-
-    def started(self) -> None:
-        """A process has become ready."""
-        self._crashes.started()
+        self.crashes = CrashRecord(max_a_minute=self.crashes.max_a_minute, clock=self._clock)
 
     def book(
         self, death: Death, *, search: SearchProgress, has_advanced: bool, while_restarting: bool
@@ -248,8 +225,8 @@ class DeathRecord:
             return
         is_kill = death.kind is DeathKind.KILL
         if search is SearchProgress.CLOSER or (is_kill and has_advanced):
-            self._crashes.excuse()
+            self.crashes.excuse()
         else:
-            self._crashes.note()
+            self.crashes.note()
         if not is_kill and while_restarting:
-            self._crashes.start_failed()
+            self.crashes.start_failed()

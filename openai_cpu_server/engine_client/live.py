@@ -29,10 +29,8 @@ class AnswerSink(ABC):
         """It is in a step. May be told several times."""
 
     @abstractmethod
-    def wait_at(self, place: QueuePlace) -> None: ...
-
-    @abstractmethod
-    def wait_for_model(self, loading: ModelLoading) -> None: ...
+    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
+        """It waits: in the queue, or for its model."""
 
     @abstractmethod
     def fail(self, request_id: str, error: ServerError) -> None: ...
@@ -58,7 +56,7 @@ class ExpectedStart(msgspec.Struct, frozen=True):
 
     position: int
     first_token_s: float
-    """On the dispatcher's clock."""
+    """On the clock of whoever carries requests."""
 
 
 @dataclass(eq=False)
@@ -79,11 +77,6 @@ class AcceptedRequest:
     expected: ExpectedStart | None = None
 
     @property
-    def adapter(self) -> str | None:
-        """The key of its adapter."""
-        return self.request.adapter if isinstance(self.request, GenerationRequest) else None
-
-    @property
     def call(self) -> str:
         """The id of the API call that it belongs to."""
         return names_of(self.request.id)[1]
@@ -95,12 +88,6 @@ class AcceptedRequest:
     def num_inputs(self) -> int | None:
         """None: it generates."""
         return len(self.request.inputs) if isinstance(self.request, EmbedRequest) else None
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Those of all inputs, where texts are embedded."""
-        request = self.request
-        return request.num_tokens if isinstance(request, EmbedRequest) else len(request.tokens)
 
     def run(self) -> None:
         self.state, self.expected = RequestState.RUNNING, None
@@ -119,7 +106,7 @@ class AcceptedRequest:
             id=self.request.id,
             priority=self.request.priority,
             state=self.state,
-            prompt_tokens=self.num_prompt_tokens,
+            prompt_tokens=self.request.num_tokens,
             output_tokens=len(self.output),
             age_s=now_s - self.submitted_s,
             client=self.request.client,
@@ -127,7 +114,7 @@ class AcceptedRequest:
             first_token_ms=max(0.0, 1000 * (expected.first_token_s - now_s)) if expected else None,
             num_inputs=self.num_inputs,
             num_embedded=self.num_embedded,
-            adapter=adapter_name(self.adapter) if self.adapter is not None else None,
+            adapter=adapter_name(self.request.adapter) if self.request.adapter is not None else None,
         )
 
 
@@ -246,40 +233,32 @@ class Delivery:
         for live in call:
             self.live.add(live)
         self.totals.requests += 1
-        self.totals.prompt_tokens += sum({_prompt(live): live.num_prompt_tokens for live in call}.values())
+        self.totals.prompt_tokens += sum({_prompt(live): live.request.num_tokens for live in call}.values())
         self.used()
 
     def used(self) -> None:
         """It is in use at this moment."""
         self.last_use_s = self._clock()
 
-    def deliver(self, event: TokenEvent) -> AcceptedRequest | None:
-        """Returns who has gained tokens; None: it has left while they were on their way."""
+    def deliver(self, event: TokenEvent | Embedded) -> AcceptedRequest | None:
+        """Returns who has gained tokens or vectors; None: it has left while they were on their way."""
         live = self.live.get(event.id)
         if live is None:
             return None
-        if not isinstance(live.answer, TokenSink):  # its file has become one of another kind
-            self._fail_kind(live)
+        if isinstance(event, TokenEvent) and isinstance(live.answer, TokenSink):
+            self.live.advanced(event)
+            live.answer.push(event)
+            is_over = event.finish is not None
+            self.totals.output_tokens += event.finish.output_tokens if event.finish is not None else 0
+        elif isinstance(event, Embedded) and isinstance(live.answer, VectorSink):
+            self.live.embedded(event)
+            self.used()
+            live.answer.push(event)
+            is_over = self.live.get(event.id) is None
+        else:  # its file has become one of another kind
+            self.fail([live], lambda: GenerationFailed("The model's file is of another kind now."))
             return None
-        self.live.advanced(event)
-        live.answer.push(event)
-        if event.finish is not None:
-            self.totals.output_tokens += event.finish.output_tokens
-            self._gone(live)
-        return live
-
-    def deliver_vectors(self, event: Embedded) -> AcceptedRequest | None:
-        """Returns who has gained vectors; None: it has left while they were on their way."""
-        live = self.live.get(event.id)
-        if live is None:
-            return None
-        if not isinstance(live.answer, VectorSink):
-            self._fail_kind(live)
-            return None
-        self.live.embedded(event)
-        self.used()
-        live.answer.push(event)
-        if self.live.get(event.id) is None:
+        if is_over:
             self._gone(live)
         return live
 
@@ -295,9 +274,6 @@ class Delivery:
         if live is not None:
             self._gone(live)
         self.used()
-
-    def _fail_kind(self, live: AcceptedRequest) -> None:
-        self.fail([live], lambda: GenerationFailed("The model's file is of another kind now."))
 
     def _gone(self, live: AcceptedRequest) -> None:
         self.used()

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.messages import (
     CancelRequest,
-    Command,
     Handling,
     ModelLoading,
     QueueState,
     StepDone,
     StepStarted,
+    TokenEvent,
 )
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.culprits import AbsentSuspects, CulpritLedger, OutsideRequests
 from openai_cpu_server.engine_client.deaths import Death, SearchProgress
-from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests, Delivery, ServedTotals
+from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests, Delivery
 from openai_cpu_server.errors import GenerationFailed, ServerError
 
 logger = logging.getLogger(__name__)
@@ -65,31 +66,21 @@ class RequestReplay:
         self._culprits = culprits
         self._absent = AbsentSuspects(culprits)
         self._clock = clock
-        self._delivery = Delivery(clock, self._has_left)
-        self._outside = OutsideRequests(self._delivery.live)
+        self.delivery = Delivery(clock, self._has_left)
+        self._outside = OutsideRequests(self.delivery.live)
         self._send: Callable[..., None] | None = None
         """To the engine process; None: none is ready, and requests wait in `live`."""
         self._is_held_back = False
         self._recovery = RecoveryTimer(clock)
 
-    # -- for the dispatcher ------------------------------------------------------------------------------
+    # -- for the engine's client -------------------------------------------------------------------------
 
     @property
     def live(self) -> AcceptedRequests:
-        return self._delivery.live
-
-    @property
-    def totals(self) -> ServedTotals:
-        return self._delivery.totals
-
-    @property
-    def last_use_s(self) -> float:
-        """When a request last came or ended, on the clock; at first: when this was made."""
-        return self._delivery.last_use_s
+        return self.delivery.live
 
     def accept(self, call: Sequence[AcceptedRequest]) -> None:
-        """The sequences of one API call, or its inputs."""
-        self._delivery.accept(call)
+        self.delivery.accept(call)
         for live in call:
             self._outside.add(live)
         self._send_due()
@@ -98,17 +89,14 @@ class RequestReplay:
         """The engine is not to compute them any more. Who reads them knows, or is still to be told."""
         self._absent.left(live for live in map(self.live.get, request_ids) if live is not None)
         for request_id in request_ids:
-            self._delivery.forget(request_id)
+            self.delivery.forget(request_id)
         self._absent.conclude(self.live)
-        self._tell(*[CancelRequest(id=request_id) for request_id in request_ids])
+        if self._send is not None:
+            self._send(*[CancelRequest(id=request_id) for request_id in request_ids])
         self._send_due()
 
-    def fail(self, requests: Iterable[AcceptedRequest], error: Callable[[], ServerError]) -> None:
-        """`error` makes a new one for each, for each is raised somewhere else."""
-        self._delivery.fail(requests, error)
-
     def uses_adapter(self, key: str) -> bool:
-        return any(live.adapter == key for live in self.live)
+        return any(live.request.adapter == key for live in self.live)
 
     def hold_back(self) -> None:
         """The engine is sent nothing new until the next one is ready: it is to end what it has."""
@@ -122,7 +110,7 @@ class RequestReplay:
     def tell_of_loading(self, fraction: float) -> None:
         """Tells all who wait for the model."""
         for answer in self.live.answers():
-            answer.wait_for_model(ModelLoading(fraction))
+            answer.wait_at(ModelLoading(fraction))
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
@@ -143,11 +131,11 @@ class RequestReplay:
     def ready(self, send: Callable[..., None]) -> None:
         """An engine process is ready, and can be sent commands until it dies."""
         self._send, self._is_held_back = send, False
-        self._delivery.used()
+        self.delivery.used()
         self._send_due()
 
     def lost(self) -> None:
-        """The engine process hears nothing any more. `died` follows."""
+        """The engine process hears nothing any more. `died` follows, if another is to take its place."""
         self._send = None
 
     def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None:
@@ -167,7 +155,8 @@ class RequestReplay:
                     answer.wait_at(place)
 
     def has_explained(self) -> bool:
-        """Whether the deaths before were those of requests that have left since."""
+        """Whether the deaths before were those of requests that have left since, before it could be shown.
+        Asked before `died`; then it is told no more."""
         return self._absent.take_conclusion()
 
     def died(self, death: Death) -> SearchProgress:
@@ -178,7 +167,7 @@ class RequestReplay:
         self._recovery.died(concerned, num_suspects=verdict.num_suspects)
         for live in verdict.guilty:
             self._culprits.book(live.request.account, live.call)
-        self.fail(verdict.guilty, lambda: GenerationFailed(death.verdict))
+        self.delivery.fail(verdict.guilty, lambda: GenerationFailed(death.verdict))
         if verdict.guilty:
             self._absent.forget()
             return SearchProgress.FOUND
@@ -187,22 +176,15 @@ class RequestReplay:
     def end(self, error: Callable[[], ServerError]) -> None:
         """No engine will serve what lives."""
         self._recovery = RecoveryTimer(self._clock)  # there is none
-        self.fail(list(self.live), error)
-
-    def _tell(self, *commands: Command) -> None:
-        if self._send is not None:
-            self._send(*commands)
+        self.delivery.fail(list(self.live), error)
 
     def _send_due(self) -> None:
         if self._send is not None and not self._is_held_back and (due := self._outside.due()):
             self._send(*[live.submit() for live in due])
 
     def _deliver(self, step: StepDone) -> None:
-        told = [
-            *map(self._delivery.deliver, step.events),
-            *map(self._delivery.deliver_vectors, step.embedded),
-        ]
-        for live in told:
+        events: list[TokenEvent | Embedded] = [*step.events, *step.embedded]
+        for live in [self.delivery.deliver(event) for event in events]:
             if live is not None:
                 self._outside.advanced(live)
                 self._recovery.is_back(live.request.id)
@@ -211,5 +193,5 @@ class RequestReplay:
     def _has_left(self, live: AcceptedRequest) -> None:
         self._outside.remove(live.request.id)
         self._recovery.is_back(live.request.id)
-        if live.adapter is not None:
+        if live.request.adapter is not None:
             self._left()

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from openai_cpu_server.contract.messages import Command, EngineWants, GrantTurn, ShortenTurn, TurnBack
+from openai_cpu_server.contract.messages import Command, EngineWants, TurnBack
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine_client.turns import CoreTurns, Decision, TurnGrant
+from openai_cpu_server.engine_client.turns import CoreTurns
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,9 @@ class SharedCores:
 
     def __init__(self, *, batch_floor: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`batch_floor`: the share of the time that batch work keeps beside interactive work of others."""
-        self._turns = CoreTurns(batch_floor=batch_floor)
-        self._clock = clock
+        self.turns = CoreTurns(batch_floor=batch_floor)
+        """For partners: who have told it something let it `act`."""
+        self.clock = clock
         self._sends: dict[str, Send] = {}
         """By the name of each process that lives."""
         self._numbers = count(1)
@@ -34,48 +35,29 @@ class SharedCores:
     @property
     def holder(self) -> str | None:
         """The engine that computes."""
-        return self._turns.holder
+        return self.turns.holder
 
     # -- for partners ------------------------------------------------------------------------------------
 
+    def __contains__(self, name: str) -> bool:
+        """The process of this name lives."""
+        return name in self._sends
+
     def enter(self, name: str, send: Send) -> None:
         self._sends[name] = send
-        self._turns.join(name, self._clock())
+        self.turns.join(name, self.clock())
 
     def leave(self, name: str) -> None:
         """The process hears nothing any more: whatever it held is free."""
         if self._sends.pop(name, None) is not None:
-            self._turns.leave(name, self._clock())
-            self._act()
+            self.turns.leave(name, self.clock())
+            self.act()
 
-    def wants(self, name: str, work: Priority | None) -> None:
-        self._turns.wants(name, work, self._clock())
-        self._act()
-
-    def given_back(self, name: str, work: Priority | None) -> None:
-        self._turns.given_back(name, work, self._clock())
-        self._act()
-
-    def is_waiting(self, name: str) -> bool:
-        return name in self._sends and self._turns.is_waiting(name)
-
-    def is_awaited(self, name: str) -> bool:
-        return name in self._sends and self._turns.is_awaited(name)
-
-    def used_s(self, name: str, work: Priority) -> float:
-        return self._turns.used_s(name, work, self._clock()) if name in self._sends else 0.0
-
-    def _act(self) -> None:
-        decision = self._turns.decide(self._clock())
+    def act(self) -> None:
+        """Tell processes what follows of what has happened."""
+        decision = self.turns.decide(self.clock())
         if decision is not None:
-            self._sends[decision.name](_command(decision))
-
-
-def _command(decision: Decision) -> GrantTurn | ShortenTurn:
-    if isinstance(decision, TurnGrant):
-        limit_ms = None if decision.limit_s is None else 1000 * decision.limit_s
-        return GrantTurn(limit_ms=limit_ms, beside_interactive=decision.beside_interactive)
-    return ShortenTurn(after_ms=1000 * decision.after_s, interrupts=decision.interrupts)
+            self._sends[decision.name](decision.command)
 
 
 class CoresPartner:
@@ -111,28 +93,31 @@ class CoresPartner:
         if wants.is_loading and work is not None:
             work = Priority.BATCH if loads_for is None else loads_for
         self._loads_as = work if wants.is_loading else None
-        if isinstance(event, TurnBack):
-            self._cores.given_back(self.name, work)
-        else:
-            self._cores.wants(self.name, work)
+        turns = self._cores.turns
+        tell = turns.given_back if isinstance(event, TurnBack) else turns.wants
+        tell(self.name, work, self._cores.clock())
+        self._cores.act()
 
     def request_came(self, priority: Priority) -> None:
         """While its process waits to load a piece as batch work, or loads one, that becomes interactive work:
         between two pieces a busy machine may have other work for seconds."""
         if self._loads_as is Priority.BATCH and priority is Priority.INTERACTIVE:
             self._loads_as = priority
-            self._cores.wants(self.name, priority)
+            self._cores.turns.wants(self.name, priority, self._cores.clock())
+            self._cores.act()
 
     @property
     def is_waiting(self) -> bool:
         """It wants the turn, and another engine has it."""
-        return self._cores.is_waiting(self.name)
+        return self.name in self._cores and self._cores.turns.is_waiting(self.name)
 
     @property
     def is_awaited(self) -> bool:
         """It has the turn, and another engine wants it."""
-        return self._cores.is_awaited(self.name)
+        return self.name in self._cores and self._cores.turns.is_awaited(self.name)
 
     def used_s(self, work: Priority) -> float:
         """The time that its processes have had the turn for work of this class; it never falls."""
-        return self._used_before_s[work] + self._cores.used_s(self.name, work)
+        cores = self._cores
+        now_used_s = cores.turns.used_s(self.name, work, cores.clock()) if self.name in cores else 0.0
+        return self._used_before_s[work] + now_used_s

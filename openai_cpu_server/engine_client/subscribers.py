@@ -16,72 +16,27 @@ from openai_cpu_server.contract.messages import (
     EngineOptions,
     EngineWants,
     Event,
-    Handling,
     HideSteps,
     KVStats,
     Loading,
     LoadingAdapter,
     LoadingPhase,
-    QueueState,
     Ready,
     ShowSteps,
     StartFailed,
     StepDone,
     StepFigures,
-    StepStarted,
     TurnBack,
 )
 from openai_cpu_server.contract.model_info import Adapter, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate, PrefixNews
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.adapters import AdapterControl
-from openai_cpu_server.engine_client.deaths import Death, SearchProgress
+from openai_cpu_server.engine_client.deaths import Death
+from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
-from openai_cpu_server.errors import ServerError
 
-
-class ServedRequests(Protocol):
-    """The requests for which an engine is kept alive. All methods return at once."""
-
-    @property
-    def is_owed(self) -> bool:
-        """The engine has some of them, and something to do."""
-        ...
-
-    @property
-    def num_live(self) -> int: ...
-
-    @property
-    def best_priority(self) -> Priority | None:
-        """The best priority of the requests that live; None: there are none."""
-        ...
-
-    def ready(self, send: Callable[..., None]) -> None:
-        """An engine process is ready, and can be sent commands until it dies."""
-        ...
-
-    def lost(self) -> None:
-        """The process hears nothing any more. `died` follows, if another is to take its place."""
-        ...
-
-    def heard(self, event: StepStarted | Handling | StepDone | QueueState) -> None: ...
-
-    def tell_of_loading(self, fraction: float) -> None:
-        """They wait for the model, of which this share is loaded."""
-        ...
-
-    def died(self, death: Death) -> SearchProgress:
-        """What the death has done for the search for a culprit."""
-        ...
-
-    def has_explained(self) -> bool:
-        """Whether the deaths before were those of requests that have left since, before it could be shown.
-        Asked before `died`; then it is told no more."""
-        ...
-
-    def end(self, error: Callable[[], ServerError]) -> None:
-        """No engine will serve them any more."""
-        ...
+logger = logging.getLogger(__name__)
 
 
 class EngineObserver(Protocol):
@@ -135,22 +90,17 @@ class CachedBlocks:
         missed = self._version - version if version is not None else None
         if missed is None or not 0 <= missed <= len(self._changes):
             return HeldUpdate(version=self._version, is_whole=True, saved=tuple(self._held))
-        last = {name: is_saved for news in self._last(missed) for name, is_saved in _changes(news)}
+        news = list(self._changes)[len(self._changes) - missed :]
+        last = {name: is_saved for one in news for name, is_saved in _changes(one)}
         return HeldUpdate(
             version=self._version,
             saved=tuple(name for name, is_saved in last.items() if is_saved),
             dropped=tuple(name for name, is_saved in last.items() if not is_saved),
         )
 
-    def _last(self, num: int) -> list[PrefixNews]:
-        return list(self._changes)[len(self._changes) - num :]
-
 
 def _changes(news: PrefixNews) -> list[tuple[int, bool]]:
     return [(name, False) for name in news.dropped] + [(name, True) for name in news.saved]
-
-
-logger = logging.getLogger(__name__)
 
 
 class LoadProgress:
@@ -216,7 +166,7 @@ class EngineNews:
         """Facts about the model and the adapters that it now has; None until it was loaded."""
         if self._info is None:
             return None
-        loaded = self.adapters.shelf.loaded
+        loaded = self.adapters.table.loaded
         return msgspec.structs.replace(self._info, adapters=loaded) if loaded else self._info
 
     # -- for the engine's client -------------------------------------------------------------------------
@@ -237,10 +187,10 @@ class EngineNews:
 
     # -- for the supervisor ------------------------------------------------------------------------------
 
-    def is_owed(self, clientele: ServedRequests) -> bool:
+    def is_owed(self, replay: RequestReplay) -> bool:
         """The process has something to do, for whomever."""
         is_awaited = self._partner is not None and self._partner.is_awaited
-        return clientele.is_owed or self.adapters.is_owed or is_awaited
+        return replay.is_owed or self.adapters.is_owed or is_awaited
 
     @property
     def is_waiting(self) -> bool:
@@ -261,39 +211,39 @@ class EngineNews:
         if self._partner is not None:
             self._partner.enter(send)
 
-    def ready(self, info: ModelInfo, clientele: ServedRequests, send: Callable[..., None]) -> None:
+    def ready(self, info: ModelInfo, replay: RequestReplay, send: Callable[..., None]) -> None:
         """It can be sent commands until it is lost."""
         self._info, self._send = info, send
         self.adapters.ready(send)
         if self._see is not None:
             send(ShowSteps())
-        clientele.ready(send)
+        replay.ready(send)
 
-    def heard(self, event: Event, clientele: ServedRequests) -> None:
+    def heard(self, event: Event, replay: RequestReplay) -> None:
         """All that does not change whether there is an engine."""
         match event:
             case Loading():
                 if self.progress.heard(event):
-                    clientele.tell_of_loading(self.progress.loaded)
+                    replay.tell_of_loading(self.progress.loaded)
             case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
                 self.adapters.heard(event)
             case StepDone():
                 self._step_done(event)
-                clientele.heard(event)
+                replay.heard(event)
             case EngineWants() | TurnBack():
                 assert self._partner is not None, "it was not told that it shares its cores"
-                self._partner.heard(event, loads_for=clientele.best_priority)
+                self._partner.heard(event, loads_for=replay.best_priority)
             case Ready() | StartFailed():
                 raise AssertionError("that is for the supervisor")
             case _:
-                clientele.heard(event)
+                replay.heard(event)
 
-    def lost(self, clientele: ServedRequests) -> None:
+    def lost(self, replay: RequestReplay) -> None:
         """The process hears nothing any more."""
         self._send = None
         if self._partner is not None:
             self._partner.leave()
-        clientele.lost()
+        replay.lost()
         self.adapters.lost()
 
     def forget(self) -> None:

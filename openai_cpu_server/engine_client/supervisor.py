@@ -15,10 +15,13 @@ from openai_cpu_server.contract.messages import Command, EngineOptions, Event, R
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.engine_client.child import EngineProcess, resident_bytes
 from openai_cpu_server.engine_client.deaths import Death, DeathKind, DeathRecord, MemoryKiller, SearchProgress
+from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
-from openai_cpu_server.engine_client.subscribers import NOBODY, EngineNews, EngineObserver, ServedRequests
+from openai_cpu_server.engine_client.subscribers import NOBODY, EngineNews, EngineObserver
 from openai_cpu_server.engine_client.watchdog import HangLimits, Watchdog
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, StartupError
+
+logger = logging.getLogger(__name__)
 
 _UNWANTED = (EngineState.STOPPED, EngineState.FAILED, EngineState.ASLEEP)
 _STARTING = (EngineState.LOADING, EngineState.RESTARTING)
@@ -55,7 +58,8 @@ class EngineLifecycle:
         self._state = to
         if to is EngineState.STOPPED:
             self._stopped.set()
-        _set(self._is_wanted_again, is_so=to is EngineState.STOPPED or self.is_wanted)
+        goes_on = to is EngineState.STOPPED or self.is_wanted
+        (self._is_wanted_again.set if goes_on else self._is_wanted_again.clear)()
         if to is EngineState.LOADING:
             self._settled.clear()
         elif not self.is_starting:
@@ -75,15 +79,6 @@ class EngineLifecycle:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
-
-def _set(event: asyncio.Event, *, is_so: bool) -> None:
-    if is_so:
-        event.set()
-    else:
-        event.clear()
-
-
-logger = logging.getLogger(__name__)
 
 _NOT_LOADED = (EngineState.ASLEEP, EngineState.LOADING)
 
@@ -126,6 +121,7 @@ class Supervisor:
         self._memory_killer = memory_killer
         self._deaths = DeathRecord(max_a_minute=max_crashes_a_minute, clock=clock)
         self._life = EngineLifecycle(EngineState.ASLEEP if begins_asleep else EngineState.LOADING)
+        self.settled = self._life.settled
         self._process: EngineProcess | None = None
         """None: there is none that listens."""
         self._last_process: EngineProcess | None = None
@@ -146,7 +142,7 @@ class Supervisor:
 
     def status(self, count: Callable[[RequestState], dict[str, int]]) -> EngineStatus:
         """`count`: how many requests are in a state, by the label of their priority."""
-        info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths
+        info, kv, deaths = self.news.info, self.news.kv_stats, self._deaths.known
         engine_rss_bytes = self._process.rss_bytes if self._process else 0
         return EngineStatus(
             state=self.state,
@@ -157,9 +153,9 @@ class Supervisor:
             waiting=count(RequestState.WAITING),
             kv_tokens=info.kv_tokens if info else 0,
             kv_tokens_used=kv.pool_tokens_used if kv else 0,
-            restarts=deaths.num,
-            last_death=deaths.last,
-            deaths=deaths.known,
+            restarts=self._deaths.num,
+            last_death=deaths[-1] if deaths else None,
+            deaths=deaths,
             rss_bytes=resident_bytes() + engine_rss_bytes,
             engine_rss_bytes=engine_rss_bytes,
             kernels=info.kernels.described if info else {},
@@ -170,16 +166,16 @@ class Supervisor:
         if self._process is not None:
             self._process.send(*commands)
 
-    async def run(self, clientele: ServedRequests) -> None:
+    async def run(self, replay: RequestReplay) -> None:
         """Keep an engine alive until `stop`, unless it sleeps or has failed. Raises `StartupError` if the
         first one cannot start and must."""
         while self.state is not EngineState.STOPPED:
             if not self._life.is_wanted:
                 await self._life.wanted_again()
                 continue
-            death = await self._live_once(clientele)
+            death = await self._live_once(replay)
             if death is not None and self._life.is_wanted:
-                await self._replace(death, clientele)
+                await self._replace(death, replay)
 
     def wake(self) -> None:
         """Load the model again. It must be asleep, or have failed."""
@@ -187,10 +183,6 @@ class Supervisor:
         self.news.loads_again()
         self.reason, self.failed_s = None, None
         self._deaths.forgive()
-
-    async def settled(self) -> EngineState:
-        """The state that loading leads to, once it is over."""
-        return await self._life.settled()
 
     async def sleep(self) -> None:
         """End the process until `wake`. Returns when it is gone. Nobody may be served by it."""
@@ -230,21 +222,21 @@ class Supervisor:
         self._life.move(EngineState.STOPPED)
         self.news.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
 
-    async def _live_once(self, clientele: ServedRequests) -> Death | None:
+    async def _live_once(self, replay: RequestReplay) -> Death | None:
         """One engine process from spawn to death; None: it was told to end."""
         self._gone.clear()
         try:
-            return await self._one_life(clientele)
+            return await self._one_life(replay)
         finally:
             self._gone.set()
 
-    async def _one_life(self, clientele: ServedRequests) -> Death | None:
+    async def _one_life(self, replay: RequestReplay) -> Death | None:
         self._start_failure = None
         options = msgspec.structs.replace(self._options, adapters=self.news.next_process())
         try:
             process = await EngineProcess.spawn(self._command, options)
         except (OSError, RuntimeError) as error:  # of descriptors, memory or threads there may be none left
-            return Death.unborn(error)
+            return Death.not_started(error)
         self._process = self._last_process = process
         was_wanted = self._life.is_wanted
         if not was_wanted:
@@ -256,64 +248,64 @@ class Supervisor:
             killer=self._memory_killer(),
             clock=self._clock,
             is_loading=lambda: self.state is not EngineState.READY,
-            owes=lambda: self.news.is_owed(clientele),
+            owes=lambda: self.news.is_owed(replay),
             is_waiting=lambda: self.news.is_waiting,
         )
         try:
             while (event := await watchdog.receive()) is not None and self._life.is_wanted:
                 if not process.is_closing:
-                    self._heard(event, clientele)
+                    self._heard(event, replay)
         finally:
             was_told_to_end = process.is_closing or not was_wanted
             watchdog.stop()
-            self.news.lost(clientele)
+            self.news.lost(replay)
             self._process = None
             await process.close()
         return None if was_told_to_end else watchdog.death()
 
-    def _heard(self, event: Event, clientele: ServedRequests) -> None:
+    def _heard(self, event: Event, replay: RequestReplay) -> None:
         match event:
             case Ready(info=info):
-                self._ready(info, clientele)
+                self._ready(info, replay)
             case StartFailed(message=message):
                 self._start_failed(message)
             case _:
-                self.news.heard(event, clientele)
+                self.news.heard(event, replay)
 
-    def _ready(self, info: ModelInfo, clientele: ServedRequests) -> None:
+    def _ready(self, info: ModelInfo, replay: RequestReplay) -> None:
         logger.info("ready: %s", info.summary)
         self.reason = None
         self._must_start = False
-        self._deaths.started()
+        self._deaths.crashes.started()
         self._life.move(EngineState.READY)
-        self.news.ready(info, clientele, self.send)
+        self.news.ready(info, replay, self.send)
 
     def _start_failed(self, message: str) -> None:
         if self.state is EngineState.LOADING and self._must_start:
             raise StartupError(message)
         self._start_failure = message
 
-    async def _replace(self, death: Death, clientele: ServedRequests) -> None:
+    async def _replace(self, death: Death, replay: RequestReplay) -> None:
         """Decide what the death means, and wait before the next start."""
         is_own_fault = death.kind is not DeathKind.KILL  # else an adapter that was being loaded is blameless
         if is_own_fault and self.news.adapters.died(death.message) and self.state is EngineState.LOADING:
             return  # the next process does not load it
         if self.state is EngineState.LOADING and (why := self._why_not_loaded(death)) is not None:
-            self._not_loaded(why, clientele)
+            self._not_loaded(why, replay)
             return
-        if self._may_have_died_measuring(death, clientele):
+        if self._may_have_died_measuring(death, replay):
             logger.warning("steps are not timed any more: the engine may have died of that")
             self._options = msgspec.structs.replace(self._options, calibrate="never")
         self.reason = self._start_failure or death.message
-        logger.error("%s, %d requests live", self.reason, clientele.num_live)
-        if clientele.has_explained():
+        logger.error("%s, %d requests live", self.reason, replay.num_live)
+        if replay.has_explained():
             self._deaths.forgive()
-        self._book(death, clientele.died(death))
-        if (why := self._deaths.why_too_many) is not None:
-            self._give_up(why, clientele)
+        self._book(death, replay.died(death))
+        if (why := self._deaths.crashes.why_too_many) is not None:
+            self._give_up(why, replay)
             return
         self._life.move(EngineState.RESTARTING)
-        await self._life.pause(self._deaths.backoff_s)
+        await self._life.pause(self._deaths.crashes.backoff_s)
 
     def _why_not_loaded(self, death: Death) -> str | None:
         """None: somebody has killed it, and the next may come further."""
@@ -321,14 +313,14 @@ class Supervisor:
             return None
         return self._start_failure or self.news.progress.failure(death)
 
-    def _not_loaded(self, why: str, clientele: ServedRequests) -> None:
+    def _not_loaded(self, why: str, replay: RequestReplay) -> None:
         """Raises `StartupError` where the model must be loaded."""
         if self._must_start:
             raise StartupError(why)
         logger.error("%s is not loaded: %s", self._options.model_path, why)
         self.fail(why)
         again_s = self.state.retry_after_s
-        clientele.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+        replay.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
         self.news.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
 
     def _book(self, death: Death, search: SearchProgress) -> None:
@@ -340,13 +332,13 @@ class Supervisor:
             while_restarting=self.state is EngineState.RESTARTING,
         )
 
-    def _may_have_died_measuring(self, death: Death, clientele: ServedRequests) -> bool:
+    def _may_have_died_measuring(self, death: Death, replay: RequestReplay) -> bool:
         """By itself, ready, and with nothing else to do."""
-        is_idle = self.state is EngineState.READY and not clientele.num_live
+        is_idle = self.state is EngineState.READY and not replay.num_live
         return is_idle and death.kind is DeathKind.FAULT and self._options.calibrate == "idle"
 
-    def _give_up(self, why: str, clientele: ServedRequests) -> None:
+    def _give_up(self, why: str, replay: RequestReplay) -> None:
         self.fail(f"{why}; the last time {self.reason}")
         logger.critical("giving up: %s", self.reason)
-        clientele.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
+        replay.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
         self.news.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from openai_cpu_server.contract.messages import GrantTurn, ShortenTurn
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.fairness import Credit, FairTurns
 
@@ -35,30 +36,11 @@ _NOT_WORTH_TELLING_S = 1e-3
 """By so much a limit must change to be told again; it is less than any step."""
 
 
-class TurnGrant(NamedTuple):
-    """The turn is this participant's."""
+class Decision(NamedTuple):
+    """What one participant is to be told: the turn is its, or shorter than it knows."""
 
     name: str
-    limit_s: float | None
-    """How long it may keep it, counted from now: to the end of the step in which this time passes.
-
-    None: there is no limit yet.
-    """
-    beside_interactive: bool
-    """Interactive work of another waits meanwhile."""
-
-
-class ShortenedTurn(NamedTuple):
-    """The holder may keep the turn for a shorter time than it was told."""
-
-    name: str
-    after_s: float
-    """Counted from now."""
-    interrupts: bool
-    """A step of batch work alone that has long left is to be thrown away."""
-
-
-Decision = TurnGrant | ShortenedTurn
+    command: GrantTurn | ShortenTurn
 
 
 class TurnTaker:
@@ -165,7 +147,7 @@ class CoreTurns:
         others = (p for p in self._participants.values() if p is not self._holder)
         return self.holder == name and any(p.work is not None for p in others)
 
-    def _grant(self, now_s: float) -> TurnGrant | None:
+    def _grant(self, now_s: float) -> Decision | None:
         chosen = self._next(now_s)
         if chosen is None or chosen.work is None:
             return None
@@ -178,12 +160,10 @@ class CoreTurns:
         chosen.is_newcomer = False
         self._holder, self._granted_s, self._has_interrupted = chosen, now_s, False
         self._until_s = self._deadline_s(chosen, now_s)
-        return TurnGrant(chosen.name, self._limit_s(now_s), beside_interactive=others_interactive)
+        limit_ms = None if self._until_s == math.inf else 1000 * max(0.0, self._until_s - now_s)
+        return Decision(chosen.name, GrantTurn(limit_ms=limit_ms, beside_interactive=others_interactive))
 
-    def _limit_s(self, now_s: float) -> float | None:
-        return None if self._until_s == math.inf else max(0.0, self._until_s - now_s)
-
-    def _recall(self, holder: TurnTaker, now_s: float) -> ShortenedTurn | None:
+    def _recall(self, holder: TurnTaker, now_s: float) -> Decision | None:
         """Tell the holder if it must end earlier than it knows."""
         if holder.work is None:
             return None  # it is about to give the turn back by itself
@@ -193,7 +173,8 @@ class CoreTurns:
             return None
         self._until_s = min(until_s, self._until_s)
         self._has_interrupted = self._has_interrupted or interrupts
-        return ShortenedTurn(holder.name, max(0.0, self._until_s - now_s), interrupts)
+        after_ms = 1000 * max(0.0, self._until_s - now_s)
+        return Decision(holder.name, ShortenTurn(after_ms=after_ms, interrupts=interrupts))
 
     def _must_interrupt(self, holder: TurnTaker) -> bool:
         """A turn that batch work has saved for is short and is left alone: else newcomers that come often

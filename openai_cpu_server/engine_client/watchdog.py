@@ -16,6 +16,8 @@ from openai_cpu_server.contract.messages import Event, Handling, StepStarted
 from openai_cpu_server.engine_client.child import EngineProcess
 from openai_cpu_server.engine_client.deaths import Death, MemoryKiller
 
+logger = logging.getLogger(__name__)
+
 TICK_S = 0.5
 """How often to ask."""
 _FACTOR = 300.0
@@ -69,21 +71,14 @@ class HangDetector:
         self.silence_s = self.silence_s + waited if is_due else 0.0
         if self.handling_s is not None:
             self.handling_s += waited
-        limit = self._load_limit if is_loading else self._step_limit
+        limit = self._limits.load_s if is_loading else self._step_limit
         return limit is not None and self.stuck_s > limit
-
-    @property
-    def _load_limit(self) -> float | None:
-        return self._limits.load_s
 
     @property
     def _step_limit(self) -> float | None:
         if self._limits.step_s is None:
             return None
         return max(self._limits.step_s, _FACTOR * self._expected_s)
-
-
-logger = logging.getLogger(__name__)
 
 
 class Watchdog:
@@ -137,7 +132,7 @@ class Watchdog:
     def death(self) -> Death:
         """What the process has died of, when it has ended."""
         if self._unreadable is not None:
-            return Death.by_message(self._unreadable)
+            return Death.of_bad_message(self._unreadable)
         return Death.of(
             self._process.exit_status, hang_s=self._hung_s, ran_out_of_memory=self._killer.has_struck
         )

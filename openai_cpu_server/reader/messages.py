@@ -7,7 +7,7 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.contract.grammar import GrammarOrder, MadeGrammar, RefusedGrammar
+from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
@@ -127,10 +127,6 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     wants_thoughts: bool
 
 
-class GrammarResult(msgspec.Struct, frozen=True, tag=True):
-    made: Union[MadeGrammar, RefusedGrammar]
-
-
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     options: EngineOptions
     found: str | None
@@ -150,7 +146,7 @@ class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     code: str | None = None
 
 
-Result = Union[ModelOpened, EncodedTexts, Rendered, GrammarResult, Profiled, ModelClosed, WorkRefused]
+Result = Union[ModelOpened, EncodedTexts, Rendered, GrammarAnswer, Profiled, ModelClosed, WorkRefused]
 
 
 class WorkReply(msgspec.Struct, frozen=True):

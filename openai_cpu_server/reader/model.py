@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Union
 
-from openai_cpu_server.contract.grammar import GrammarOrder, MadeGrammar, RefusedGrammar
+from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, MadeGrammar, RefusedGrammar
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
 from openai_cpu_server.prompt.rerank_template import RerankPrompts
@@ -19,7 +16,6 @@ from openai_cpu_server.reader.messages import (
     EncodedTexts,
     EncodeTexts,
     FindProfile,
-    GrammarResult,
     MakeGrammar,
     ModelSource,
     Profiled,
@@ -38,7 +34,8 @@ _WORDS = 1024
 
 class ReadModel:
     """One model's `Tokenizer`, `Prompts` and `RerankPrompts`. Any thread may use it, but for `piece`,
-    `decode` and facts, which are at hand, no event loop: the rest waits for a reader."""
+    `decode` and facts, which are at hand, no event loop: the rest waits for a reader, and raises what
+    `ReaderPool.do` raises."""
 
     def __init__(self, pool: ReaderPool, source: ModelSource) -> None:
         """Opens it. Raises StartupError."""
@@ -62,54 +59,23 @@ class ReadTokenizer:
         self._facts = facts
         self._ends = array("I", facts.piece_ends)
         self._silent = frozenset(array("I", facts.silent))
-        self._words = _Words()
-
-    @property
-    def vocab_size(self) -> int:
-        return self._facts.vocab_size
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        return self._facts.end_tokens
-
-    @property
-    def bos_text(self) -> str:
-        return self._facts.bos_text
-
-    @property
-    def eos_text(self) -> str:
-        return self._facts.eos_text
-
-    @property
-    def bos(self) -> int | None:
-        return self._facts.bos
-
-    @property
-    def adds_bos(self) -> bool:
-        return self._facts.adds_bos
-
-    @property
-    def fim(self) -> FimTokens | None:
-        return self._facts.fim
-
-    @property
-    def marks(self) -> SequenceMarks:
-        return self._facts.marks
+        self._encoded_word = functools.lru_cache(_WORDS)(self._encoded)
+        """The tokens of the latest short texts: the server asks for the same marks over and over."""
+        self.vocab_size, self.end_tokens = facts.vocab_size, facts.end_tokens
+        self.bos_text, self.eos_text = facts.bos_text, facts.eos_text
+        self.bos, self.adds_bos = facts.bos, facts.adds_bos
+        self.fim, self.marks = facts.fim, facts.marks
 
     def least_tokens(self, text: str) -> int:
         longest = self._facts.longest_piece
         return 0 if longest is None else len(text) // longest
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Raises what `ReaderPool.do` raises."""
-        if len(text) > _SHORT_WORD:
-            return self.encode_all([text], add_special=add_special, parse_special=parse_special)[0]
-        how = (text, add_special, parse_special)
-        tokens = self._words.get(how)
-        if tokens is None:
-            (tokens,) = self.encode_all([text], add_special=add_special, parse_special=parse_special)
-            self._words.put(how, tokens)
-        return list(tokens)
+        encoded = self._encoded_word if len(text) <= _SHORT_WORD else self._encoded
+        return list(encoded(text, add_special, parse_special))
+
+    def _encoded(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        return self.encode_all([text], add_special=add_special, parse_special=parse_special)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special: bool, parse_special: bool) -> list[list[int]]:
         work = EncodeTexts(
@@ -150,7 +116,6 @@ class ReadPrompts:
         self.has_template = has_template
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """Raises what `ReaderPool.do` raises."""
         told = json.dumps([conversation.messages, conversation.tools, conversation.variables])
         work = RenderChat(
             key=self._key.number,
@@ -174,7 +139,6 @@ class ReadRerank:
         self.no = no
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
-        """Raises what `ReaderPool.do` raises."""
         texts = [_sound(text) for text in documents]
         work = RenderRerank(key=self._key.number, query=_sound(query), documents=texts)
         num_chars = sum(map(len, texts)) + len(query) * len(texts)
@@ -189,15 +153,15 @@ class ReadGrammars:
     def __init__(self, pool: ReaderPool) -> None:
         self._pool = pool
 
-    def __call__(self, order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
+    def __call__(self, order: GrammarOrder) -> GrammarAnswer:
         """Raises what `ReaderPool.do` raises, but for a grammar that kills: that is refused, and whoever
         remembers it need not ask again."""
         try:
             result = self._pool.do(MakeGrammar(order), lane=WorkLane.LONG)
         except DeadlyInput as error:
             return RefusedGrammar(str(error), error.code)
-        assert isinstance(result, GrammarResult)
-        return result.made
+        assert isinstance(result, (MadeGrammar, RefusedGrammar))
+        return result
 
 
 def profiled(pool: ReaderPool, options: EngineOptions, profile_dir: str, given: frozenset[str]) -> Profiled:
@@ -205,23 +169,6 @@ def profiled(pool: ReaderPool, options: EngineOptions, profile_dir: str, given: 
     result = pool.do(FindProfile(options=options, profile_dir=profile_dir, given=given))
     assert isinstance(result, Profiled)
     return result
-
-
-class _Words:
-    """The tokens of the latest short texts: the server asks for the same marks over and over."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, bool, bool], list[int]] = OrderedDict()
-
-    def get(self, how: tuple[str, bool, bool]) -> list[int] | None:
-        return self._known.get(how)
-
-    def put(self, how: tuple[str, bool, bool], tokens: list[int]) -> None:
-        with self._lock:
-            self._known[how] = tokens
-            if len(self._known) > _WORDS:
-                self._known.popitem(last=False)
 
 
 def _lane(num_chars: int) -> WorkLane:

@@ -17,13 +17,12 @@ from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
 from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
-from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, ToolFormat, format_for
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.messages import (
     CloseModel,
     EncodedTexts,
     EncodeTexts,
     FindProfile,
-    GrammarResult,
     MakeGrammar,
     ModelClosed,
     ModelOpened,
@@ -56,7 +55,8 @@ class OpenedModel:
 
     def _read_templates(self, source: ModelSource) -> None:
         self._template = template = _template(source, self.vocabulary)
-        self._tool_format = _tool_format(source.tool_format, template)
+        name = source.tool_format  # the user's choice, else what suits the template
+        self._tool_format = format_for(template) if name == "auto" else TOOL_FORMATS[name]
         self._reasoning = _reasoning(source.reasoning_format, template)
         names = ControlNames(control_tokens(self.vocabulary))
         self.prompts = ChatPrompts(template, self.vocabulary, self._tool_format, names, self._reasoning)
@@ -125,7 +125,7 @@ class ReaderWorker:
                 assert asked is not None, "the model has no template for reranking"
                 return EncodedTexts(asked.prompts(work.query, work.documents))
             case MakeGrammar(order=order):
-                return GrammarResult(self._make_grammar(order))
+                return self._make_grammar(order)
             case FindProfile():
                 return _profiled(work)
 
@@ -162,11 +162,6 @@ def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | Non
     if text is None:
         return None
     return ChatTemplate(text, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
-
-
-def _tool_format(name: str, template: ChatTemplate | None) -> ToolFormat:
-    """The user's choice, else what suits the template."""
-    return format_for(template) if name == "auto" else TOOL_FORMATS[name]
 
 
 def _reasoning(name: str, template: ChatTemplate | None) -> TemplateReasoning | None:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import BY_DEFAULT
-from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.report import ReplicaReport
 
-_PRESENT = (ReplicaState.LOADING, ReplicaState.READY, ReplicaState.RESTARTING)
+_PRESENT = (EngineState.ASLEEP, EngineState.LOADING, EngineState.READY, EngineState.RESTARTING)
 """States of replicas that serve, or soon will."""
 
 
@@ -83,7 +84,7 @@ class FleetWatch:
         """`num_unplaced`: requests that wait for a replica to come."""
         for gone in self._work.keys() - reports.keys():
             del self._work[gone], self._loads[gone]
-        serving = [one.forecast for one in reports.values() if one.state is ReplicaState.READY]
+        serving = [one.forecast for one in reports.values() if one.state is EngineState.READY]
         forecasts = [forecast for forecast in serving if forecast is not None]
         for name, report in reports.items():
             if report.forecast is not None:
@@ -145,8 +146,7 @@ class Autoscaler:
         """What was needed in these last seconds; [] if it was not asked for so long yet."""
         if self._needs[0][0] > now_s - seconds:
             return []
-        since = takewhile(lambda need: need[0] >= now_s - seconds, reversed(self._needs))
-        return list(since)
+        return list(takewhile(lambda need: need[0] >= now_s - seconds, reversed(self._needs)))
 
     def _needed(self, fleet: ReplicaFleet) -> int:
         """How many are needed for the targets. Not more than twice as many at once: what they wait for now

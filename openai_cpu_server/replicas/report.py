@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,35 +11,12 @@ from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
 
 
-class ReplicaState(enum.Enum):
-    LOADING = "loading"
-    READY = "ready"
-    RESTARTING = "restarting"
-    """Its engine process has died, and another is loading: only requests that stay with it are sent."""
-    DRAINING = "draining"
-    """It ends what it has, and gets nothing new."""
-    FAILED = "failed"
-
-    @classmethod
-    def of(cls, engine: EngineState) -> ReplicaState:
-        """As its engine is."""
-        return _OF_ENGINES.get(engine, cls.LOADING)
-
-
-_OF_ENGINES = {
-    EngineState.READY: ReplicaState.READY,
-    EngineState.RESTARTING: ReplicaState.RESTARTING,
-    EngineState.DRAINING: ReplicaState.DRAINING,
-    EngineState.STOPPED: ReplicaState.DRAINING,
-    EngineState.FAILED: ReplicaState.FAILED,
-}
-
-
 @dataclass(frozen=True)
 class ReplicaReport:
     """What a replica tells of itself."""
 
-    state: ReplicaState
+    state: EngineState
+    """Its engine's. While that restarts, only requests that stay with it are sent."""
     forecast: Forecast | None = None
     """None: its engine has told nothing yet. It is then taken to be as the others are, without work."""
     held: HeldUpdate | None = None
@@ -55,7 +31,7 @@ class RoutedRequest:
     num_tokens: int
     """Of its prompt, with what it has produced already if it is replayed."""
     blocks: tuple[int, ...] = ()
-    """The names of their whole blocks (`contract.prefix.block_hashes`)."""
+    """The names of their whole blocks (`contract.replica.block_hashes`)."""
     prefers: str | None = None
     """The replica that it stays with as long as that lives, be it that its engine restarts."""
     avoids: frozenset[str] = field(default_factory=frozenset)
@@ -78,13 +54,13 @@ class ReplicaLost(Exception):
 class ReplicaLink(Protocol):
     """Carries bytes (`replicas.wire`). Its methods belong to one event loop's thread."""
 
-    def attend(self, lessee: str) -> AsyncIterator[bytes]:
-        """News for the API process that calls itself `lessee`, until the replica ends that. Whoever stops
-        reading is forgotten there, with all that it has ordered. Raises `ReplicaLost`."""
+    def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
+        """News for the API process that calls itself so, until the replica ends that. Whoever stops reading
+        is forgotten there, with all that it has ordered. Raises `ReplicaLost`."""
         ...
 
-    async def tell(self, lessee: str, orders: bytes) -> bool:
-        """False: the replica does not know the lessee (any more). Raises `ReplicaLost`."""
+    async def tell(self, lease_holder: str, orders: bytes) -> bool:
+        """False: the replica does not know this lease holder (any more). Raises `ReplicaLost`."""
         ...
 
     async def load_adapter(self, adapter: bytes) -> bytes:

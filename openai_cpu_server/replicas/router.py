@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, ReplicaState, RoutedRequest
+from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, RoutedRequest
 
 
 class RandomSet:
@@ -57,7 +60,7 @@ class _Sent:
 class ReplicaLoad:
     """The books of one replica. Times are on the router's clock."""
 
-    state: ReplicaState
+    state: EngineState
     forecast: Forecast
     made_s: float = 0.0
     """What was sent before that is in the forecast."""
@@ -175,20 +178,16 @@ class PrefixIndex:
 
     def num_held(self, replica: str, blocks: Sequence[int], now_s: float) -> int:
         """How many of the first blocks the replica holds. Who holds a block holds those before it."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            until_s = self._holders.get(blocks[middle - 1], {}).get(replica)
-            low, high = (middle, high) if until_s is not None and until_s >= now_s else (low, middle - 1)
-        return low
+
+        def is_missing(block: int) -> bool:
+            return self._holders.get(block, {}).get(replica, -math.inf) < now_s
+
+        return bisect_left(blocks, True, key=is_missing)
 
     def deepest(self, blocks: Sequence[int]) -> list[str]:
         """Who holds most of the first blocks, also by guesses that are old: the caller asks `num_held`."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._holders.get(blocks[middle - 1]) else (low, middle - 1)
-        return list(self._holders[blocks[low - 1]]) if low else []
+        num_held = bisect_left(blocks, True, key=lambda block: block not in self._holders)
+        return list(self._holders[blocks[num_held - 1]]) if num_held else []
 
     def _expire(self, now_s: float) -> None:
         """Forget guesses that are old, unless newer ones or the replica itself have said the same."""
@@ -340,13 +339,13 @@ class ReplicaRouter:
 
     def _may_stay(self, replica: str, among: Collection[str] | None) -> bool:
         load = self._loads.get(replica)
-        is_alive = load is not None and load.state in (ReplicaState.READY, ReplicaState.RESTARTING)
+        is_alive = load is not None and load.state in (EngineState.READY, EngineState.RESTARTING)
         return is_alive and (among is None or replica in among)
 
     def _file(self, replica: str) -> None:
         """Note among whom it is to be drawn."""
         load = self._loads[replica]
-        is_ready = load.state is ReplicaState.READY
+        is_ready = load.state is EngineState.READY
         (self._ready.add if is_ready else self._ready.discard)(replica)
         (self._idle.add if is_ready and not load.has_interactive else self._idle.discard)(replica)
 

@@ -240,7 +240,7 @@ class SessionHello(msgspec.Struct, frozen=True):
     """The first frame of a connection. All later ones from there are orders."""
 
     token: str
-    lessee: str
+    lease_holder: str = msgspec.field(name="lessee")  # so that releases that run side by side understand it
 
 
 class NewsFrame:
@@ -257,23 +257,8 @@ class NewsFrame:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_orders = msgspec.msgpack.Decoder(list[Order])
-_news = msgspec.msgpack.Decoder(ReplicaNews)
-
-
-def encode_orders(orders: list[Order]) -> bytes:
-    return _encoder.encode(orders)
-
-
-def read_orders(payload: bytes) -> list[Order]:
-    """Raises `msgspec.DecodeError`."""
-    return _orders.decode(payload)
-
-
-def encode_news(news: ReplicaNews) -> bytes:
-    return _encoder.encode(news)
-
-
-def read_news(payload: bytes) -> ReplicaNews:
-    """Raises `msgspec.DecodeError`."""
-    return _news.decode(payload)
+encode_orders: Callable[[list[Order]], bytes] = _encoder.encode
+encode_news: Callable[[ReplicaNews], bytes] = _encoder.encode
+read_orders: Callable[[bytes], list[Order]] = msgspec.msgpack.Decoder(list[Order]).decode
+read_news: Callable[[bytes], ReplicaNews] = msgspec.msgpack.Decoder(ReplicaNews).decode
+"""Both that read raise `msgspec.DecodeError`."""

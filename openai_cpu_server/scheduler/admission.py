@@ -12,7 +12,7 @@ from openai_cpu_server.fairness import alternating
 from openai_cpu_server.scheduler.memory import SequenceMemory
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.reuse import NOTHING, PrefixReuse, find_reuse
-from openai_cpu_server.scheduler.sequence import Policy, Sequence
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 _Entry = tuple[float, int, Sequence]
 """(policy's key, arrival, sequence): sorts without ever comparing sequences."""
@@ -29,7 +29,7 @@ class WaitingRoom:
     and need no books of what each has used (`fairness.FairTurns`).
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: PriorityPolicy) -> None:
         self._policy = policy
         self._lanes: dict[int, _Lane] = {}
         self._sizes: Counter[int] = Counter()
@@ -127,7 +127,7 @@ class Admission:
         waiting: WaitingRoom,
         memory: SequenceMemory,
         cache: SavedPrefixes | None,
-        policy: Policy,
+        policy: PriorityPolicy,
         *,
         num_slots: int,
         num_seats: int,

@@ -98,14 +98,9 @@ class CostModel:
         return _scaled(learned, self._all.value, self._attention.value)
 
     def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
-        """The time that a step takes, in milliseconds. `attended`: pairs of a token and a cell."""
         return self._all.value * (self._step_ms(num_tokens) + self._attention_ms(attended))
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
-        """The step size from `num_tokens` to its tile's end, at most `limit`, that takes clearly least time.
-
-        It is `num_tokens` itself if no larger size gains clearly.
-        """
         larger = range(num_tokens + 1, self._growth_limit(num_tokens, limit) + 1)
         if not larger:
             return num_tokens
@@ -113,10 +108,6 @@ class CostModel:
         return size if self._learned[size] < _WORTH_PADDING * self._learned[num_tokens] else num_tokens
 
     def free_size(self, num_tokens: int, limit: int) -> int:
-        """The largest step size in the tile, at most `limit`, that takes hardly longer than `num_tokens`.
-
-        Fill it with tokens that must be computed anyway, not with padding.
-        """
         larger = range(self._growth_limit(num_tokens, limit), num_tokens, -1)
         longest_ms = _HARDLY_LONGER * self._learned[min(num_tokens, self._last)]
         return next((n for n in larger if self._learned[n] <= longest_ms), num_tokens)
@@ -286,30 +277,6 @@ class AdapterSlowdown:
             self.factor += _NEW * (seen - self.factor)
 
 
-class AdapterCosts:
-    """The prices of all adapters, and what it takes to change from one to another."""
-
-    def __init__(self) -> None:
-        self.switch_ms = _GUESSED_SWITCH_MS
-        self._slowdowns: dict[str, AdapterSlowdown] = {}
-
-    def of(self, key: str | None, base: StepCost) -> StepCost:
-        """The cost of steps with this adapter. `base`: of steps without one; it may change at any time."""
-        if key is None:
-            return base
-        slowdown = self._slowdowns.setdefault(key, AdapterSlowdown(base))
-        slowdown.base = base
-        return slowdown
-
-    def learn_switch(self, ms: float) -> None:
-        """A step took so much longer than predicted because of a switch."""
-        seen = min(max(ms, 0.0), _MOST * max(self.switch_ms, 1.0))
-        self.switch_ms += _NEW * (seen - self.switch_ms)
-
-    def forget(self, key: str) -> None:
-        self._slowdowns.pop(key, None)
-
-
 class LearnedCosts:
     """The scheduler asks it for the prices that it plans with, and tells it how long each step took."""
 
@@ -319,18 +286,21 @@ class LearnedCosts:
         """Of steps without an adapter; it may be replaced between two steps."""
         self._max_tokens = max_tokens
         self._fills_tiles = fills_tiles
-        self._adapters = AdapterCosts()
+        self.switch_ms = _GUESSED_SWITCH_MS
+        """What it takes to compute with another adapter than the last step did."""
+        self._slowdowns: dict[str, AdapterSlowdown] = {}
+        """By adapter."""
         self._copies = CopyPrice()
         self._computed_with: str | None = None
         """The adapter of the last step that computed something."""
 
-    @property
-    def switch_ms(self) -> float:
-        """What it takes to compute with another adapter than the last step did."""
-        return self._adapters.switch_ms
-
     def of(self, adapter: str | None) -> StepCost:
-        return self._adapters.of(adapter, self.model)
+        """The cost of steps with this adapter."""
+        if adapter is None:
+            return self.model
+        slowdown = self._slowdowns.setdefault(adapter, AdapterSlowdown(self.model))
+        slowdown.base = self.model
+        return slowdown
 
     def prices(self, adapter: str | None) -> StepPrices:
         return StepPrices(self.of(adapter), self._max_tokens, fills_tiles=self._fills_tiles)
@@ -362,13 +332,14 @@ class LearnedCosts:
         cost = self.of(step.adapter)
         predicted_ms = cost.predict_ms(size, attended) + result.drafting_ms
         if self._is_switch(step):
-            self._adapters.learn_switch(elapsed_ms - predicted_ms)
+            switch_ms = min(max(elapsed_ms - predicted_ms, 0.0), _MOST * max(self.switch_ms, 1.0))
+            self.switch_ms += _NEW * (switch_ms - self.switch_ms)
             return None
         cost.refine(size, attended, elapsed_ms - result.drafting_ms)
         return predicted_ms
 
     def forget_adapter(self, key: str) -> None:
-        self._adapters.forget(key)
+        self._slowdowns.pop(key, None)
 
     def _is_switch(self, step: Step) -> bool:
         return step.adapter != self._computed_with

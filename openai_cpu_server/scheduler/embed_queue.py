@@ -18,7 +18,6 @@ class PendingEmbed:
     request: EmbedRequest
     next: int
     """The number of its first such input."""
-    arrived_s: float
     has_run: bool = False
     """Some step has tried to compute inputs of it."""
 
@@ -100,11 +99,8 @@ class EmbedQueue:
         order = (self._pending[path[-1]] for priority in Priority for path in self._turns[priority].order)
         return [pending for pending in order if not pending.has_run]
 
-    def get(self, request_id: str) -> PendingEmbed | None:
-        return self._pending.get(request_id)
-
-    def add(self, request: EmbedRequest, num_embedded: int, now_s: float) -> None:
-        pending = PendingEmbed(request, num_embedded, now_s)
+    def add(self, request: EmbedRequest, num_embedded: int) -> None:
+        pending = PendingEmbed(request, num_embedded)
         assert pending.num_left > 0, "nothing is left to embed"
         self._pending[request.id] = pending
         self._turns[request.priority].join(_path(pending))

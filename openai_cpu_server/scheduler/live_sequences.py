@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
 
 from openai_cpu_server.contract.replica import ByPriority
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -46,7 +45,7 @@ class OutputLengths:
         """
         most = request.max_tokens - num_output
         for kind in _kinds(request):
-            longer = _longer(self._known.get(kind, ()), num_output)
+            longer = [length for length in self._known.get(kind, ()) if length > num_output]
             if len(longer) >= _ENOUGH:
                 return max(min(1, most), min(most, round(sum(longer) / len(longer)) - num_output))
         return max(0, most)
@@ -55,10 +54,6 @@ class OutputLengths:
 def _kinds(request: GenerationRequest) -> tuple[_Kind, ...]:
     """The kinds that the request belongs to, the most special first."""
     return (request.route, request.client), (request.route,), ()
-
-
-def _longer(lengths: Iterable[int], num_output: int) -> list[int]:
-    return [length for length in lengths if length > num_output]
 
 
 class LiveSequences:

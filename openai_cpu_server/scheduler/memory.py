@@ -28,7 +28,8 @@ class KVLedger:
         self._free = list(range(num_blocks))
         self._num_holders = [0] * num_blocks
         self._held: dict[int, list[int]] = {}
-        self._num_shared = 0
+        self.num_shared = 0
+        """How many blocks more than one slot holds."""
 
     @property
     def num_free(self) -> int:
@@ -37,11 +38,6 @@ class KVLedger:
     @property
     def num_used(self) -> int:
         return self.num_blocks - len(self._free)
-
-    @property
-    def num_shared(self) -> int:
-        """How many blocks more than one slot holds."""
-        return self._num_shared
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -91,14 +87,14 @@ class KVLedger:
         assert not self._held.get(slot), f"slot {slot} holds blocks already"
         shared = self._held[source][: num_tokens // self.block_size]
         for block in shared:
-            self._num_shared += self._num_holders[block] == 1
+            self.num_shared += self._num_holders[block] == 1
             self._num_holders[block] += 1
         self._held[slot] = list(shared)
 
     def free(self, slot: int) -> None:
         for block in self._held.pop(slot, ()):
             self._num_holders[block] -= 1
-            self._num_shared -= self._num_holders[block] == 1
+            self.num_shared -= self._num_holders[block] == 1
             if self._num_holders[block] == 0:
                 self._free.append(block)
 
@@ -112,7 +108,7 @@ class KVLedger:
         assert self._num_holders.count(0) == len(free) == len(self._free)
         assert len(holders) + len(free) == self.num_blocks
         assert holders.keys().isdisjoint(free)
-        assert self._num_shared == sum(number > 1 for number in holders.values())
+        assert self.num_shared == sum(number > 1 for number in holders.values())
         assert set(self._held) <= set(computed), f"blocks of slots not running: {self._held.keys()}"
         for slot, num_tokens in computed.items():
             assert self.num_held(slot) >= self.blocks_for(num_tokens), f"slot {slot} holds too little"

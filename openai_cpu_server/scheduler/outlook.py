@@ -7,29 +7,21 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import islice
 
+from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.scheduler.admission import WaitingRoom
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
-from openai_cpu_server.scheduler.sequence import Policy, Sequence
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 READING_TOKENS = 128
 """The step size by which the price of reading a prompt is estimated: the largest that is always measured."""
-
-
-@dataclass(frozen=True)
-class WaitOutlook:
-    sequence: Sequence
-    position: int
-    """1 is next."""
-    first_token_ms: float
 
 
 class WaitingLine:
@@ -83,11 +75,6 @@ class WaitingLine:
 
     def _ms(self, start: int, adapter: str | None) -> float:
         return start * self._round_ms + self._backlog.tokens_until(adapter) * self._token_ms
-
-
-def outlook(waiting: Iterable[Sequence], line: WaitingLine) -> list[WaitOutlook]:
-    """The outlooks of `waiting`, who come in their order."""
-    return [WaitOutlook(s, position, line.enter(s)) for position, s in enumerate(waiting, 1)]
 
 
 class _Backlog:
@@ -148,30 +135,6 @@ _MANY_PAIRS = 100_000
 """Pairs of a token and a cell by which the price of one is found."""
 
 
-class WorkDone:
-    """Adds up what was computed, at the price of full steps: so much of the machine is used, however its
-    work falls into steps."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._decode_tokens = min(READING_TOKENS, num_slots)
-        self._work_ms = [0.0, 0.0]
-
-    @property
-    def ms(self) -> ByPriority:
-        return ByPriority(*self._work_ms)
-
-    def count(self, plan: StepPlan, cost: StepCost) -> None:
-        """The plan's tokens were computed."""
-        if not plan.parts:
-            return
-        reading_ms = _token_ms(cost, READING_TOKENS)
-        decoding_ms = _token_ms(cost, self._decode_tokens)
-        attention_ms = _pair_ms(cost) * plan.attended / max(1, plan.num_tokens)
-        for sequence, num_tokens in plan.parts.items():
-            token_ms = decoding_ms if num_tokens == 1 else reading_ms
-            self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
-
-
 class Expectations:
     """What those who wait, and newcomers, may expect. The engine tells it now and then."""
 
@@ -181,7 +144,7 @@ class Expectations:
         waiting: WaitingRoom,
         running: Mapping[int, Sequence],
         costs: LearnedCosts,
-        policy: Policy,
+        policy: PriorityPolicy,
         *,
         num_slots: int,
         stall_ms: float,
@@ -194,15 +157,28 @@ class Expectations:
         self._policy = policy
         self._num_slots = num_slots
         self._stall_ms = stall_ms
-        self._work = WorkDone(num_slots)
+        self._decode_tokens = min(READING_TOKENS, num_slots)
+        self._work_ms = [0.0, 0.0]
+        """By priority, what was computed at the price of full steps: so much of the machine is used, however
+        its work falls into steps."""
 
     def computed(self, plan: StepPlan, adapter: str | None) -> None:
         """The plan's tokens were computed."""
-        self._work.count(plan, self._costs.of(adapter))
+        if not plan.parts:
+            return
+        cost = self._costs.of(adapter)
+        reading_ms = _token_ms(cost, READING_TOKENS)
+        decoding_ms = _token_ms(cost, self._decode_tokens)
+        attention_ms = _pair_ms(cost) * plan.attended / max(1, plan.num_tokens)
+        for sequence, num_tokens in plan.parts.items():
+            token_ms = decoding_ms if num_tokens == 1 else reading_ms
+            self._work_ms[sequence.request.priority] += num_tokens * (token_ms + attention_ms)
 
-    def outlook(self) -> list[WaitOutlook]:
-        """What the first of those who wait may expect, in their order."""
-        return outlook(islice(self._waiting.in_order(), _TOLD), self._line())
+    def outlook(self, slowdown: float = 1.0) -> list[QueuePlace]:
+        """What the first of those who wait may expect, in their order; everything takes so many times as
+        long."""
+        line, first = self._line(), islice(self._waiting.in_order(), _TOLD)
+        return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
     def forecast(self) -> Forecast:
         """What a newcomer may expect, for those who choose between several engines."""
@@ -219,7 +195,7 @@ class Expectations:
             token_ms=_reading_ms(cost, num_streams, self._stall_ms),
             attended_ms=_pair_ms(cost),
             stream_ms=tuple(cost.predict_ms(number, number * context) for number in _NUM_RUNNING),
-            work_ms=self._work.ms,
+            work_ms=ByPriority(*self._work_ms),
             num_live=self._sequences.counts,
         )
 

@@ -6,7 +6,6 @@ import copy
 import enum
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -56,7 +55,6 @@ class StepPlan:
     """Tokens of a step that is being planned, as far as there is room for them. It knows no prices."""
 
     def __init__(self, room: StepRoom, budget_ms: float = math.inf) -> None:
-        """An empty plan."""
         self.budget_ms = budget_ms
         """The time that each step may take: drafts make it no longer."""
         self.assignments: list[Assignment] = []
@@ -113,16 +111,8 @@ class StepPlan:
         scored = min(self._scored_left, self._outputs_left) if sequence.is_scoring else self.room
         return max(0, min(self.room, scored))
 
-    def reasons(self, sequence: Sequence) -> dict[StepReason, int]:
-        """How many of the sequence's tokens are computed for which reason."""
-        found = Counter({StepReason.DRAFT: self.drafts.get(sequence, 0)})
-        for assignment in self.assignments:
-            if assignment.sequence is sequence:
-                found[assignment.reason] += assignment.num_tokens
-        return dict(+found)
-
-    def all_reasons(self) -> dict[Sequence, dict[StepReason, int]]:
-        """The same of all sequences, in one pass."""
+    def reasons(self) -> dict[Sequence, dict[StepReason, int]]:
+        """How many tokens of each sequence are computed for which reason."""
         found = {s: {StepReason.DRAFT: num_tokens} for s, num_tokens in self.drafts.items() if num_tokens}
         for sequence, num_tokens, reason in self.assignments:
             of_it = found.setdefault(sequence, {})
@@ -172,13 +162,13 @@ class StepCost(Protocol):
         ...
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
-        """The step size from `num_tokens` to its tile's end, at most `limit`, that takes clearly least
-        time.
-        """
+        """The step size from `num_tokens` to its tile's end, at most `limit`, that takes clearly least time.
+        It is `num_tokens` itself if no larger size gains clearly."""
         ...
 
     def free_size(self, num_tokens: int, limit: int) -> int:
-        """The largest step size in the tile, at most `limit`, whose added tokens cost next to nothing."""
+        """The largest step size in the tile, at most `limit`, whose added tokens cost next to nothing. Fill
+        it with tokens that must be computed anyway, not with padding."""
         ...
 
     def refine(self, num_tokens: int, attended: int, actual_ms: float) -> None:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Restore, ShareCells, Verb
-from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
-from openai_cpu_server.scheduler.sequence import Policy, Sequence
+from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes, common_prefix
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
-_STRIDE = 64
-"""Tokens that are compared at once; any number of this order does."""
 WORTH_WAITING = BLOCK_TOKENS
 """A request waits for another that is computing a common prefix of so many tokens."""
 
@@ -39,7 +37,7 @@ NOTHING = PrefixReuse()
 
 
 def find_reuse(
-    newcomer: Sequence, running: Iterable[Sequence], cache: SavedPrefixes, policy: Policy
+    newcomer: Sequence, running: Iterable[Sequence], cache: SavedPrefixes, policy: PriorityPolicy
 ) -> PrefixReuse | None:
     """The longest prefix that can be reused now; None if the newcomer should wait.
 
@@ -78,17 +76,7 @@ def _common(newcomer: Sequence, other: Sequence, limit: int) -> int:
     """Length of the prefix that the newcomer's tokens share with the other's prompt, `limit` at most."""
     if newcomer.request.cells_namespace != other.request.cells_namespace:
         return 0
-    known = newcomer.kinship.get(other.arrival)
-    if known is None:
-        known = newcomer.kinship[other.arrival] = _common_prefix(newcomer.tokens, other.request.tokens)
-    return min(known, limit)
-
-
-def _common_prefix(a: list[int], b: tuple[int, ...]) -> int:
-    """Length of the common prefix. It compares many tokens at once first, because that is fast in Python."""
-    length, at = min(len(a), len(b)), 0
-    while at < length and a[at : at + _STRIDE] == list(b[at : at + _STRIDE]):
-        at += _STRIDE
-    while at < length and a[at] == b[at]:
-        at += 1
-    return min(at, length)
+    known = newcomer.shared_prefixes
+    if other.arrival not in known:
+        known[other.arrival] = common_prefix(newcomer.tokens, other.request.tokens)
+    return min(known[other.arrival], limit)

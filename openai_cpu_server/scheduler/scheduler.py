@@ -1,4 +1,4 @@
-"""Who holds which cells of the pool and who waits for what, for those who watch."""
+"""Decides the next step, and takes over what it has brought."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
 from openai_cpu_server.scheduler.outlook import Expectations
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan, StepRoom
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.sequence import Policy, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
 from openai_cpu_server.scheduler.spans import CellClaims, SequenceAdvance, advance, without_missing_drafts
 from openai_cpu_server.scheduler.speculation.speculator import ChosenDrafts, Speculator
 
@@ -99,7 +99,7 @@ class Scheduler:
         cache: SavedPrefixes,
         cost: StepCost,
         options: StepOptions,
-        policy: Policy,
+        policy: PriorityPolicy,
         speculator: Speculator | None = None,
     ) -> None:
         """A scheduler without sequences.

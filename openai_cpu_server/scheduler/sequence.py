@@ -8,7 +8,6 @@ scheduler's concern (`batch_floor`).
 from __future__ import annotations
 
 import enum
-from typing import Protocol
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 
@@ -74,7 +73,7 @@ class Sequence:
         """How many of these draft tokens were right."""
         self.expected_reuse = 0
         """How many of its tokens were saved when it came."""
-        self.kinship: dict[int, int] = {}
+        self.shared_prefixes: dict[int, int] = {}
         """Length of the prefix that it has in common with another's prompt, by the arrival of that one."""
         self._num_to_read = len(self.tokens)
         """How many tokens it had when it last began to run."""
@@ -98,7 +97,7 @@ class Sequence:
     @property
     def expected_pending(self) -> int:
         """How many tokens it is expected to compute, while it waits: not those that it can reuse."""
-        return self.pending - min(max(self.expected_reuse, *self.kinship.values(), 0), self.reusable)
+        return self.pending - min(max(self.expected_reuse, *self.shared_prefixes.values(), 0), self.reusable)
 
     @property
     def is_decoding(self) -> bool:
@@ -145,7 +144,7 @@ class Sequence:
         self._slot = slot
         self.computed = num_reused
         self._num_to_read = len(self.tokens)
-        self.kinship.clear()
+        self.shared_prefixes.clear()
 
     def release(self) -> None:
         """Move back to waiting. Its cells are gone: its tokens are restored or computed again later."""
@@ -171,34 +170,26 @@ minute later.
 """
 
 
-class Policy(Protocol):
-    """A smaller key goes first. Keys never change, so that queues stay sorted."""
+class PriorityPolicy:
+    """Interactive before batch; clients take turns; first come, first served.
+
+    Other policies differ in some of that. A smaller key goes first; keys never change, so that queues stay
+    sorted.
+    """
 
     def lane(self, sequence: Sequence) -> int:
         """Sequences of a smaller lane may take the place of those of a larger one."""
-        ...
-
-    def turns(self, sequence: Sequence) -> tuple[str, str]:
-        """Within a lane, groups of clients take turns, and within a group clients."""
-        ...
-
-    def key(self, sequence: Sequence) -> float: ...
-
-
-class PriorityPolicy:
-    """Interactive before batch; clients take turns; first come, first served."""
-
-    def lane(self, sequence: Sequence) -> int:
         return sequence.request.priority
 
     def turns(self, sequence: Sequence) -> tuple[str, str]:
+        """Within a lane, groups of clients take turns, and within a group clients."""
         return sequence.request.turns
 
     def key(self, sequence: Sequence) -> float:
         return sequence.arrived_s
 
 
-class FifoPolicy:
+class FifoPolicy(PriorityPolicy):
     """First come, first served, whoever it is."""
 
     def lane(self, sequence: Sequence) -> int:
@@ -207,15 +198,9 @@ class FifoPolicy:
     def turns(self, sequence: Sequence) -> tuple[str, str]:
         return "", ""
 
-    def key(self, sequence: Sequence) -> float:
-        return sequence.arrived_s
 
-
-class ShortestFirstPolicy:
+class ShortestFirstPolicy(PriorityPolicy):
     """Interactive before batch; the shortest expected output first. Waiting makes up for length."""
-
-    def lane(self, sequence: Sequence) -> int:
-        return sequence.request.priority
 
     def turns(self, sequence: Sequence) -> tuple[str, str]:
         return "", ""
@@ -224,8 +209,4 @@ class ShortestFirstPolicy:
         return sequence.expected_output + TOKENS_PER_S * sequence.arrived_s
 
 
-POLICIES: dict[str, type[PriorityPolicy] | type[FifoPolicy] | type[ShortestFirstPolicy]] = {
-    "priority": PriorityPolicy,
-    "fifo": FifoPolicy,
-    "sjf": ShortestFirstPolicy,
-}
+POLICIES = {"priority": PriorityPolicy, "fifo": FifoPolicy, "sjf": ShortestFirstPolicy}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, TokenLogprob
 from openai_cpu_server.scheduler.admission import Admission
 from openai_cpu_server.scheduler.memory import KVLedger, SequenceMemory
@@ -102,14 +104,8 @@ class CellClaims:
             return span
         self._memory.ledger.grow(span.slot, span.start + len(span.tokens) + draft.length)
         plan.add_draft(self._memory.running[span.slot], draft.length)
-        return Span(
-            slot=span.slot,
-            start=span.start,
-            tokens=span.tokens,
-            sample=True,
-            draft=draft.tokens,
-            num_to_draft=draft.num_to_draft,
-            num_to_read=draft.num_to_read,
+        return replace(
+            span, draft=draft.tokens, num_to_draft=draft.num_to_draft, num_to_read=draft.num_to_read
         )
 
 

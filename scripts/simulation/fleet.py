@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from random import Random
 from time import thread_time
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.replica import block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
-from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState, RoutedRequest
+from openai_cpu_server.replicas.report import ReplicaReport, RoutedRequest
 from simulation.replica import Live, Machine, SimReplica
 from simulation.routing import Routing, routing
 from simulation.turns import Texts, Turn, prompts, sessions
@@ -211,7 +212,7 @@ class _Simulation:
             self._begin_step(replica)
         if is_due or not replica.has_work:
             self._tell(replica)
-        if replica.state is ReplicaState.DRAINING and not replica.live:
+        if replica.state is EngineState.DRAINING and not replica.live:
             self._vanish(replica.name)
 
     def _tell(self, replica: SimReplica) -> None:
@@ -241,7 +242,7 @@ class _Simulation:
         """It is loaded."""
         if replica.name not in self._replicas:
             return
-        replica.state = ReplicaState.READY
+        replica.state = EngineState.READY
         self._beat(replica)
         self._at(self._now_s + self._plan.news_delay_s, self._place_all)
 
@@ -267,12 +268,12 @@ class _Simulation:
 
     def _load(self) -> None:
         replica = self._new_replica()
-        replica.state = ReplicaState.LOADING
-        self._reports[replica.name] = ReplicaReport(ReplicaState.LOADING)
+        replica.state = EngineState.LOADING
+        self._reports[replica.name] = ReplicaReport(EngineState.LOADING)
         self._at(self._now_s + self._plan.machine.load_s, lambda: self._appear(replica))
 
     def _drain(self, replica: SimReplica) -> None:
-        replica.state = ReplicaState.DRAINING
+        replica.state = EngineState.DRAINING
         self._tell(replica)
         if not replica.live:
             self._at(self._now_s + 1.0, lambda: self._end_drained(replica))
@@ -297,7 +298,7 @@ class _Simulation:
         assert self._scaler is not None
         fleet = self._watch.look(self._reports, self._now_s, num_unplaced=len(self._unplaced))
         wanted = self._scaler.decide(fleet, self._now_s)
-        serving = [r for r in self._replicas.values() if r.state is ReplicaState.READY]
+        serving = [r for r in self._replicas.values() if r.state is EngineState.READY]
         self.outcome.sizes.append((self._now_s, len(serving), wanted))
         for _ in range(wanted - fleet.num_present):
             self._load()

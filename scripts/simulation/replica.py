@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
 from openai_cpu_server.contract.replica import HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Step, StepResult
 from openai_cpu_server.engine.generating import step_options
-from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.report import ReplicaReport
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
 from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
@@ -70,7 +71,7 @@ class SimReplica:
 
     def __init__(self, name: str, machine: Machine, options: EngineOptions, seed: int) -> None:
         self.name = name
-        self.state = ReplicaState.READY
+        self.state = EngineState.READY
         self.busy_s = 0.0
         """Time that steps have taken."""
         self.prompt_tokens = 0

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, ReplicaState, RoutedRequest
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, RoutedRequest
 from openai_cpu_server.replicas.router import ReplicaRouter
 
 
@@ -36,7 +37,7 @@ class _Known:
         self._places: dict[str, str] = {}
 
     def reported(self, replica: str, report: ReplicaReport, *, made_s: float, now_s: float) -> None:
-        is_ready = report.state is ReplicaState.READY
+        is_ready = report.state is EngineState.READY
         if is_ready and replica not in self._num_live:
             self._ready.append(replica)
             self._num_live[replica] = 0

@@ -8,7 +8,7 @@ import pytest
 
 from openai_cpu_server.contract.messages import ALONE, EngineWants, GrantTurn, Sharing, ShortenTurn, TurnBack
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.engine.turn import PIECE_S, OwnCores, SharedTurn
+from openai_cpu_server.engine.turn import PIECE_S, EngineTurn, SharedTurn
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
 LOADING = EngineWants(work=BATCH, is_loading=True)
@@ -41,7 +41,7 @@ def holding(work: Priority = BATCH, limit_ms: float | None = None) -> Client:
 
 
 def test_an_engine_alone_may_always_compute() -> None:
-    turn = OwnCores()
+    turn = EngineTurn()
     turn.settle(BATCH)
     assert turn.is_held
     assert not turn.is_wanted

@@ -62,7 +62,7 @@ class Story:
 async def test_a_request_gets_the_adapter_that_has_its_name_now() -> None:
     story = Story()
     story.admission.generate(FAKE_INFO, [request("a/0", adapter="poet"), request("a/1", adapter="poet")])
-    assert [live.adapter for live in story.carrier.live] == [POET.key] * 2
+    assert [live.request.adapter for live in story.carrier.live] == [POET.key] * 2
     with pytest.raises(AdapterNotFound, match="poet"):
         story.admission.generate(FAKE_INFO, [request("b", adapter="nobody")])
     with pytest.raises(AdapterNotFound, match="It is too large"):

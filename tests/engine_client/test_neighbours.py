@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.messages import EngineOptions, GrantTurn, ShortenTurn
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.engine.generating import step_options
-from openai_cpu_server.engine_client.turns import CoreTurns, ShortenedTurn, TurnGrant
+from openai_cpu_server.engine_client.turns import CoreTurns, Decision
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
@@ -97,11 +97,11 @@ class Machine:
 
     def _act(self) -> None:
         match self.turns.decide(self.now_s):
-            case TurnGrant(limit_s=limit_s, beside_interactive=is_beside):
-                self._until_s = None if limit_s is None else self.now_s + limit_s
+            case Decision(command=GrantTurn(limit_ms=limit_ms, beside_interactive=is_beside)):
+                self._until_s = None if limit_ms is None else self.now_s + limit_ms / 1000
                 self._is_beside, self._interrupts = is_beside, False
-            case ShortenedTurn(after_s=after_s, interrupts=interrupts):
-                self._until_s = self.now_s + after_s
+            case Decision(command=ShortenTurn(after_ms=after_ms, interrupts=interrupts)):
+                self._until_s = self.now_s + after_ms / 1000
                 self._interrupts = interrupts
 
     def _step(self, model: Model) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openai_cpu_server.contract.messages import GrantTurn, ShortenTurn
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.engine_client.turns import (
     BATCH_TURN_S,
@@ -15,8 +16,6 @@ from openai_cpu_server.engine_client.turns import (
     LONGEST_COURTESY_S,
     CoreTurns,
     Decision,
-    ShortenedTurn,
-    TurnGrant,
 )
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
@@ -52,10 +51,10 @@ class Machine:
     def act(self) -> Decision | None:
         decision = self.turns.decide(self.now_s)
         match decision:
-            case TurnGrant(limit_s=limit_s):
-                self.until_s = None if limit_s is None else self.now_s + limit_s
-            case ShortenedTurn(after_s=after_s):
-                self.until_s = self.now_s + after_s
+            case Decision(command=GrantTurn(limit_ms=limit_ms)):
+                self.until_s = None if limit_ms is None else self.now_s + limit_ms / 1000
+            case Decision(command=ShortenTurn(after_ms=after_ms)):
+                self.until_s = self.now_s + after_ms / 1000
         return decision
 
     def step(self) -> str | None:
@@ -88,7 +87,7 @@ class Machine:
 
 def test_who_is_alone_keeps_the_turn_and_is_told_no_limit() -> None:
     machine = Machine()
-    assert machine.join("a", BATCH) == TurnGrant("a", None, beside_interactive=False)
+    assert machine.join("a", BATCH) == Decision("a", GrantTurn())
     assert len(machine.run(100)) >= 1000
     assert machine.turns.holder == "a"
 
@@ -96,7 +95,7 @@ def test_who_is_alone_keeps_the_turn_and_is_told_no_limit() -> None:
 def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
     machine = Machine()
     machine.join("a", BATCH)
-    assert machine.join("b", INTERACTIVE) == ShortenedTurn("a", 0.0, interrupts=True)
+    assert machine.join("b", INTERACTIVE) == Decision("a", ShortenTurn(interrupts=True))
     assert machine.join("c", INTERACTIVE) is None
     machine.step()
     assert machine.turns.holder == "b"
@@ -105,13 +104,14 @@ def test_an_interactive_newcomer_interrupts_batch_work_once() -> None:
 def test_interactive_work_is_not_interrupted_nor_batch_work_that_has_become_so() -> None:
     machine = Machine()
     machine.join("a", INTERACTIVE)
-    assert machine.join("b", INTERACTIVE) == ShortenedTurn("a", INTERACTIVE_TURN_S, interrupts=False)
+    assert machine.join("b", INTERACTIVE) == Decision("a", ShortenTurn(after_ms=1000 * INTERACTIVE_TURN_S))
     machine = Machine()
     machine.join("a", BATCH)
     machine.wants("a", INTERACTIVE)
     decision = machine.join("b", INTERACTIVE)
-    assert isinstance(decision, ShortenedTurn)
-    assert not decision.interrupts
+    assert decision is not None
+    assert isinstance(decision.command, ShortenTurn)
+    assert not decision.command.interrupts
 
 
 def test_interactive_work_takes_turns_step_by_step() -> None:
@@ -150,7 +150,7 @@ def test_who_was_away_has_saved_up_nothing() -> None:
 def test_batch_work_takes_longer_turns() -> None:
     machine = Machine()
     machine.join("a", BATCH, step_s=0.25)
-    assert machine.join("b", BATCH, step_s=0.25) == ShortenedTurn("a", BATCH_TURN_S, interrupts=False)
+    assert machine.join("b", BATCH, step_s=0.25) == Decision("a", ShortenTurn(after_ms=1000 * BATCH_TURN_S))
     assert "".join(machine.run(3)) == "aaaabbbbaaaa"
 
 
@@ -234,7 +234,7 @@ def test_the_dead_hold_nothing() -> None:
     machine.join("a", BATCH)
     machine.join("b", BATCH)
     machine.turns.leave("a", machine.now_s)
-    assert machine.act() == TurnGrant("b", None, beside_interactive=False)
+    assert machine.act() == Decision("b", GrantTurn())
     machine.turns.leave("b", machine.now_s)
     assert machine.act() is None
     assert machine.turns.holder is None
@@ -247,7 +247,7 @@ def test_who_wants_nothing_any_more_when_the_turn_comes_gives_it_back() -> None:
     assert machine.turns.holder == "a"
     machine.join("b", BATCH)
     machine.turns.given_back("a", None, machine.now_s)
-    assert machine.act() == TurnGrant("b", None, beside_interactive=False)
+    assert machine.act() == Decision("b", GrantTurn())
 
 
 NAMES = "abcd"

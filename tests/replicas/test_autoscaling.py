@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch, ReplicaFleet
-from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.report import ReplicaReport
 
 _OPTIONS = AutoscaleOptions(
     min_replicas=1, max_replicas=10, target_wait_ms=1000, up_after_s=5, down_after_s=60, idle_after_s=100
@@ -94,7 +95,7 @@ def test_never_outside_the_bounds(least: int, story: list[tuple[int, float, floa
         assert decided > 0 or not live
 
 
-def report(work_ms: float, wait_ms: float = 0.0, state: ReplicaState = ReplicaState.READY) -> ReplicaReport:
+def report(work_ms: float, wait_ms: float = 0.0, state: EngineState = EngineState.READY) -> ReplicaReport:
     wait = ByPriority(wait_ms, wait_ms + 500)
     told = Forecast(wait_ms=wait, token_ms=1.0, work_ms=ByPriority(work_ms, 0), num_live=ByPriority(1, 2))
     return ReplicaReport(state, told)
@@ -104,7 +105,7 @@ def test_what_replicas_report_makes_the_fleet() -> None:
     watch = FleetWatch(window_s=1.0)
     for second in range(20):
         reports = {"a": report(500 * second, 100), "b": report(250 * second, 300)}
-        loading = {"c": ReplicaReport(ReplicaState.LOADING), "d": ReplicaReport(ReplicaState.DRAINING)}
+        loading = {"c": ReplicaReport(EngineState.LOADING), "d": ReplicaReport(EngineState.DRAINING)}
         seen = watch.look(reports | loading, second, num_unplaced=1)
     assert (seen.num_present, seen.wait_ms, round(seen.load, 2), seen.batch_ms) == (3, 100, 0.75, 1000)
     assert seen.num_live == 7

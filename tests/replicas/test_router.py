@@ -9,9 +9,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, ByPriority, Forecast, HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, ReplicaState, RoutedRequest
+from openai_cpu_server.replicas.report import ReplicaChoice, ReplicaReport, RoutedRequest
 from openai_cpu_server.replicas.router import ReplicaRouter
 
 _SYSTEM_PROMPT = tuple(range(10 * BLOCK_TOKENS))
@@ -28,7 +29,7 @@ def tell(
     replica: str,
     told: Forecast | None = None,
     *,
-    state: ReplicaState = ReplicaState.READY,
+    state: EngineState = EngineState.READY,
     held: HeldUpdate | None = None,
     now_s: float = 0.0,
 ) -> None:
@@ -126,10 +127,10 @@ def test_what_the_forecast_has_counted_is_not_counted_again() -> None:
     reading_ms = 2 * len(_SYSTEM_PROMPT)
     other = wanted("2", (7,) * 64)
     assert round(choose(router, other, 1.0).expected_ms) == reading_ms + 128
-    router.reported("a", ReplicaReport(ReplicaState.READY, forecast(500)), made_s=0.9, now_s=1.1)
+    router.reported("a", ReplicaReport(EngineState.READY, forecast(500)), made_s=0.9, now_s=1.1)
     in_all = 400 + reading_ms + 128
     assert round(choose(router, other, 1.0).expected_ms) == in_all, "it was sent after that was made"
-    router.reported("a", ReplicaReport(ReplicaState.READY, forecast(500)), made_s=1.1, now_s=1.2)
+    router.reported("a", ReplicaReport(EngineState.READY, forecast(500)), made_s=1.1, now_s=1.2)
     assert round(choose(router, other, 1.1).expected_ms) == 500 + 128
 
 
@@ -145,7 +146,7 @@ def test_batch_work_fills_idle_replicas_and_makes_no_interactive_one_wait() -> N
 
 def test_a_replay_stays_where_its_engine_restarts_and_avoids_where_it_died() -> None:
     router = fleet(900, 0)
-    tell(router, "a", forecast(900), state=ReplicaState.RESTARTING)
+    tell(router, "a", forecast(900), state=EngineState.RESTARTING)
     assert choose(router, wanted(prefers="a")).replica == "a"
     assert choose(router, wanted()).replica == "b"
     tell(router, "a", forecast(900))
@@ -157,7 +158,7 @@ def test_a_replay_stays_where_its_engine_restarts_and_avoids_where_it_died() -> 
 def test_only_who_is_ready_gets_anything() -> None:
     router = fleet()
     assert router.choose(wanted(), now_s=0.0) is None
-    for state in ReplicaState:
+    for state in EngineState:
         tell(router, state.value, state=state)
     assert choose(router, wanted()).replica == "ready"
     assert router.choose(wanted(), now_s=0.0, among=["loading", "unknown"]) is None
@@ -207,7 +208,7 @@ def _happen(router: ReplicaRouter, replica: str, event: str, one: RoutedRequest,
         case "tell":
             tell(router, replica, now_s=now_s)
         case "drain":
-            tell(router, replica, state=ReplicaState.DRAINING, now_s=now_s)
+            tell(router, replica, state=EngineState.DRAINING, now_s=now_s)
         case "gone":
             router.gone(replica)
         case "send":

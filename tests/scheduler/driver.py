@@ -15,7 +15,7 @@ from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
-from openai_cpu_server.scheduler.sequence import Policy, PriorityPolicy, Sequence, SequenceStatus
+from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter, SequenceDraft
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, adapted, forced_token, next_token
@@ -137,7 +137,7 @@ class Driver:
         idle: int = 64,
         outputs: int = 64,
         cache_blocks: int = 0,
-        policy: Policy | None = None,
+        policy: PriorityPolicy | None = None,
         tiles: tuple[int, ...] = (),
         can_share: bool = True,
         floor: float = 0.1,

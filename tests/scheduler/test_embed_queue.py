@@ -29,7 +29,7 @@ def embed(
 def queue(*requests: EmbedRequest, floor: float = 0.1) -> EmbedQueue:
     waiting = EmbedQueue(batch_floor=floor)
     for request in requests:
-        waiting.add(request, 0, 0.0)
+        waiting.add(request, 0)
     return waiting
 
 
@@ -68,14 +68,14 @@ def test_an_input_beyond_the_budget_goes_alone() -> None:
 
 def test_what_a_dead_engine_had_computed_is_left_out() -> None:
     waiting = EmbedQueue(batch_floor=0.1)
-    waiting.add(embed("a", 10, 10, 10), 2, 0.0)
+    waiting.add(embed("a", 10, 10, 10), 2)
     assert steps(waiting) == [[("a", 2, 1)]]
 
 
 def test_a_short_request_does_not_wait_for_the_whole_of_a_long_one() -> None:
     waiting = queue(embed("long", *[10] * 100))
     waiting.computed(waiting.compose(ROOM))
-    waiting.add(embed("short", 10, client="other"), 0, 1.0)
+    waiting.add(embed("short", 10, client="other"), 0)
     assert ("short", 0, 1) in told(waiting.compose(ROOM))
 
 
@@ -119,7 +119,7 @@ def test_a_newcomer_catches_up_on_nothing() -> None:
     waiting = queue(embed("old", *[10] * 100, client="old"))
     for _ in range(10):
         waiting.computed(waiting.compose(ROOM))
-    waiting.add(embed("new", *[10] * 100, client="new"), 0, 1.0)
+    waiting.add(embed("new", *[10] * 100, client="new"), 0)
     counts = {name: count for name, _, count in told(waiting.compose(ROOM))}
     assert abs(counts["old"] - counts["new"]) <= 1
 

@@ -68,7 +68,7 @@ def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> N
     driver.submit(request("hold", output=3))
     driver.step()
     driver.submit(request("long", output=50, route="b"), request("short", output=400, route="a"))
-    waiting = [entry.sequence.request.id for entry in driver.scheduler.expectations.outlook()]
+    waiting = [entry.id for entry in driver.scheduler.expectations.outlook()]
     assert waiting == ["short", "long"]
 
 

@@ -8,9 +8,10 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import msgspec
@@ -27,7 +28,13 @@ from openai_cpu_server.engine_client.live import AcceptedRequest, names_of
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.replicas.host.session import CpuSpending, HostSession, TokenRelay, VectorRelay
+from openai_cpu_server.replicas.host.session import (
+    CpuSpending,
+    HostSession,
+    SessionRelay,
+    TokenRelay,
+    VectorRelay,
+)
 from openai_cpu_server.replicas.wire import (
     CancelCall,
     DoorAddress,
@@ -44,6 +51,8 @@ from openai_cpu_server.replicas.wire import (
     origin,
     read_orders,
 )
+
+logger = logging.getLogger(__name__)
 
 _BUSY_S, _IDLE_S = 0.25, 1.0
 """The longest silence while forecasts change, and while nothing does."""
@@ -67,27 +76,27 @@ class _Told:
 
 
 class HostReporting:
-    def __init__(self, clock: Callable[[], float]) -> None:
+    """Tells each session how the replica stands: at once where it stands otherwise, else now and then."""
+
+    def __init__(self, supervisor: Supervisor, clock: Callable[[], float]) -> None:
+        self._supervisor = supervisor
         self._clock = clock
         self._told: dict[str, _Told] = {}
 
-    def is_due(self, session: HostSession, supervisor: Supervisor) -> bool:
+    def is_due(self, session: HostSession) -> bool:
         if session.is_behind:
             return False
-        told = self._told.get(session.lessee)
+        told, supervisor = self._told.get(session.lease_holder), self._supervisor
         if told is None or (told.state, told.reason) != (supervisor.state, supervisor.reason):
             return True
         has_news = supervisor.news.forecast is not told.forecast
         return self._clock() - told.when_s >= (_BUSY_S if has_news else _IDLE_S)
 
     def report(
-        self,
-        session: HostSession,
-        supervisor: Supervisor,
-        status: EngineStatus,
-        others: Iterable[AcceptedRequest],
+        self, session: HostSession, status: EngineStatus, others: Iterable[AcceptedRequest]
     ) -> HostReport:
         """`others`: the requests of other sessions. They are looked at when they are told."""
+        supervisor = self._supervisor
         held = supervisor.news.held_blocks.since(session.held_version)
         session.held_version = held.version
         return HostReport(
@@ -95,10 +104,10 @@ class HostReporting:
             status=status,
             info=supervisor.news.info,
             kv=supervisor.news.kv_stats,
-            adapters=supervisor.news.adapters.shelf.offered,
+            adapters=supervisor.news.adapters.table.offered,
             forecast=supervisor.news.forecast,
             held=held if held.is_whole or held.saved or held.dropped else None,
-            counted=self._note(session, supervisor),
+            counted=self._note(session),
             others=self._shown(session, others),
         )
 
@@ -106,7 +115,7 @@ class HostReporting:
         self, session: HostSession, others: Iterable[AcceptedRequest]
     ) -> tuple[LiveRequest, ...] | None:
         """None: they were told a moment ago."""
-        told, now_s = self._told[session.lessee], self._clock()
+        told, now_s = self._told[session.lease_holder], self._clock()
         if now_s - told.others_s < _OTHERS_S:
             return None
         told.others_s = now_s
@@ -114,23 +123,21 @@ class HostReporting:
             msgspec.structs.replace(live.snapshot(now_s), id=origin(live.request.id)) for live in others
         )
 
-    def _note(self, session: HostSession, supervisor: Supervisor) -> int:
+    def _note(self, session: HostSession) -> int:
         """A forecast is made in another process: it has surely counted what was told a report earlier."""
-        told = self._told.get(session.lessee)
+        told, supervisor = self._told.get(session.lease_holder), self._supervisor
         now = _Told(self._clock(), supervisor.state, supervisor.news.forecast, supervisor.reason)
         now.num_seen = session.num_told
         if told is not None:
             is_new = supervisor.news.forecast is not told.forecast
             now.counted = told.num_seen if is_new else told.counted
             now.others_s = told.others_s
-        self._told[session.lessee] = now
+        self._told[session.lease_holder] = now
         return now.counted
 
     def forget(self, session: HostSession) -> None:
-        self._told.pop(session.lessee, None)
+        self._told.pop(session.lease_holder, None)
 
-
-logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 """How often leases are looked at, and whether there is something to report."""
@@ -150,6 +157,7 @@ class ReplicaHost:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`supervisor`: it sleeps. `spending`: its observer; None: it is not told what the engine spends."""
+        self.settled = supervisor.settled
         self._supervisor = supervisor
         self._adapters = supervisor.news.adapters
         self._lease_s = lease_s
@@ -159,7 +167,7 @@ class ReplicaHost:
         self._sessions: dict[str, HostSession] = {}
         self._has_no_sessions = asyncio.Event()
         self._has_no_sessions.set()
-        self._reporting = HostReporting(clock)
+        self._reporting = HostReporting(supervisor, clock)
         self._spending = spending or CpuSpending()
 
     # -- for whoever runs it -----------------------------------------------------------------------------
@@ -187,10 +195,6 @@ class ReplicaHost:
         finally:
             ticking.cancel()
 
-    async def settled(self) -> EngineState:
-        """The state that loading leads to, once it is over."""
-        return await self._supervisor.settled()
-
     async def left(self) -> None:
         """Wait until no API process wants anything of it any more."""
         await self._has_no_sessions.wait()
@@ -204,11 +208,11 @@ class ReplicaHost:
 
     # -- for API processes -------------------------------------------------------------------------------
 
-    async def attend(self, lessee: str) -> AsyncIterator[bytes]:
+    async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
         """News for the API process that calls itself so. It ends with the lease; whoever stops reading gives
         it up."""
-        session = HostSession(lessee, now_s=self._clock())
-        self._sessions[lessee] = session
+        session = HostSession(lease_holder, now_s=self._clock())
+        self._sessions[lease_holder] = session
         self._has_no_sessions.clear()
         self._report(session)
         try:
@@ -217,9 +221,9 @@ class ReplicaHost:
         finally:
             self._forget(session)
 
-    def tell(self, lessee: str, orders: bytes) -> bool:
-        """False: there is no such lessee (any more)."""
-        session = self._sessions.get(lessee)
+    def tell(self, lease_holder: str, orders: bytes) -> bool:
+        """False: there is no such lease holder (any more)."""
+        session = self._sessions.get(lease_holder)
         if session is None:
             return False
         session.renewed_s = self._clock()
@@ -245,7 +249,7 @@ class ReplicaHost:
             if self._can_compute(one.request):
                 taken.append(self._live(session, one))
             else:
-                session.ended(
+                session.tell(
                     RequestEnd(one.request.id, EndReason.RETURNED, "This replica cannot compute it.")
                 )
         if taken:
@@ -264,9 +268,10 @@ class ReplicaHost:
     def _can_compute(self, request: GenerationRequest | EmbedRequest) -> bool:
         if not self._serves():
             return False
-        key = request.adapter if isinstance(request, GenerationRequest) else None
-        status = self._adapters.shelf.status(key) if key is not None else None
-        return key is None or (status is not None and status.state is not AdapterState.FAILED)
+        if request.adapter is None:
+            return True
+        status = self._adapters.table.status(request.adapter)
+        return status is not None and status.state is not AdapterState.FAILED
 
     def _serves(self) -> bool:
         return self._supervisor.state in _SERVING
@@ -297,37 +302,30 @@ class ReplicaHost:
                         "an API process was silent for %.0f s: what it wants is ended", self._lease_s
                     )
                     self._forget(session)
-                elif self._reporting.is_due(session, self._supervisor):
+                elif self._reporting.is_due(session):
                     self._report(session)
 
     def _report(self, session: HostSession) -> None:
-        session.spend(self._spending.take())
-        session.report(
-            self._reporting.report(session, self._supervisor, self._status(), self._others(session))
-        )
-
-    def _others(self, session: HostSession) -> Iterator[AcceptedRequest]:
-        """The requests of other sessions."""
-        return (live for live in self._replay.live if _session_of(live) is not session)
+        session.spending.add(self._spending.take())
+        others = (live for live in self._replay.live if _session_of(live) is not session)
+        status = self._supervisor.status(self._replay.live.count)
+        session.report(self._reporting.report(session, status, others))
 
     def _forget(self, session: HostSession) -> None:
         """It has left, or is taken to have: nobody wants its requests."""
         session.end()
-        self._spending.add(session.unspent())
+        self._spending.add(session.spending.take())  # it has ended before that could go
         self._reporting.forget(session)
-        if self._sessions.get(session.lessee) is session:
-            del self._sessions[session.lessee]
+        if self._sessions.get(session.lease_holder) is session:
+            del self._sessions[session.lease_holder]
         if not self._sessions:
             self._has_no_sessions.set()
         abandoned = [live.request.id for live in self._replay.live if _session_of(live) is session]
         self._replay.cancel(*abandoned)
 
-    def _status(self) -> EngineStatus:
-        return self._supervisor.status(self._replay.live.count)
-
 
 def _session_of(live: AcceptedRequest) -> HostSession | None:
-    return live.answer.session if isinstance(live.answer, TokenRelay | VectorRelay) else None
+    return live.answer.session if isinstance(live.answer, SessionRelay) else None
 
 
 _HELLO_S = 5.0
@@ -351,7 +349,10 @@ class ReplicaDoor:
     async def open(self, address: str, *, tls: ssl.SSLContext | None = None) -> DoorAddress:
         """Listen there, on a port that is free. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._stream, address, 0, ssl=tls)
+        stream = partial(
+            FrameStream, most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened
+        )
+        self._server = await loop.create_server(stream, address, 0, ssl=tls)
         port: int = self._server.sockets[0].getsockname()[1]
         return DoorAddress(address, port, self._token)
 
@@ -363,9 +364,6 @@ class ReplicaDoor:
             visit.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)
 
-    def _stream(self) -> FrameStream:
-        return FrameStream(most_bytes=_HELLO_BYTES, patience_s=self._sending_s, opened=self._opened)
-
     def _opened(self, stream: FrameStream) -> None:
         visit = asyncio.create_task(self._visit(stream))
         self._visits.add(visit)
@@ -373,9 +371,9 @@ class ReplicaDoor:
 
     async def _visit(self, stream: FrameStream) -> None:
         try:
-            lessee = await self._let_in(stream)
-            if lessee is not None:
-                await self._serve(stream, lessee)
+            lease_holder = await self._let_in(stream)
+            if lease_holder is not None:
+                await self._serve(stream, lease_holder)
         finally:
             stream.close()
 
@@ -390,12 +388,12 @@ class ReplicaDoor:
             logger.warning("somebody has connected who does not know the token of this replica")
             return None
         stream.trust()
-        return hello.lessee
+        return hello.lease_holder
 
-    async def _serve(self, stream: FrameStream, lessee: str) -> None:
+    async def _serve(self, stream: FrameStream, lease_holder: str) -> None:
         """Until the session ends, or the connection."""
-        telling = asyncio.create_task(self._tell(stream, lessee))
-        listening = asyncio.create_task(self._listen(stream, lessee))
+        telling = asyncio.create_task(self._tell(stream, lease_holder))
+        listening = asyncio.create_task(self._listen(stream, lease_holder))
         try:
             await asyncio.wait((telling, listening), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -405,13 +403,13 @@ class ReplicaDoor:
                 if isinstance(end, Exception):
                     logger.error("a session has failed", exc_info=end)
 
-    async def _tell(self, stream: FrameStream, lessee: str) -> None:
-        async with aclosing(self._host.attend(lessee)) as news:  # type: ignore[type-var]
+    async def _tell(self, stream: FrameStream, lease_holder: str) -> None:
+        async with aclosing(self._host.attend(lease_holder)) as news:  # type: ignore[type-var]
             async for payload in news:
                 stream.send(NewsFrame.NEWS, payload)
                 await stream.sent()
         stream.send(NewsFrame.END)
 
-    async def _listen(self, stream: FrameStream, lessee: str) -> None:
+    async def _listen(self, stream: FrameStream, lease_holder: str) -> None:
         while (orders := await stream.receive()) is not None:
-            stream.send(NewsFrame.TAKEN if self._host.tell(lessee, orders) else NewsFrame.UNKNOWN)
+            stream.send(NewsFrame.TAKEN if self._host.tell(lease_holder, orders) else NewsFrame.UNKNOWN)

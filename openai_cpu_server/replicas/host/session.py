@@ -39,8 +39,8 @@ class CpuSpending:
 class HostSession:
     """Collects news until they are fetched: all of one step are fetched together."""
 
-    def __init__(self, lessee: str, *, now_s: float) -> None:
-        self.lessee = lessee
+    def __init__(self, lease_holder: str, *, now_s: float) -> None:
+        self.lease_holder = lease_holder
         self.renewed_s = now_s
         """When it was heard of last."""
         self.num_told = 0
@@ -53,13 +53,10 @@ class HostSession:
         self._events: list[TokenEvent] = []
         self._embedded: list[Embedded] = []
         self._ended: list[RequestEnd] = []
-        self._spending = CpuSpending()
+        self.spending = CpuSpending()
+        """It goes with the next news."""
         self._news = asyncio.Event()
         self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
 
     def end(self) -> None:
         """There are no more news for it."""
@@ -78,7 +75,7 @@ class HostSession:
             events=tuple(self._events),
             embedded=tuple(self._embedded),
             ended=tuple(self._ended),
-            spent_ms=self._spending.take(),
+            spent_ms=self.spending.take(),
         )
         self._report = None
         for collected in (self._started, self._places, self._events, self._embedded, self._ended):
@@ -97,14 +94,6 @@ class HostSession:
         self._report = report
         self._news.set()
 
-    def spend(self, spent_ms: dict[str, float]) -> None:
-        """It goes with the next news."""
-        self._spending.add(spent_ms)
-
-    def unspent(self) -> dict[str, float]:
-        """What did not go, for it has ended before."""
-        return self._spending.take()
-
     def start(self, request_id: str) -> None:
         self._started[request_id] = None
         self._places.pop(request_id, None)
@@ -115,46 +104,41 @@ class HostSession:
         self._started.pop(place.id, None)
         self._news.set()
 
-    def tokens(self, event: TokenEvent) -> None:
-        self._events.append(event)
+    def tell(self, news: TokenEvent | Embedded | RequestEnd) -> None:
+        match news:
+            case TokenEvent():
+                self._events.append(news)
+            case Embedded():
+                self._embedded.append(news)
+            case RequestEnd():
+                self._ended.append(news)
         self._news.set()
 
-    def vectors(self, event: Embedded) -> None:
-        self._embedded.append(event)
-        self._news.set()
 
-    def ended(self, end: RequestEnd) -> None:
-        self._ended.append(end)
-        self._news.set()
-
-
-class _Relay(AnswerSink):
+class SessionRelay(AnswerSink):
     """Of one request. `serves`: there is an engine that others are computed by."""
 
     def __init__(self, request_id: str, session: HostSession, serves: Callable[[], bool]) -> None:
+        self.session = session
         self._id = request_id
-        self._session = session
         self._serves = serves
         self._is_running = False
-
-    @property
-    def session(self) -> HostSession:
-        return self._session
 
     def start(self) -> None:
         if not self._is_running:
             self._is_running = True
-            self._session.start(self._id)
+            self.session.start(self._id)
 
-    def wait_at(self, place: QueuePlace) -> None:
-        self._is_running = False
-        self._session.wait_at(place)
+    def wait_at(self, place: QueuePlace | ModelLoading) -> None:
+        if isinstance(place, QueuePlace):  # who chooses between replicas knows which of them load
+            self._is_running = False
+            self.session.wait_at(place)
 
-    def wait_for_model(self, loading: ModelLoading) -> None:
-        """Who chooses between replicas knows that this one loads."""
+    def push(self, event: TokenEvent | Embedded) -> None:
+        self.session.tell(event)
 
     def fail(self, request_id: str, error: ServerError) -> None:
-        self._session.ended(RequestEnd(request_id, self._why(error), str(error)))
+        self.session.tell(RequestEnd(request_id, self._why(error), str(error)))
 
     def _why(self, error: ServerError) -> EndReason:
         if isinstance(error, RequestCancelled):
@@ -163,11 +147,9 @@ class _Relay(AnswerSink):
         return EndReason.FAILED if is_to_blame else EndReason.RETURNED
 
 
-class TokenRelay(_Relay, TokenSink):
-    def push(self, event: TokenEvent) -> None:
-        self._session.tokens(event)
+class TokenRelay(SessionRelay, TokenSink):
+    """Of a request that generates."""
 
 
-class VectorRelay(_Relay, VectorSink):
-    def push(self, event: Embedded) -> None:
-        self._session.vectors(event)
+class VectorRelay(SessionRelay, VectorSink):
+    """Of one that embeds."""

@@ -30,21 +30,6 @@ from openai_cpu_server.server.run import open_api, web_serving
 logger = logging.getLogger(__name__)
 
 
-class RayReplica:
-    """What a `StreamLink` asks of one replica with Ray's calls. They raise `ReplicaLost`."""
-
-    def __init__(self, handle: DeploymentHandle, to: ReplicaAddress) -> None:
-        self._to = to
-        self._asking = handle.door
-        self._loading = handle.load_adapter
-
-    async def door(self) -> DoorAddress:
-        return DoorAddress(*await _answered(self._asking.remote(self._to)))
-
-    async def load_adapter(self, adapter: bytes) -> bytes:
-        return bytes(await _answered(self._loading.remote(self._to, adapter)))
-
-
 async def _answered(response: DeploymentResponse) -> Any:
     try:
         return await response
@@ -90,8 +75,16 @@ class ReplicaRoster:
         self._changed(self._links)
 
     def _link(self, name: str) -> StreamLink:
-        replica = RayReplica(self._handle, ReplicaAddress(name, self._tell))
-        return StreamLink(replica.door, replica.load_adapter, tls=self._tls)
+        """What it asks of the replica with Ray's calls raises `ReplicaLost`."""
+        to, asking, loading = ReplicaAddress(name, self._tell), self._handle.door, self._handle.load_adapter
+
+        async def door() -> DoorAddress:
+            return DoorAddress(*await _answered(asking.remote(to)))
+
+        async def load_adapter(adapter: bytes) -> bytes:
+            return bytes(await _answered(loading.remote(to, adapter)))
+
+        return StreamLink(door, load_adapter, tls=self._tls)
 
 
 def _said(error: Exception) -> str:

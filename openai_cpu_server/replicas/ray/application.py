@@ -162,8 +162,9 @@ def _proxies(settings: Settings) -> str:
     return f"proxy_location: EveryNode\n{http}"
 
 
-def config_file(settings: Settings, config: Path | None) -> str:
-    """YAML for `serve run` and `serve deploy`."""
+def print_config(settings: Settings, config: Path | None) -> str:
+    """YAML for `serve run` and `serve deploy`. Raises StartupError as `portable`."""
+    portable(settings)
     args = {} if config is None else {"config": str(expanded(config).resolve())}
     return f"""# For `serve run FILE` and `serve deploy FILE`.
 # [ray] of the TOML file says how many replicas there are. It must be at the same place on every
@@ -221,8 +222,3 @@ def _cause(name: str, said: str) -> str:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """It ends as with Ctrl-C: replicas drain, and a cluster of its own ends with it."""
     raise KeyboardInterrupt
-
-
-def print_config(settings: Settings, config: Path | None) -> str:
-    portable(settings)
-    return config_file(settings, config)

@@ -47,7 +47,7 @@ class EngineReplica:
         lease_s = settings.ray.lease_s
         self._host = ReplicaHost(self._supervisor, lease_s=lease_s, spending=spending)
         self._door = ReplicaDoor(self._host, sending_s=lease_s)
-        self._plate = await self._door.open(
+        self._address = await self._door.open(
             ray.util.get_node_ip_address(), tls=server_tls(foreign_settings())
         )
         self._running = asyncio.create_task(self._host.run())
@@ -60,7 +60,7 @@ class EngineReplica:
 
     async def door(self, to: str) -> DoorAddress:
         """Where to connect for news and orders."""
-        return self._plate
+        return self._address
 
     async def load_adapter(self, to: str, adapter: bytes) -> bytes:
         status = await self._host.load_adapter(msgspec.msgpack.decode(adapter, type=Adapter))

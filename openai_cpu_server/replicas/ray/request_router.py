@@ -14,9 +14,9 @@ from openai_cpu_server.replicas.ray.surroundings import NoSuchReplica, ReplicaAd
 
 
 class EngineRequestRouter(RequestRouter):  # type: ignore[misc]  # its types are not looked at
-    """Calls go to the replica that they name. `replicas.router.Router` has chosen it: by the prefix that it
-    holds, its load and what it forecasts, which come to the API replica with the tokens, several times a
-    second and without the controller."""
+    """Calls go to the replica that they name. `replicas.router` has chosen it: by the prefix that it holds,
+    its load and what it forecasts, which come to the API replica with the tokens, several times a second and
+    without the controller."""
 
     _tell: Callable[[frozenset[str]], None] | None = None
     """Whom to tell which replicas run; None: nobody has called yet."""

@@ -13,8 +13,9 @@ from ray.serve.config import AutoscalingContext
 
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
+from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions, Autoscaler, FleetWatch
-from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.report import ReplicaReport
 
 
 def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str, float]:
@@ -22,56 +23,34 @@ def autoscaling_stats(state: EngineState, forecast: Forecast | None) -> dict[str
     stats = {"ocs_state": float(list(EngineState).index(state))}
     if forecast is None:
         return stats
-    return stats | {
-        "ocs_token_ms": forecast.token_ms,
-        "ocs_wait_ms_interactive": forecast.wait_ms.interactive,
-        "ocs_wait_ms_batch": forecast.wait_ms.batch,
-        "ocs_work_ms_interactive": forecast.work_ms.interactive,
-        "ocs_work_ms_batch": forecast.work_ms.batch,
-        "ocs_live_interactive": forecast.num_live.interactive,
-        "ocs_live_batch": forecast.num_live.batch,
-    }
+    told = {"wait_ms": forecast.wait_ms, "work_ms": forecast.work_ms, "live": forecast.num_live}
+    by_priority = {f"ocs_{name}_{one.label}": told[name][one] for name in told for one in Priority}
+    return stats | {"ocs_token_ms": forecast.token_ms} | by_priority
 
 
 def report_of(stats: dict[str, float]) -> ReplicaReport:
     state = list(EngineState)[int(stats.get("ocs_state", 0))]
-    return ReplicaReport(
-        state=ReplicaState.of(state),
-        forecast=None
-        if "ocs_token_ms" not in stats
-        else Forecast(
-            token_ms=stats["ocs_token_ms"],
-            wait_ms=_by_priority(stats, "wait_ms"),
-            work_ms=_by_priority(stats, "work_ms"),
-            num_live=_by_priority(stats, "live"),
-        ),
+    if "ocs_token_ms" not in stats:
+        return ReplicaReport(state)
+    forecast = Forecast(
+        token_ms=stats["ocs_token_ms"],
+        wait_ms=_by_priority(stats, "wait_ms"),
+        work_ms=_by_priority(stats, "work_ms"),
+        num_live=_by_priority(stats, "live"),
     )
+    return ReplicaReport(state, forecast)
 
 
 def _by_priority(stats: dict[str, float], name: str) -> ByPriority:
-    return ByPriority(stats[f"ocs_{name}_interactive"], stats[f"ocs_{name}_batch"])
+    return ByPriority(*(stats[f"ocs_{name}_{one.label}"] for one in Priority))
 
 
 class WaitPolicy:
     """Ray Serve asks it regularly. One is for one deployment."""
 
-    def __init__(
-        self,
-        *,
-        min_replicas: int,
-        max_replicas: int,
-        target_wait_ms: float,
-        up_after_s: float,
-        down_after_s: float,
-    ) -> None:
-        options = AutoscaleOptions(
-            min_replicas=min_replicas,
-            max_replicas=max_replicas,
-            target_wait_ms=target_wait_ms,
-            up_after_s=up_after_s,
-            down_after_s=down_after_s,
-        )
-        self._autoscaler = Autoscaler(options)
+    def __init__(self, **options: Any) -> None:
+        """`options`: those of `AutoscaleOptions`."""
+        self._autoscaler = Autoscaler(AutoscaleOptions(**options))
         self._watch = FleetWatch()
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
@@ -82,7 +61,7 @@ class WaitPolicy:
                 if series:
                     stats[replica.unique_id][name] = series[-1].value
         told = {replica: report_of(values) for replica, values in stats.items()}
-        starting = ReplicaReport(state=ReplicaState.LOADING)
+        starting = ReplicaReport(state=EngineState.LOADING)
         reports = {
             name: told.get(name, starting) for name in (replica.unique_id for replica in ctx.running_replicas)
         }

@@ -118,7 +118,7 @@ class ReplicaAdapters:
 
     def _drop(self, name: str) -> None:
         for known in self._replicas.values():
-            known.attendance.send(DropAdapter(name))
+            known.session.send(DropAdapter(name))
 
     async def _load_at(self, replica: str, adapter: Adapter) -> AdapterStatus | None:
         """None: the replica was lost meanwhile, which says nothing of the adapter."""
@@ -126,7 +126,7 @@ class ReplicaAdapters:
         if known is None:
             return None
         try:
-            payload = await known.attendance.link.load_adapter(msgspec.msgpack.encode(adapter))
+            payload = await known.session.link.load_adapter(msgspec.msgpack.encode(adapter))
         except ReplicaLost as error:
             logger.warning("the replica %s was lost while it loaded %s: %s", replica, adapter.name, error)
             return None

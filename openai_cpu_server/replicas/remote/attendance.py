@@ -13,7 +13,7 @@ import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
 from openai_cpu_server.contract.model_info import AdapterState
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost, ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
 from openai_cpu_server.replicas.wire import (
     HostReport,
     Order,
@@ -35,9 +35,9 @@ something every second."""
 
 
 class SessionListener(Protocol):
-    def heard(self, attendance: ReplicaSession, news: ReplicaNews) -> None: ...
+    def heard(self, session: ReplicaSession, news: ReplicaNews) -> None: ...
 
-    def lost(self, attendance: ReplicaSession, why: str, *, is_death: bool) -> None:
+    def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
         """Nothing is heard of the replica any more. Told once, unless we have left. Else than by a death: it
         has ended the session."""
         ...
@@ -50,16 +50,16 @@ class ReplicaSession:
         self,
         replica: str,
         link: ReplicaLink,
-        lessee: str,
+        lease_holder: str,
         listener: SessionListener,
         *,
         lease_s: float,
         clock: Callable[[], float],
     ) -> None:
-        """`lessee`: what we call ourselves; another name in each session."""
+        """`lease_holder`: what we call ourselves; another name in each session."""
         self.replica = replica
-        self._link = link
-        self._lessee = lessee
+        self.link = link
+        self._lease_holder = lease_holder
         self._listener = listener
         self._lease_s = lease_s
         self._clock = clock
@@ -74,10 +74,6 @@ class ReplicaSession:
         self._listening = asyncio.create_task(self._listen())
         self._telling: asyncio.Task[None] | None = None
         """None: it has told nothing yet, and would not know us."""
-
-    @property
-    def link(self) -> ReplicaLink:
-        return self._link
 
     def send(self, *orders: Order) -> None:
         """Orders that come while others are on their way go together."""
@@ -105,7 +101,7 @@ class ReplicaSession:
 
     async def _listen(self) -> None:
         try:
-            async for payload in self._link.attend(self._lessee):
+            async for payload in self.link.attend(self._lease_holder):
                 self._heard_s = self._clock()
                 if self._telling is None:
                     self._telling = asyncio.create_task(self._tell())
@@ -137,7 +133,7 @@ class ReplicaSession:
 
     async def _is_taken(self, payload: bytes) -> bool:
         try:
-            telling = self._link.tell(self._lessee, payload)
+            telling = self.link.tell(self._lease_holder, payload)
             is_known = await asyncio.wait_for(telling, _PATIENCE * self._lease_s)
         except asyncio.TimeoutError:
             self._lose(f"it has not answered for {_PATIENCE * self._lease_s:.1f} s")
@@ -161,7 +157,7 @@ class ReplicaSession:
 class KnownReplica:
     """A replica that is there, or was told to go."""
 
-    attendance: ReplicaSession
+    session: ReplicaSession
     report: HostReport | None = None
     """None: it has told nothing yet."""
     is_going: bool = False
@@ -201,7 +197,3 @@ class KnownReplica:
         """At most one."""
         adapters = self.report.adapters if self.report is not None else ()
         return {status.state for status in adapters if status.adapter.key == key}
-
-
-def for_router(report: HostReport) -> ReplicaReport:
-    return ReplicaReport(state=ReplicaState.of(report.state), forecast=report.forecast, held=report.held)

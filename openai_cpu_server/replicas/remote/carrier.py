@@ -9,7 +9,6 @@ import secrets
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
 
 import anyio
 import msgspec
@@ -18,9 +17,9 @@ from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
-from openai_cpu_server.replicas.remote.attendance import KnownReplica, ReplicaSession, for_router
+from openai_cpu_server.replicas.remote.attendance import KnownReplica, ReplicaSession
 from openai_cpu_server.replicas.remote.placement import RequestPlacement
-from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
+from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost, ReplicaReport
 from openai_cpu_server.replicas.router import ReplicaRouter
 from openai_cpu_server.replicas.wire import (
     DoorAddress,
@@ -33,6 +32,8 @@ from openai_cpu_server.replicas.wire import (
     RequestEnd,
     SessionHello,
 )
+
+logger = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 """For the connection, and then for the first news: a replica tells them at once."""
@@ -48,24 +49,24 @@ class StreamLink:
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`door` asks where it is; `load_adapter`: as the `Link`'s. Both raise `ReplicaLost`."""
+        """`door` asks where it is; `load_adapter`: as the `ReplicaLink`'s. Both raise `ReplicaLost`."""
         self._door = door
         self._load_adapter = load_adapter
         self._tls = tls
         self._sessions: dict[str, _Session] = {}
 
-    async def attend(self, lessee: str) -> AsyncIterator[bytes]:
-        session = await self._connected(await self._door(), lessee)
-        self._sessions[lessee] = session
+    async def attend(self, lease_holder: str) -> AsyncIterator[bytes]:
+        session = await self._connected(await self._door(), lease_holder)
+        self._sessions[lease_holder] = session
         try:
             while (news := await session.news()) is not None:
                 yield news
         finally:
-            del self._sessions[lessee]
+            del self._sessions[lease_holder]
             session.close()
 
-    async def tell(self, lessee: str, orders: bytes) -> bool:
-        session = self._sessions.get(lessee)
+    async def tell(self, lease_holder: str, orders: bytes) -> bool:
+        session = self._sessions.get(lease_holder)
         if session is None:
             raise ReplicaLost("there is no connection to it")
         return await session.tell(orders)
@@ -73,18 +74,18 @@ class StreamLink:
     async def load_adapter(self, adapter: bytes) -> bytes:
         return await self._load_adapter(adapter)
 
-    async def _connected(self, plate: DoorAddress, lessee: str) -> _Session:
+    async def _connected(self, door: DoorAddress, lease_holder: str) -> _Session:
         loop = asyncio.get_running_loop()
         host = "" if self._tls else None
         try:
             with anyio.fail_after(_CONNECT_S):
                 _, stream = await loop.create_connection(
-                    FrameStream, plate.address, plate.port, ssl=self._tls, server_hostname=host
+                    FrameStream, door.address, door.port, ssl=self._tls, server_hostname=host
                 )
         except (OSError, TimeoutError) as error:
             why = str(error) or f"nobody answered in {_CONNECT_S:g} s"
-            raise ReplicaLost(f"cannot connect to {plate.address}:{plate.port}: {why}") from None
-        stream.send(msgspec.msgpack.encode(SessionHello(plate.token, lessee)))
+            raise ReplicaLost(f"cannot connect to {door.address}:{door.port}: {why}") from None
+        stream.send(msgspec.msgpack.encode(SessionHello(door.token, lease_holder)))
         return _Session(stream)
 
 
@@ -134,10 +135,6 @@ class _Session:
         return frame
 
 
-logger = logging.getLogger(__name__)
-
-Event = TypeVar("Event", TokenEvent, Embedded)
-
 _LAST_WORDS_S = 2.0
 """A replica that is gone may have died: whoever attends it is told why about then. It also has to tell whose
 CPU time it has spent at last, which it does every second."""
@@ -147,8 +144,8 @@ class ReplicaCarrier:
     """Owns the sessions with the replicas. `RequestPlacement` owns the requests that they compute."""
 
     def __init__(self, clock: Callable[[], float], router: ReplicaRouter, *, lease_s: float) -> None:
-        self._replicas: dict[str, KnownReplica] = {}
-        self.requests = RequestPlacement(self._replicas, router, clock)
+        self.replicas: dict[str, KnownReplica] = {}
+        self.requests = RequestPlacement(self.replicas, router, clock)
         self.lost_replicas: set[str] = set()
         """The names of those that have died, or were cut off."""
         self.last_loss: tuple[str, float] | None = None
@@ -165,67 +162,63 @@ class ReplicaCarrier:
 
     # -- replicas ----------------------------------------------------------------------------------------
 
-    @property
-    def replicas(self) -> Mapping[str, KnownReplica]:
-        return self._replicas
-
     def replicas_are(self, links: Mapping[str, ReplicaLink]) -> None:
         """Attend those that are new. Those that are gone get nothing more; what they compute moves."""
         self._links = dict(links)
         for name in links:
-            if name not in self._replicas:
+            if name not in self.replicas:
                 self._attend(name)
-        for name, known in list(self._replicas.items()):
+        for name, known in list(self.replicas.items()):
             if name not in links and not known.is_going:
                 self._let_go(name, known)
 
     def retry(self) -> None:
         """Attend again those that were lost, and are still said to be there."""
-        for name in self._links.keys() - self._replicas.keys():
+        for name in self._links.keys() - self.replicas.keys():
             self._attend(name)
 
     def send(self, replica: str, *orders: Order) -> None:
-        if replica in self._replicas:
-            self._replicas[replica].attendance.send(*orders)
+        if replica in self.replicas:
+            self.replicas[replica].session.send(*orders)
 
     def close(self) -> None:
         """Leave all."""
-        for known in self._replicas.values():
-            known.attendance.leave()
-        self._replicas.clear()
+        for known in self.replicas.values():
+            known.session.leave()
+        self.replicas.clear()
 
-    # -- a `Listener` ------------------------------------------------------------------------------------
+    # -- a `SessionListener` -----------------------------------------------------------------------------
 
-    def heard(self, attendance: ReplicaSession, news: ReplicaNews) -> None:
-        replica = attendance.replica
+    def heard(self, session: ReplicaSession, news: ReplicaNews) -> None:
+        replica = session.replica
         self.on_spent(news.spent_ms)
-        if self._replicas.get(replica) is None or self._replicas[replica].attendance is not attendance:
+        if self.replicas.get(replica) is None or self.replicas[replica].session is not session:
             return
         self._deliver(replica, news)
         self._end(replica, news.ended)
         if news.report is not None:
             self._reported(replica, news.report)
 
-    def lost(self, attendance: ReplicaSession, why: str, *, is_death: bool) -> None:
-        replica = attendance.replica
-        known = self._replicas.get(replica)
+    def lost(self, session: ReplicaSession, why: str, *, is_death: bool) -> None:
+        replica = session.replica
+        known = self.replicas.get(replica)
         if is_death:
             self.lost_replicas.add(replica)
             self.last_loss = (f"the replica {replica} was lost: {why}", self._clock())
-        if known is None or known.attendance is not attendance:
+        if known is None or known.session is not session:
             return  # it was empty
-        del self._replicas[replica]
+        del self.replicas[replica]
         self._router.gone(replica)
-        self.requests.bereave(self.requests.at(replica), known, why, accuses=is_death)
+        self.requests.displace(self.requests.places.at(replica), known, why, accuses=is_death)
         self.requests.place_waiting()
 
     # -- inside: replicas --------------------------------------------------------------------------------
 
     def _attend(self, name: str) -> None:
-        attendance = ReplicaSession(
+        session = ReplicaSession(
             name, self._links[name], next(self._sessions), self, lease_s=self._lease_s, clock=self._clock
         )
-        self._replicas[name] = KnownReplica(attendance)
+        self.replicas[name] = KnownReplica(session)
 
     def _let_go(self, name: str, known: KnownReplica) -> None:
         known.is_going = True
@@ -235,64 +228,62 @@ class ReplicaCarrier:
     def _empty(self, name: str) -> None:
         """Move what it computes; leave it when it has nothing any more."""
         if self.requests.empty(name):
-            self._replicas.pop(name).attendance.leave_in(_LAST_WORDS_S)
+            self.replicas.pop(name).session.leave_in(_LAST_WORDS_S)
 
     def _reported(self, replica: str, report: HostReport) -> None:
-        known = self._replicas[replica]
+        known = self.replicas[replica]
         if report.others is None and known.report is not None:
             report = msgspec.structs.replace(report, others=known.report.others)
         known.report = report
         if known.is_going:
             self._empty(replica)
             return
-        made_s = known.attendance.counted_s(report.counted)
-        self._router.reported(replica, for_router(report), made_s=made_s, now_s=self._clock())
+        made_s = known.session.counted_s(report.counted)
+        told = ReplicaReport(report.state, report.forecast, report.held)
+        self._router.reported(replica, told, made_s=made_s, now_s=self._clock())
         self.on_report(replica)
         self.requests.place_waiting()
         if known.is_ready:
             self.requests.take_over(replica)
-            for name in [name for name, other in self._replicas.items() if other.is_going]:
+            for name in [name for name, other in self.replicas.items() if other.is_going]:
                 self._empty(name)
 
     # -- inside: what is told of requests ----------------------------------------------------------------
 
     def _deliver(self, replica: str, news: ReplicaNews) -> None:
-        live_requests = self.requests.live
-        here = [live for wire in news.started if (live := self.requests.by_wire(replica, wire)) is not None]
-        for live in live_requests.computing(tuple(live.request.id for live in here)):
+        by_wire = self.requests.places.by_wire
+        here = [live for wire in news.started if (live := by_wire(replica, wire)) is not None]
+        for live in self.requests.live.computing(tuple(live.request.id for live in here)):
             live.answer.start()
-        for wire_event in news.events:
-            live_there = self.requests.by_wire(replica, wire_event.id)
+        events: list[TokenEvent | Embedded] = [*news.events, *news.embedded]
+        for event in events:
+            live_there = by_wire(replica, event.id)
             if live_there is not None:
                 self.requests.advance(live_there)
-                self.requests.delivery.deliver(_renamed(wire_event, live_there))
-        for vectors in news.embedded:
-            live_there = self.requests.by_wire(replica, vectors.id)
-            if live_there is not None:
-                self.requests.advance(live_there)
-                self.requests.delivery.deliver_vectors(_renamed(vectors, live_there))
+                self.requests.delivery.deliver(_renamed(event, live_there))
         self._tell_places(replica, news)
 
     def _tell_places(self, replica: str, news: ReplicaNews) -> None:
         places = [
             msgspec.structs.replace(place, id=live.request.id)
             for place in news.places
-            if (live := self.requests.by_wire(replica, place.id)) is not None
+            if (live := self.requests.places.by_wire(replica, place.id)) is not None
         ]
         if places:
-            told = self.requests.live.waiting(places, self._clock(), among=self.requests.at(replica))
+            told = self.requests.live.waiting(places, self._clock(), among=self.requests.places.at(replica))
             for answer, place in told.items():
                 answer.wait_at(place)
 
     def _end(self, replica: str, news: Sequence[RequestEnd]) -> None:
-        there = [(live, end) for end in news if (live := self.requests.by_wire(replica, end.id)) is not None]
+        by_wire = self.requests.places.by_wire
+        there = [(live, end) for end in news if (live := by_wire(replica, end.id)) is not None]
         for live, end in there:
             if end.why is not EndReason.RETURNED:
                 self._fail(live, end)
         returned = [(live, end.message) for live, end in there if end.why is EndReason.RETURNED]
         if returned:  # the next report of any replica finds them a place
             lives = [live for live, _ in returned]
-            self.requests.bereave(lives, self._replicas[replica], returned[-1][1])
+            self.requests.displace(lives, self.replicas[replica], returned[-1][1])
 
     def _fail(self, live: AcceptedRequest, end: RequestEnd) -> None:
         error = RequestCancelled if end.why is EndReason.CANCELLED else GenerationFailed
@@ -301,6 +292,6 @@ class ReplicaCarrier:
         self.requests.delivery.fail([live], lambda: error(end.message))
 
 
-def _renamed(event: Event, live: AcceptedRequest) -> Event:
+def _renamed(event: TokenEvent | Embedded, live: AcceptedRequest) -> TokenEvent | Embedded:
     """As the request is called here."""
     return event if event.id == live.request.id else msgspec.structs.replace(event, id=live.request.id)

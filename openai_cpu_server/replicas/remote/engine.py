@@ -178,7 +178,8 @@ class RemoteEngine:
         self._adapters = ReplicaAdapters(self._carrier.replicas, clock)
         self._carrier.on_report = self._adapters.reported
         self._carrier.on_spent = spent
-        self._overview = ReplicasOverview(self._carrier, clock)
+        self._overview = overview = ReplicasOverview(self._carrier, clock)
+        self.status, self.kv_stats, self.adapters = overview.status, overview.kv_stats, overview.adapters
         self._admission = RequestAdmission(
             self._requests,
             self._requests.culprits,
@@ -242,12 +243,6 @@ class RemoteEngine:
     def requests(self) -> list[LiveRequest]:
         return self._requests.live.snapshots(self._clock()) + self._overview.others
 
-    def status(self) -> EngineStatus:
-        return self._overview.status()
-
-    def kv_stats(self) -> KVStats | None:
-        return self._overview.kv_stats()
-
     def show_steps(self, see: SeeStep) -> None:
         """Replicas do not tell of single steps."""
 
@@ -259,9 +254,6 @@ class RemoteEngine:
             raise unavailable(self.status())
         for replica in self._carrier.replicas:
             self._carrier.send(replica, ClearCache())
-
-    def adapters(self) -> tuple[AdapterStatus, ...]:
-        return self._overview.adapters()
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         self._serving()

@@ -45,12 +45,10 @@ class RequestPlaces:
 
     def at(self, replica: str) -> list[AcceptedRequest]:
         """Those that the replica computes."""
-        return [
-            live for name, live in self._by_wire.items() if self._places[live.request.id].replica == replica
-        ]
+        return [live for live in self._by_wire.values() if self._places[live.request.id].replica == replica]
 
-    def live(self, replica: str, wire: str) -> AcceptedRequest | None:
-        """None: the replica does not compute it any more."""
+    def by_wire(self, replica: str, wire: str) -> AcceptedRequest | None:
+        """What the replica calls so; None: it does not compute it any more."""
         live = self._by_wire.get(wire)
         if live is None or self._places[live.request.id].replica != replica:
             return None
@@ -98,7 +96,7 @@ class Quarantine:
     request there that had gained nothing either.
 
     So the innocent among them fail for nobody, and wait for as long as it takes to begin those before them.
-    `dispatch.requests.trials` does this within one engine, by halves: there a death costs much less.
+    `engine_client.culprits` does this within one engine, by halves: there a death costs much less.
     """
 
     def __init__(self) -> None:
@@ -166,7 +164,7 @@ class RoutedRequests:
         avoids = self._avoided.get(request.id, frozenset())
         if not isinstance(request, GenerationRequest):
             return RoutedRequest(request.id, request.priority, request.num_tokens, avoids=avoids)
-        num_tokens = len(request.tokens) + len(live.output)
+        num_tokens = request.num_tokens + len(live.output)
         return RoutedRequest(
             request.id, request.priority, num_tokens, self._blocks(request, live), avoids=avoids
         )
@@ -205,19 +203,18 @@ class RequestPlacement:
         self._replicas = replicas
         self._router = router
         self._clock = clock
-        self._places = RequestPlaces()
+        self.places = RequestPlaces()
         self._quarantine = Quarantine()
-        self._wanting = RoutedRequests()
+        self._routed = RoutedRequests()
 
     @property
     def live(self) -> AcceptedRequests:
         return self.delivery.live
 
     def accept(self, call: Sequence[AcceptedRequest]) -> None:
-        """The sequences of one API call, or its inputs."""
         self.delivery.accept(call)
         for live in call:
-            self._places.wait(live)
+            self.places.wait(live)
         self.place_waiting()
 
     def cancel(self, *request_ids: str) -> None:
@@ -234,13 +231,6 @@ class RequestPlacement:
 
     # -- what replicas tell ------------------------------------------------------------------------------
 
-    def by_wire(self, replica: str, wire: str) -> AcceptedRequest | None:
-        """What the replica calls so; None: it does not compute it any more."""
-        return self._places.live(replica, wire)
-
-    def at(self, replica: str) -> list[AcceptedRequest]:
-        return self._places.at(replica)
-
     def advance(self, live: AcceptedRequest) -> None:
         """It has gained tokens or vectors."""
         if live.has_advanced:
@@ -250,18 +240,18 @@ class RequestPlacement:
         if self._quarantine.cleared(live):
             self.place_waiting()
 
-    def bereave(
+    def displace(
         self, some: Sequence[AcceptedRequest], known: KnownReplica, why: str, *, accuses: bool = True
     ) -> None:
         """Their replica was lost, or cannot compute them any more. `accuses`: that may be of one of them."""
-        replica = known.attendance.replica
+        replica = known.session.replica
         guilty = None
         if accuses:
             accused = [one for one in some if one.state is RequestState.RUNNING and not one.has_advanced]
             guilty = self._quarantine.lost(replica, accused, is_alone=not known.is_shared)
         for live in some:
             if live is not guilty:
-                self._wanting.avoid(live, replica)
+                self._routed.avoid(live, replica)
                 self._suspend(live)
         if guilty is not None:
             message = f"Each replica that computed this request was lost; the last: {why}."
@@ -271,12 +261,12 @@ class RequestPlacement:
     def empty(self, replica: str) -> bool:
         """Move what a replica computes that is to go, as soon as another can take it. Whether it has nothing
         any more."""
-        for live in self._places.at(replica):
-            if any(known.is_ready and known.has(live.adapter) for known in self._replicas.values()):
+        for live in self.places.at(replica):
+            if any(known.is_ready and known.has(live.request.adapter) for known in self._replicas.values()):
                 self._recall(live)
                 self._suspend(live)
         self.place_waiting()
-        return not self._places.at(replica)
+        return not self.places.at(replica)
 
     def place_waiting(self) -> None:
         """Interactive calls first, then in the order of their arrival."""
@@ -311,14 +301,14 @@ class RequestPlacement:
 
     def _better(self, live: AcceptedRequest, replica: str) -> ReplicaChoice | None:
         """This replica, where the request waits at another one and would begin much sooner here."""
-        place, now_s = self._places.place(live), self._clock()
+        place, now_s = self.places.place(live), self._clock()
         if live.state is not RequestState.WAITING or place is None or place.replica == replica:
             return None
         if live.expected is None or (left_s := live.expected.first_token_s - now_s) < _WORTH_MOVING_S:
             return None
-        if self._quarantine.suspects(live) or not self._replicas[replica].has(live.adapter):
+        if self._quarantine.suspects(live) or not self._replicas[replica].has(live.request.adapter):
             return None
-        choice = self._router.choose(self._wanting.of(live), now_s=now_s, among=[replica])
+        choice = self._router.choose(self._routed.of(live), now_s=now_s, among=[replica])
         is_better = choice and choice.expected_ms / 1000 <= min(left_s / 2, left_s - _WORTH_MOVING_S)
         return choice if is_better else None
 
@@ -334,25 +324,22 @@ class RequestPlacement:
 
     def _isolate(self, replica: str) -> None:
         """Who has gained nothing there moves away: if the replica is lost, that is not of them."""
-        for live in self._places.at(replica):
+        for live in self.places.at(replica):
             if not live.has_advanced:
                 self._recall(live)
                 self._suspend(live)
 
     def _waiting(self) -> list[AcceptedRequest]:
-        return sorted(self._places.waiting, key=lambda live: live.request.priority)
-
-    def _may_come(self, key: str) -> bool:
-        """Some replica has the adapter, or will."""
-        return any(known.may_have(key) for known in self._replicas.values())
+        return sorted(self.places.waiting, key=lambda live: live.request.priority)
 
     def _choose(self, call: Sequence[AcceptedRequest]) -> ReplicaChoice | None:
         """None: no replica is ready for it, or none will ever be: then it fails."""
-        key = call[0].adapter
+        key = call[0].request.adapter
         choice = self._router.choose(
-            self._wanting.of(call[0]), now_s=self._clock(), among=self._candidates(key)
+            self._routed.of(call[0]), now_s=self._clock(), among=self._candidates(key)
         )
-        if choice is None and key is not None and not self._may_come(key):
+        replicas = self._replicas.values()
+        if choice is None and key is not None and not any(known.may_have(key) for known in replicas):
             self.delivery.fail(call, lambda: GenerationFailed("Its adapter is not loaded any more."))
         return choice
 
@@ -367,31 +354,31 @@ class RequestPlacement:
         """The sequences of a call share their prompt: it is read once, and booked for the first of them."""
         orders: list[Order] = []
         for live in call:
-            place = self._places.put(live, choice.replica)
+            place = self.places.put(live, choice.replica)
             live.has_advanced = False
             submit = live.submit()
             request = msgspec.structs.replace(submit.request, id=place.wire_id)
             orders.append(msgspec.structs.replace(submit, request=request))
-        self._router.sent(self._wanting.of(call[0]), choice, self._clock())
-        self._replicas[choice.replica].attendance.send(*orders)
+        self._router.sent(self._routed.of(call[0]), choice, self._clock())
+        self._replicas[choice.replica].session.send(*orders)
 
     def _suspend(self, live: AcceptedRequest) -> None:
         """It waits for a place."""
         live.wait()
         self._quarantine.left(live)
         self._router.ended(live.request.id)
-        self._places.wait(live)
+        self.places.wait(live)
 
     def _recall(self, live: AcceptedRequest) -> None:
         """The replica that has it, if one has, need not compute it any more."""
-        place = self._places.place(live)
+        place = self.places.place(live)
         if place is not None and place.replica in self._replicas:
-            self._replicas[place.replica].attendance.send(CancelRequest(id=place.wire_id))
+            self._replicas[place.replica].session.send(CancelRequest(id=place.wire_id))
 
     def _has_left(self, live: AcceptedRequest) -> None:
         name = live.request.id
-        self._places.remove(live)
+        self.places.remove(live)
         self._router.ended(name)
-        self._wanting.forget(live)
+        self._routed.forget(live)
         if self._quarantine.cleared(live):
             self.place_waiting()

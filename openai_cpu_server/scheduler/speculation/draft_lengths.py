@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices
@@ -71,18 +69,14 @@ def _can_pay(plan: StepPlan, prices: StepPrices, drafts: Mapping[Sequence, Seque
         return False
     num_others, last_ms = len(plan.parts) - num_drafting, math.inf
     goal_ms = _WORTH * len(plan.parts) * prices.padded_ms(plan)
-    for count in (*_doublings(most), most):
+    doublings = (1 << power for power in range((most - 1).bit_length()))
+    for count in (*doublings, most):
         ms = prices.padded_ms(plan, count)
         steps_per_token = num_others + num_drafting**2 / (num_drafting + count)
         if steps_per_token * min(ms, last_ms) < goal_ms:
             return True
         last_ms = ms
     return False
-
-
-def _doublings(end: int) -> Iterator[int]:
-    """The powers of two below `end`: 1, 2, 4, ..."""
-    return takewhile(lambda count: count < end, (1 << power for power in itertools.count()))
 
 
 @dataclass(frozen=True)

@@ -121,12 +121,8 @@ class PromptLookup:
         """The tokens of the sequence that it has seen."""
         self._place: int | None = None
         """The position of the token that is foreseen to come next; None: there is no such place."""
-        self._match = 0
+        self.match = 0
         """How many tokens before that place are known to be equal to the last ones of the sequence."""
-
-    @property
-    def match(self) -> int:
-        return self._match
 
     def follow(self, tokens: Seq[int]) -> list[LookupGuess]:
         """Take in the new tokens of the sequence, and look for a place if there is none.
@@ -159,18 +155,18 @@ class PromptLookup:
                 return
             at = self._place
             foreseen = self._known[at] if at < len(self._known) else new[at - len(self._known)]
-            yield LookupGuess(self._match, foreseen == token)
+            yield LookupGuess(self.match, foreseen == token)
             if foreseen == token:
-                self._place, self._match = at + 1, self._match + 1
+                self._place, self.match = at + 1, self.match + 1
             else:
-                self._place, self._match = None, 0
+                self._place, self.match = None, 0
 
     def _search(self) -> None:
         """Set the place to the one with the longest match; of equally long ones, to the latest."""
         for end in self._places():
             match = self._match_before(end)
-            if match > self._match:
-                self._place, self._match = end, match
+            if match > self.match:
+                self._place, self.match = end, match
             if match >= MAX_MATCH:
                 return
 
@@ -328,14 +324,6 @@ def _nearer(price_ms: float | None, ms: float) -> float:
     return ms if price_ms is None else price_ms + _PRICE_RATE * (ms - price_ms)
 
 
-class _Reader:
-    """What the drafter keeps for one sequence."""
-
-    def __init__(self, experience: OwnGuessRates) -> None:
-        self.lookup = PromptLookup()
-        self.experience = experience
-
-
 class LookupDrafter:
     """Drafts by quoting: it takes the tokens that followed an earlier place in the prompt or the output.
 
@@ -346,24 +334,24 @@ class LookupDrafter:
     def __init__(self, end_tokens: frozenset[int]) -> None:
         self._end_tokens = end_tokens
         self._experience = GuessRates(_ASSUMED)
-        self._readers: dict[Sequence, _Reader] = {}
+        self._known: dict[Sequence, tuple[PromptLookup, OwnGuessRates]] = {}
 
     def draft(self, sequence: Sequence, limit: int) -> SequenceDraft:
-        reader = self._readers.get(sequence)
-        if reader is None:
-            reader = self._readers[sequence] = _Reader(self._experience.for_one_sequence())
-        for guess in reader.lookup.follow(sequence.tokens):
-            reader.experience.learn(_KINDS[min(guess.match, MAX_MATCH)], was_right=guess.was_right)
-        tokens = tuple(self._before_end(reader.lookup.foreseen(limit)))
+        if sequence not in self._known:
+            self._known[sequence] = PromptLookup(), self._experience.for_one_sequence()
+        lookup, experience = self._known[sequence]
+        for guess in lookup.follow(sequence.tokens):
+            experience.learn(_KINDS[min(guess.match, MAX_MATCH)], was_right=guess.was_right)
+        tokens = tuple(self._before_end(lookup.foreseen(limit)))
         if not tokens:
             return SequenceDraft()
-        rates = [reader.experience.rate(kind) for kind in range(len(_ASSUMED))]
-        kinds = _KINDS[reader.lookup.match :][: len(tokens)]
+        rates = [experience.rate(kind) for kind in range(len(_ASSUMED))]
+        kinds = _KINDS[lookup.match :][: len(tokens)]
         known = tuple(rates[kind] for kind in kinds)
         return SequenceDraft(tokens, known + (rates[-1],) * (len(tokens) - len(known)))
 
     def forget(self, sequence: Sequence) -> None:
-        self._readers.pop(sequence, None)
+        self._known.pop(sequence, None)
 
     def _before_end(self, tokens: list[int]) -> Iterator[int]:
         """The tokens before the first one that ends the output."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -216,11 +216,14 @@ class Speculator:
 
         `limits` has every sequence of the step, with the number of draft tokens that it may have.
         """
-        allowed = [
-            uses_model for uses_model in (False, True) if self._allows(len(limits), uses_model=uses_model)
-        ]
+        kinds = [DraftingKind.of(len(limits), uses_model=uses_model) for uses_model in (False, True)]
+        quotes, generates = (self._always or self._gains.allows(kind) for kind in kinds)
         single_ms = prices.single_ms
-        found = {s: self._draft(s, limit, single_ms, allowed) for s, limit in limits.items() if s.is_decoding}
+        found = {
+            s: self._draft(s, limit, single_ms, quotes=quotes, generates=generates)
+            for s, limit in limits.items()
+            if s.is_decoding
+        }
         lengths = choose_lengths(plan, prices, found, always=self._always)
         plain_ms = prices.padded_ms(plan) if any(limits.values()) else None
         if self._always:
@@ -263,21 +266,18 @@ class Speculator:
         if self._draft_model is not None:
             self._draft_model.forget(sequence)
 
-    def _allows(self, num_sequences: int, *, uses_model: bool) -> bool:
-        return self._always or self._gains.allows(DraftingKind.of(num_sequences, uses_model=uses_model))
-
     def _draft(
-        self, sequence: Sequence, limit: int, single_ms: float, allowed: Container[bool]
+        self, sequence: Sequence, limit: int, single_ms: float, *, quotes: bool, generates: bool
     ) -> SequenceDraft:
         """The quotation, unless the draft model is more likely to be right.
 
-        `single_ms` is the time of a step with one token.
-        `allowed` contains False where quotations may be used, and True where the draft model may be used.
+        `single_ms` is the time of a step with one token. `quotes`, `generates`: whether quotations, and the
+        draft model, may be used.
         """
         limit = max(0, min(limit, self._max_tokens))
         quoted = self._drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
-        quoted = quoted if False in allowed else SequenceDraft()
-        if self._draft_model is None or not limit or True not in allowed:
+        quoted = quoted if quotes else SequenceDraft()
+        if self._draft_model is None or not limit or not generates:
             return quoted
         generated = self._draft_model.draft(sequence, limit, single_ms)
         return max(quoted, generated, key=lambda draft: draft.chances[:1])

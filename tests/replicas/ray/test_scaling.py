@@ -14,7 +14,7 @@ with warnings.catch_warnings():
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.replicas.ray.scaling import WaitPolicy, autoscaling_stats, report_of
-from openai_cpu_server.replicas.report import ReplicaReport, ReplicaState
+from openai_cpu_server.replicas.report import ReplicaReport
 
 pytestmark = pytest.mark.slow  # importing Ray takes longer than they do
 
@@ -45,8 +45,8 @@ def policy() -> WaitPolicy:
 
 def test_what_a_replica_tells_arrives_as_it_was() -> None:
     told = report_of(autoscaling_stats(EngineState.READY, BUSY))
-    assert told == ReplicaReport(state=ReplicaState.READY, forecast=BUSY)
-    assert report_of(autoscaling_stats(EngineState.LOADING, None)).state is ReplicaState.LOADING
+    assert told == ReplicaReport(state=EngineState.READY, forecast=BUSY)
+    assert report_of(autoscaling_stats(EngineState.LOADING, None)).state is EngineState.LOADING
 
 
 def test_more_are_started_where_interactive_work_waits_and_none_where_nothing_does() -> None:
