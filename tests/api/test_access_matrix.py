@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import Message
 
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import Scope
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.records import JobOptions
-from openai_cpu_server.jobs.store.database import open_database
 from tests.access_table import NEEDED, OPEN, OPEN_TO_GATEWAYS, OTHERS, SOCKETS, with_an_end
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_file, of
 from tests.api.serving import client, locked_api
+from tests.api.sockets import connected
 from tests.api.talking import told_error
 
 pytestmark = pytest.mark.anyio
@@ -38,43 +34,14 @@ def names(routes: list[BaseRoute]) -> Iterator[str]:
         yield from (f"{method} {path}" for method in sorted((methods or set()) - {"HEAD"}))
 
 
-def key_file(folder: Path) -> Path:
-    """For each scope a key that has it, and one that has all others."""
-    tables = [_table(s.value, [s.value]) for s in Scope]
-    tables += [_table("not-" + s.value, [o.value for o in Scope if o is not s]) for s in Scope]
-    path = folder / "keys.toml"
-    path.write_text("\n".join(tables))
-    return path
-
-
-def _table(name: str, scopes: list[str]) -> str:
-    return f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\nscopes = {scopes}'
-
-
 @pytest.fixture(scope="module")
 async def engine() -> FakeEngine:
     return FakeEngine()
 
 
 @pytest.fixture(scope="module")
-async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
-    """Nothing runs here."""
-    folder = tmp_path_factory.mktemp("jobs")
-    jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
-    task = asyncio.create_task(jobs.run(_no_row))
-    await asyncio.sleep(0)
-    yield jobs
-    await jobs.close()
-    await task
-
-
-async def _no_row(*_: object) -> NoReturn:
-    raise AssertionError("no batch has been sent")
-
-
-@pytest.fixture(scope="module")
 def locked(engine: FakeEngine, jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Starlette:
-    return locked_api(engine, KeyRing(None, key_file(tmp_path_factory.mktemp("keys"))), jobs=jobs)
+    return locked_api(engine, KeyRing(None, scoped_keys(tmp_path_factory.mktemp("keys"))), jobs=jobs)
 
 
 @pytest.fixture
@@ -86,6 +53,13 @@ async def http(locked: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 async def test_the_table_names_every_route(locked: Starlette) -> None:
     assert sorted(names(locked.routes)) == sorted([*NEEDED, *SOCKETS])
     assert OTHERS.keys() <= NEEDED.keys()
+
+
+def scoped_keys(folder: Path) -> Path:
+    """For each scope a key that has it, and one that has all others."""
+    every = {scope.value: [scope.value] for scope in Scope}
+    every |= {f"not-{name}": [other for other in every if other != name] for name in every}
+    return key_file(folder, **{name: f"scopes = {scopes}" for name, scopes in every.items()})
 
 
 def kind_of(answer: httpx.Response) -> object:
@@ -137,17 +111,11 @@ async def test_what_is_open_is_open(http: httpx.AsyncClient, route: str, headers
     assert answer.status_code == (404 if "{" in route else 200)
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/v1/stats"])
-async def test_metrics_have_a_scope_of_their_own(http: httpx.AsyncClient, path: str) -> None:
-    assert (await http.get(path, headers={"x-api-key": "not-metrics"})).status_code == 403
-    assert (await http.get(path, headers={"x-api-key": "metrics"})).status_code != 403
-
-
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "wrong"}, {"x-api-key": "admin"}])
 async def test_gateways_may_be_let_in_without_a_key(
     engine: FakeEngine, jobs: Jobs, tmp_path: Path, headers: dict[str, str]
 ) -> None:
-    keys = KeyRing(None, key_file(tmp_path), is_open_to_gateways=True)
+    keys = KeyRing(None, scoped_keys(tmp_path), is_open_to_gateways=True)
     async with client(locked_api(engine, keys, jobs=jobs)) as http:
         for route in WITH_A_KEY:
             answer = await http.request(*split(route), headers=headers)
@@ -169,26 +137,5 @@ async def test_without_any_keys_everything_is_open(engine: FakeEngine, jobs: Job
 
 @pytest.mark.parametrize(("key", "status"), [("wrong", 401), ("metrics", 403)])
 async def test_a_websocket_is_held_to_the_same(locked: Starlette, key: str, status: int) -> None:
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "websocket",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "path": "/v1/chat/completions",
-        "raw_path": b"/v1/chat/completions",
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "ws",
-        "headers": [(b"x-api-key", key.encode())],
-        "subprotocols": [],
-        "extensions": {"websocket.http.response": {}},
-    }
-    await locked(scope, receive, send)
-    assert sent[0]["type"] == "websocket.http.response.start"
-    assert sent[0]["status"] == status
+    async with connected(locked, of(key)) as socket:
+        assert (await socket.refused())[0] == status

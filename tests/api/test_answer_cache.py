@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sqlite3
 import tempfile
@@ -31,9 +30,10 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
+from tests.api.keys import key_ring, of
 from tests.api.serving import client, embedding_model, eventually, num_live, served
+from tests.api.sockets import content, opened
 from tests.api.talking import chat, complete, error_of, events
-from tests.api.test_websocket import content, opened
 from tests.fakes import FAKE_EMBEDDER
 
 pytestmark = pytest.mark.anyio
@@ -287,18 +287,12 @@ async def test_adapters_and_versions_of_one_have_answers_of_their_own(
 
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyRing:
-    path = tmp_path / "keys.toml"
-    limit = {"ann": "tokens_per_minute = 40\nrequests_per_minute = 3", "bob": "", "root": "admin = true"}
-    tables = [
-        f'[keys.{n}]\nsha256 = "{hashlib.sha256(n.encode()).hexdigest()}"\n{t}' for n, t in limit.items()
-    ]
-    path.write_text("\n".join(tables))
-    return KeyRing(None, path)
+    limits = "tokens_per_minute = 40\nrequests_per_minute = 3"
+    return key_ring(tmp_path, ann=limits, bob="", root="admin = true")
 
 
 async def asked_with(cached: Cached, key: str, **fields: object) -> httpx.Response:
-    async with client(cached.app) as http:
-        http.headers["x-api-key"] = key
+    async with client(cached.app, of(key)) as http:
         return await chat(http, **fields)
 
 
@@ -557,9 +551,7 @@ async def test_similar_questions_of_other_keys_are_other_questions(keys: KeyRing
     cached = Cached(least=0.9, keys=keys)
     said = []
     for key, text in (("bob", ONE), ("root", ALIKE), ("bob", ALIKE)):
-        async with client(cached.app) as http:
-            http.headers["x-api-key"] = key
-            said.append(await chat(http, messages=[{"role": "user", "content": text}]))
+        said.append(await asked_with(cached, key, messages=[{"role": "user", "content": text}]))
         await cached.kept(min(2, len(said)))
     headers = [answer.headers["x-cache"] for answer in said]
     assert headers == ["miss", "miss", "semantic; similarity=0.99"]

@@ -16,8 +16,8 @@ from openai_cpu_server.http.clients import is_loopback
 from openai_cpu_server.http.gate import canonical_origin, host_name
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api
+from tests.api.sockets import connected
 from tests.api.talking import error_of, messages_error_of
-from tests.api.test_websocket import connected
 
 pytestmark = pytest.mark.anyio
 

@@ -35,9 +35,7 @@ async def test_a_client_that_leaves_takes_its_request_along(slow_engine: EngineC
 async def test_a_stream_comes_chunk_by_chunk(slow_engine: EngineClient) -> None:
     body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 5, "stream": True, "temperature": 0}
     async with exchange(api(slow_engine), "/v1/completions", body) as one:
-        chunks = []
-        while (chunk := await one.chunk()) is not None:
-            chunks.append(chunk)
+        chunks = await one.rest()
     assert len(chunks) >= 5
     assert chunks[-1].endswith(b"data: [DONE]\n\n")
 
@@ -46,9 +44,7 @@ async def test_a_silent_stream_is_kept_alive(slow_engine: EngineClient) -> None:
     app = api(slow_engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.001))
     body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 3, "stream": True}
     async with exchange(app, "/v1/completions", body) as one:
-        chunks = []
-        while (chunk := await one.chunk()) is not None:
-            chunks.append(chunk)
+        chunks = await one.rest()
     said = [chunk for chunk in chunks if chunk != b": keep-alive\n\n"]
     assert len(said) < len(chunks)
     assert said[-1].endswith(b"data: [DONE]\n\n")
@@ -61,9 +57,7 @@ async def test_an_engine_that_goes_ends_a_stream_with_an_error() -> None:
         async with exchange(api(engine), "/v1/chat/completions", body, {"x-request-id": "r1"}) as one:
             assert b'"role":"assistant"' in (await one.chunk() or b"")
             await engine.close()
-            chunks = []
-            while (chunk := await one.chunk()) is not None:
-                chunks.append(chunk)
+            chunks = await one.rest()
     assert chunks[-1] == (
         b'event: error\ndata: {"error":{"message":"The server is shutting down.","type":"server_error",'
         b'"param":null,"code":"generation_failed"}}\n\n'

@@ -21,9 +21,9 @@ from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, embedding_model, eventually, locked_api, num_live
 from tests.api.talking import error_of
-from tests.api.test_rate_limits import keys
 from tests.api.watching import page
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER, vector_of
 from tests.models.test_registry import model
@@ -296,10 +296,9 @@ async def test_a_call_that_takes_too_long_is_408(
 
 async def test_tokens_count_against_a_key(tmp_path: Path) -> None:
     engine = FakeEngine(FAKE_EMBEDDER)
-    limits = "tokens_per_minute = 10"
-    app = locked_api(engine, keys(tmp_path, limits), models=ModelRegistry([embedding_model(engine, "e")]))
-    async with client(app) as http:
-        http.headers["x-api-key"] = "k"
+    keys = key_ring(tmp_path, ann="tokens_per_minute = 10")
+    app = locked_api(engine, keys, models=ModelRegistry([embedding_model(engine, "e")]))
+    async with client(app, of("ann")) as http:
         first = await http.post(PATH, json={"input": "abcde"})
         assert first.headers["x-ratelimit-remaining-tokens"] == "3"
         second = await http.post(PATH, json={"input": "abcde"})
@@ -310,10 +309,9 @@ async def test_tokens_count_against_a_key(tmp_path: Path) -> None:
 async def test_a_refused_call_gets_its_tokens_back(tmp_path: Path) -> None:
     engine = FakeEngine(FAKE_EMBEDDER)
     models = ModelRegistry([embedding_model(engine, "e")])
-    app = locked_api(engine, keys(tmp_path, "tokens_per_minute = 10"), models=models)
+    app = locked_api(engine, key_ring(tmp_path, ann="tokens_per_minute = 10"), models=models)
     engine.told = msgspec.structs.replace(READY, state=READY.state.RESTARTING)
-    async with client(app) as http:
-        http.headers["x-api-key"] = "k"
+    async with client(app, of("ann")) as http:
         refused = await http.post(PATH, json={"input": "abcde"})
         assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (503, "10")
 

@@ -16,9 +16,9 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import chat, complete, error_of, events
-from tests.api.test_rate_limits import HEADERS, keys
 from tests.reading import model_read_here
 
 pytestmark = pytest.mark.anyio
@@ -196,16 +196,15 @@ async def test_a_batch_ends_when_its_client_leaves(engine: FakeEngine) -> None:
 
 
 async def test_requests_of_a_batch_count_against_a_keys_limits(engine: FakeEngine, tmp_path: Path) -> None:
-    async with client(locked_api(engine, keys(tmp_path, "requests_per_minute = 3"))) as http:
-        http.headers.update(HEADERS)
+    app = locked_api(engine, key_ring(tmp_path, ann="requests_per_minute = 3"))
+    async with client(app, of("ann")) as http:
         body = (await batch(http, prompts=["a"] * 5, max_tokens=2)).json()
         assert sorted(result["status"] for result in body["results"]) == [200] * 3 + [429] * 2
         assert (await generate(http)).status_code == 429
 
 
 async def test_a_batch_keeps_to_what_a_key_may_have_at_once(engine: FakeEngine, tmp_path: Path) -> None:
-    async with client(locked_api(engine, keys(tmp_path, "concurrent = 2"))) as http:
-        http.headers.update(HEADERS)
+    async with client(locked_api(engine, key_ring(tmp_path, ann="concurrent = 2")), of("ann")) as http:
         assert (await batch(http, prompts=["a"] * 9, max_tokens=2)).json()["succeeded"] == 9
 
 

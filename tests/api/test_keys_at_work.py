@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from starlette.applications import Starlette
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.http.key_file import KeyRing
 from tests.api.asgi import exchange
+from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import MESSAGES, chat, error_of
 
@@ -25,20 +25,14 @@ LONG = {"messages": MESSAGES, "ignore_eos": True, "user": "carl"}
 
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyRing:
-    lines = {
+    holders = {
         "ann": 'priority = "batch"',
         "bob": 'models = ["team/fake"]',
         "carl": 'models = ["other"]',
         "low": 'max_priority = "batch"',
         "root": "admin = true",
     }
-    path = tmp_path / "keys.toml"
-    path.write_text(
-        "\n".join(
-            f'[keys.{n}]\nsha256 = "{hashlib.sha256(n.encode()).hexdigest()}"\n{t}' for n, t in lines.items()
-        )
-    )
-    return KeyRing("shared", path)
+    return key_ring(tmp_path, "shared", **holders)
 
 
 @pytest.fixture
@@ -50,10 +44,6 @@ def locked(slow_engine: EngineClient, keys: KeyRing) -> Starlette:
 async def http(locked: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     async with client(locked) as one:
         yield one
-
-
-def of(name: str) -> dict[str, str]:
-    return {"x-api-key": name}
 
 
 async def models(http: httpx.AsyncClient, name: str) -> list[str]:

@@ -13,8 +13,8 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.http.body import INLINE_BYTES, off_loop
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, served
+from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, error_of
-from tests.api.test_websocket import opened
 
 pytestmark = pytest.mark.anyio
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from urllib.parse import quote
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import Scope as KeyScope
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.records import JobOptions
-from openai_cpu_server.jobs.store.database import open_database
 from tests.access_table import NEEDED, SOCKETS
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import of
 from tests.api.serving import client, locked_api
+from tests.api.sockets import connected
 from tests.api.talking import told_error
-from tests.api.test_access_matrix import key_file
+from tests.api.test_access_matrix import scoped_keys
 
 pytestmark = pytest.mark.anyio
 
@@ -69,18 +68,8 @@ class Reached:
 
 
 @pytest.fixture(scope="module")
-async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Starlette]:
-    folder = tmp_path_factory.mktemp("paths")
-    jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
-    task = asyncio.create_task(jobs.run(_no_row))
-    await asyncio.sleep(0)
-    yield locked_api(FakeEngine(), KeyRing(None, key_file(folder)), jobs=jobs)
-    await jobs.close()
-    await task
-
-
-async def _no_row(*_: object) -> None:
-    raise AssertionError("no batch has been sent")
+async def locked(tmp_path_factory: pytest.TempPathFactory, jobs: Jobs) -> Starlette:
+    return locked_api(FakeEngine(), KeyRing(None, scoped_keys(tmp_path_factory.mktemp("keys"))), jobs=jobs)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +93,7 @@ async def test_no_spelling_of_a_path_opens_what_the_key_does_not(
             for method in METHODS if spelling == path else METHODS[:3]:
                 for key in KEYS:
                     reached.names.clear()
-                    headers = {"x-api-key": key} if key else {}
+                    headers = of(key) if key else {}
                     answer = await http.request(method, spelling + "?types=", headers=headers)
                     assert answer.status_code < 500, (method, spelling, key)
                     for name in reached.names:
@@ -137,33 +126,11 @@ async def test_a_websocket_is_reached_by_its_path_and_its_scope_alone(
     for spelling in (path, path + "\n", path + "/", "/" + path, path.upper(), path + "\x00"):
         for key in KEYS:
             reached.names.clear()
-            await handshake(locked, spelling, key)
+            async with connected(locked, of(key) if key else {}, path=spelling) as one:
+                pass
+            while not one.from_app.empty():
+                assert one.from_app.get_nowait().get("status", 0) < 500
             assert reached.names == ([socket] if spelling == path and may(key, SOCKETS[socket]) else [])
-
-
-async def handshake(app: Starlette, path: str, key: str | None) -> None:
-    """The client leaves when the socket is open."""
-    messages: list[Message] = [{"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1000}]
-
-    async def receive() -> Message:
-        return messages.pop(0)
-
-    async def send(message: Message) -> None:
-        assert message.get("status", 0) < 500
-
-    scope = {
-        "type": "websocket",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "path": path,
-        "raw_path": quote(path).encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "ws",
-        "headers": [(b"x-api-key", key.encode())] if key else [],
-        "subprotocols": [],
-        "extensions": {"websocket.http.response": {}},
-    }
-    await app(scope, receive, send)
 
 
 async def test_the_way_that_was_open(locked: Starlette) -> None:

@@ -14,7 +14,7 @@ from openai_cpu_server.api.asking.route import comment
 from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, LastNews, QueueNews, is_news
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.engine_client.client import EngineClient
-from tests.api.asgi import Exchange, exchange
+from tests.api.asgi import exchange
 from tests.api.serving import api, client, eventually, new_engine, running
 from tests.api.talking import MESSAGES
 
@@ -65,13 +65,6 @@ def first_of(engine: EngineClient) -> str:
     return engine.requests()[0].id
 
 
-async def rest_of(one: Exchange) -> list[bytes]:
-    chunks = []
-    while (chunk := await one.chunk()) is not None:
-        chunks.append(chunk)
-    return chunks
-
-
 @pytest.mark.anyio
 async def test_a_waiting_stream_is_told_its_place_before_its_first_chunk() -> None:
     async with running(new_engine("step_s=0.01", max_seqs=1)) as engine:
@@ -87,7 +80,7 @@ async def test_a_waiting_stream_is_told_its_place_before_its_first_chunk() -> No
                     heard = await third.chunk() or b""
                     assert re.fullmatch(rb": queued position=1 first_token_ms=[1-9]\d*\n\n", heard)
                     engine.cancel(first_of(engine))
-                    chunks = await rest_of(third)
+                    chunks = await third.rest()
     assert chunks[-1] == b"data: [DONE]\n\n"
     assert all(chunk.startswith(b"data: {") for chunk in chunks[:-1])
     assert b"queued" not in b"".join(chunks)

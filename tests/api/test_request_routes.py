@@ -82,9 +82,7 @@ async def test_a_cancelled_stream_ends_with_one_error(slow_engine: EngineClient)
             200,
             {"id": name, "deleted": True, "object": "request"},
         )
-        chunks = []
-        while (chunk := await one.chunk()) is not None:
-            chunks.append(chunk)
+        chunks = await one.rest()
     assert chunks[-1] == b"event: error\ndata: " + CANCELLED + b"\n\n"
     assert b"".join(chunks).count(b"event: error") == 1
     assert b"[DONE]" not in b"".join(chunks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sqlite3
 from collections.abc import AsyncIterator
@@ -23,6 +22,7 @@ from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring
 from tests.api.serving import OPTIONS, client, eventually, served
 from tests.api.talking import error_of, events
 from tests.fakes import FAKE_INFO
@@ -361,11 +361,8 @@ async def test_without_a_database_nothing_is_kept_and_it_says_so() -> None:
 
 
 async def test_the_responses_of_another_key_are_not_there(tmp_path: Path) -> None:
-    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob")}
-    path = tmp_path / "keys.toml"
-    path.write_text("".join(f'[keys.{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items()))
     engine = FakeEngine(says="Hello")
-    async with serving(engine, keys=KeyRing(None, path)) as http:
+    async with serving(engine, keys=key_ring(tmp_path, ann="", bob="")) as http:
         http.headers["x-api-key"] = "ann"
         response = await made(http)
         engine.goes_on.clear()
@@ -535,12 +532,9 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
 
 
 async def test_a_background_response_counts_against_its_keys_limits_until_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    digest = hashlib.sha256(b"ann").hexdigest()
-    path.write_text(f'[keys.ann]\nsha256 = "{digest}"\nconcurrent = 1\n')
     engine = FakeEngine(says="Hello")
     engine.goes_on.clear()
-    async with serving(engine, keys=KeyRing(None, path)) as http:
+    async with serving(engine, keys=key_ring(tmp_path, ann="concurrent = 1")) as http:
         http.headers["x-api-key"] = "ann"
         response = await begun(http)
         assert (await respond(http)).status_code == 429

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, eventually
-from tests.api.test_websocket import Socket, opened
+from tests.api.sockets import Socket, opened
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, client, eventually, num_live
+from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, complete, error_of
-from tests.api.test_websocket import opened
 from tests.models.test_registry import model
 
 pytestmark = pytest.mark.anyio

@@ -29,8 +29,8 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import chat, complete, param_of
 from tests.api.serving import OPTIONS, api, client, served
+from tests.api.sockets import opened
 from tests.api.talking import error_of
-from tests.api.test_websocket import opened
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 MANY = 250_000
