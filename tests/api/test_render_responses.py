@@ -17,7 +17,6 @@ from openai_cpu_server.api.responses.stream import EventNumbers, ItemWriting, Re
 from openai_cpu_server.contract.messages import FinishReason, QueuePlace, TokenEvent
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallArguments,
@@ -25,8 +24,7 @@ from openai_cpu_server.prompt.tool_formats import (
     Content,
     ThinkingText,
 )
-from tests.api.calls import call, end, figures, scored, text
-from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.calls import PIECES, call, end, figures, scored, text
 
 CALLS = ToolCallStyle(TOOL_FORMATS["demo"], "tool_calls")
 
@@ -38,7 +36,7 @@ def stream(
     asked = ResponsesBody.model_validate(body or {})
     return ResponseStream(
         one,
-        ShownPieces(FakeTokenizer()),
+        PIECES,
         new_response(asked, one, status, is_stored=True),
         now=lambda: 9.5,
         new_call_id=lambda: "call_1",
