@@ -9,9 +9,8 @@ import pytest
 from openai_cpu_server.api.asking.ask import Ask
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from tests.api.resolving import chat, complete
+from tests.api.resolving import chat, complete, refused
 
 SCHEMA = {
     "type": "object",
@@ -39,12 +38,6 @@ def accepts(text: str, **fields: object) -> bool:
     assert shape is not None
     assert (shape.opening, shape.triggers) == ((), ())
     return GrammarCheck(shape.grammar).check(text).fits
-
-
-def refused(**fields: object) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as caught:
-        chat(**fields)
-    return caught.value
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.prompt.template import arguments_object
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.resolving import chat, complete, param_of
+from tests.api.resolving import chat, complete
 from tests.api.serving import OPTIONS, api, client, served
 from tests.api.sockets import opened
 from tests.api.talking import error_of
@@ -126,7 +126,7 @@ class Untouched(FakeTokenizer):
 def test_prompts_are_counted_before_they_are_tokenised(fields: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest, match="60000 prompts") as refused:
         complete(prompt=["abc"] * 60_000, tokenizer=Untouched(), **fields)
-    assert param_of(refused) == "prompt"
+    assert refused.value.param == "prompt"
 
 
 def costly(number: int) -> dict[str, object]:
