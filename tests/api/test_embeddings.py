@@ -190,11 +190,6 @@ async def test_foreign_token_ids_are_told_what_langchain_must_say(http: httpx.As
     )
 
 
-async def test_an_unknown_model_is_not_found(http: httpx.AsyncClient) -> None:
-    answer = await embed(http, input="a", model="nobody")
-    assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
-
-
 async def test_a_model_is_asked_only_for_what_it_is_for(http: httpx.AsyncClient) -> None:
     wrong = error_of(await embed(http, input="a", model="chat"))
     assert wrong["message"] == "The model 'chat' cannot embed. On this server can: 'embedder', 'e'."

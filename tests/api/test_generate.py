@@ -103,32 +103,6 @@ async def test_priorities_go_by_old_names_too(engine: FakeEngine, given: str, pr
         assert (await task).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"prompt": ""}, "prompt", "string_below_min_length"),
-        ({"prompt": ["a"]}, "prompt", "invalid_type"),
-        ({"prompt": "x" * 5000}, "prompt", "context_length_exceeded"),
-        ({"priority": "urgent"}, "priority", "invalid_value"),
-        ({"priority": 3}, "priority", "invalid_value"),
-        ({"format": "yaml"}, "format", "invalid_value"),
-        ({"format": "text", "json_schema": SCHEMA}, "format", "invalid_value"),
-        ({"format": "json", "regex": "a"}, "regex", "invalid_value"),
-        ({"json_schema": {"type": "nothing"}}, "json_schema", "invalid_schema"),
-        ({"json_schema": "{}"}, "json_schema", "invalid_type"),
-        ({"n": 2}, "n", "invalid_value"),
-        ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
-        ({"temperature": 9}, "temperature", "decimal_above_max_value"),
-        ({"messages": []}, "messages", "unknown_parameter"),
-        ({"audio": {}}, "audio", "unsupported_parameter"),
-    ],
-)
-async def test_what_is_wrong_is_named(http: httpx.AsyncClient, fields: Json, param: str, code: str) -> None:
-    response = await generate(http, **fields)
-    error = error_of(response)
-    assert (response.status_code, error["param"], error["code"]) == (400, param, code), error
-
-
 async def test_hints_are_ignored_and_named(http: httpx.AsyncClient) -> None:
     response = await generate(http, verbosity="low")
     assert (response.status_code, response.headers["x-ignored-parameters"]) == (200, "verbosity")

@@ -6,14 +6,12 @@ import asyncio
 import json
 
 import httpx
-import msgspec
 import openai
 import pytest
 
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
-from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
+from tests.api.serving import api, client, eventually, new_engine, num_live, running
 from tests.api.talking import MESSAGES, error_of
 
 pytestmark = pytest.mark.anyio
@@ -150,20 +148,3 @@ async def test_the_sdk_is_told_and_does_not_try_again() -> None:
             await answer
         assert (caught.value.status_code, caught.value.code) == (499, "request_cancelled")
         assert engine.totals.requests == 1
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/cache/stats"),
-        ("DELETE", "/v1/cache"),
-        ("GET", "/v1/requests"),
-        ("DELETE", "/v1/requests/a"),
-    ],
-)
-async def test_operators_need_the_key_too(engine: FakeEngine, method: str, path: str) -> None:
-    locked = msgspec.structs.replace(OPTIONS, api_key="k")
-    async with client(api(engine, locked)) as http:
-        assert (await http.request(method, path)).status_code == 401
-        response = await http.request(method, path, headers={"authorization": "Bearer k"})
-        assert response.status_code != 401

@@ -232,47 +232,6 @@ async def test_json_in_the_form_of_this_api() -> None:
         assert json.loads(text_of(response)) == {"a": 1}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0]"),
-        ({"input": None}, "input"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        ({"reasoning": {"effort": "high"}, "enable_thinking": False}, "enable_thinking"),
-        ({"enable_thinking": "no"}, "enable_thinking"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"include": ["nothing"]}, "include[0]"),
-        ({"stream_options": {}}, "stream_options"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
-        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-        ({"tools": [{"type": "mcp"}, {**TOOL, "parameters": {"type": "array"}}]}, "tools[1].parameters.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": 3}}}},
-            "text.format.schema",
-        ),
-        ({"background": True, "store": False}, "store"),
-        ({"max_output_tokens": 10**6}, "input"),
-        ({"previous_response_id": "resp_\0"}, "previous_response_id"),
-        ({"input": [{"role": "user", "content": "hi", "id": "msg_\0"}]}, "input[0].id"),
-        ({"colour": "red"}, "colour"),
-    ],
-)
-async def test_what_is_wrong_is_named_in_this_apis_words(
-    http: httpx.AsyncClient, fields: Json, param: str
-) -> None:
-    answer = await respond(http, **fields)
-    assert answer.status_code == 400
-    assert str(error_of(answer)["param"]).startswith(param)
-    assert "messages" not in answer.text
-    assert "response_format" not in answer.text
-
-
 async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
     hints: Json = {
         "client_metadata": {"a": "b"},

@@ -33,26 +33,6 @@ async def test_a_schema_that_cannot_be_enforced(http: httpx.AsyncClient, route: 
     }
 
 
-async def test_a_broken_grammar_says_where(http: httpx.AsyncClient) -> None:
-    error = error_of(await chat(http, grammar='root ::= "a"\nb := "c"'))
-    assert (error["param"], error["code"]) == ("grammar", "invalid_grammar")
-    assert "line 2, column 3" in str(error["message"])
-
-
-async def test_two_wishes(http: httpx.AsyncClient) -> None:
-    assert error_of(await complete(http, regex="a", choice=["a"])) == {
-        "message": "'regex' and 'choice' cannot be combined: ask for one structure.",
-        "type": "invalid_request_error",
-        "param": "choice",
-        "code": "invalid_value",
-    }
-
-
-async def test_tools_are_no_affair_of_text_completions(http: httpx.AsyncClient) -> None:
-    error = error_of(await complete(http, tools=[TOOL]))
-    assert (error["param"], error["code"]) == ("tools", "unknown_parameter")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_header_names_what_was_not_enforced(http: httpx.AsyncClient, stream: bool) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": ODD, "strict": False}}

@@ -407,6 +407,7 @@ async def test_output_tokens_count_too(engine: FakeEngine, tmp_path: Path) -> No
         ("http://evil.example", (), False),
         ("null", (), False),
         ("http://test:8080", (), False),
+        ("https://test", (), False),
         ("http://good.example", ("http://good.example",), True),
         ("http://evil.example", ("http://good.example",), False),
         ("http://evil.example", ("*",), True),
