@@ -208,6 +208,14 @@ async def test_an_error_names_the_clients_own_field(
             assert "response_format" not in answer.text
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_lenient_server_says_what_it_ignores(path: str) -> None:
+    async with client(create_api(served(FakeEngine(says="Hi")), ApiOptions(lenient=True)).app) as http:
+        for stream in False, True:
+            answer = await http.post(path, json={**BODIES[path], "stream": stream, "temprature": 1})
+            assert (answer.status_code, answer.headers["x-ignored-parameters"]) == (200, "temprature")
+
+
 @pytest.mark.parametrize(
     "name",
     ["tools[9]", "messages[7]", "max_tokens", "response_format", "reasoning_effort", "stop", "messages"],

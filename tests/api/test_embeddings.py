@@ -173,21 +173,24 @@ async def test_what_is_wrong_is_named(
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-async def test_an_input_too_long_is_told_with_both_lengths(http: httpx.AsyncClient) -> None:
-    error = error_of(await embed(http, input=["a", "a" * 98]))
-    assert error["message"] == (
-        "This model's maximum context length is 64 tokens, but 'input[1]' has 100. Shorten it, or send "
-        "'truncate': true to have it cut."
-    )
-
-
-async def test_foreign_token_ids_are_told_what_langchain_must_say(http: httpx.AsyncClient) -> None:
-    error = error_of(await embed(http, input=[FOREIGN]))
-    assert error["message"] == (
-        "Invalid value for 'input[0]': these are not token ids of this model, which go from 0 to 511, begin "
-        "with 0, end with 1. Send text instead; LangChain's OpenAIEmbeddings does so with "
-        "check_embedding_ctx_length=False."
-    )
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["a", "a" * 98],
+            "This model's maximum context length is 64 tokens, but 'input[1]' has 100. Shorten it, or send "
+            "'truncate': true to have it cut.",
+        ),
+        (
+            [FOREIGN],
+            "Invalid value for 'input[0]': these are not token ids of this model, which go from 0 to 511, "
+            "begin with 0, end with 1. Send text instead; LangChain's OpenAIEmbeddings does so with "
+            "check_embedding_ctx_length=False.",
+        ),
+    ],
+)
+async def test_it_is_said_how_to_ask_instead(http: httpx.AsyncClient, given: object, message: str) -> None:
+    assert error_of(await embed(http, input=given))["message"] == message
 
 
 async def test_a_model_is_asked_only_for_what_it_is_for(http: httpx.AsyncClient) -> None:
@@ -289,7 +292,7 @@ async def test_a_call_that_takes_too_long_is_408(
     assert num_live(served.embedder) == 0
 
 
-async def test_tokens_count_against_a_key(tmp_path: Path) -> None:
+async def test_tokens_count_against_a_key_but_for_calls_that_are_refused(tmp_path: Path) -> None:
     engine = FakeEngine(FAKE_EMBEDDER)
     keys = key_ring(tmp_path, ann="tokens_per_minute = 10")
     app = locked_api(engine, keys, models=ModelRegistry([embedding_model(engine, "e")]))
@@ -298,17 +301,11 @@ async def test_tokens_count_against_a_key(tmp_path: Path) -> None:
         assert first.headers["x-ratelimit-remaining-tokens"] == "3"
         second = await http.post(PATH, json={"input": "abcde"})
         assert (second.status_code, error_of(second)["type"]) == (429, "tokens")
+        engine.told = msgspec.structs.replace(READY, state=READY.state.RESTARTING)
+        refused = await http.post(PATH, json={"input": "a"})
+        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (503, "3")
+        engine.told = READY
         assert (await http.post(PATH, json={"input": "a"})).status_code == 200
-
-
-async def test_a_refused_call_gets_its_tokens_back(tmp_path: Path) -> None:
-    engine = FakeEngine(FAKE_EMBEDDER)
-    models = ModelRegistry([embedding_model(engine, "e")])
-    app = locked_api(engine, key_ring(tmp_path, ann="tokens_per_minute = 10"), models=models)
-    engine.told = msgspec.structs.replace(READY, state=READY.state.RESTARTING)
-    async with client(app, of("ann")) as http:
-        refused = await http.post(PATH, json={"input": "abcde"})
-        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (503, "10")
 
 
 async def test_rows_of_a_batch_embed(served: Served) -> None:

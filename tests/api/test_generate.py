@@ -103,11 +103,6 @@ async def test_priorities_go_by_old_names_too(engine: FakeEngine, given: str, pr
         assert (await task).status_code == 200
 
 
-async def test_hints_are_ignored_and_named(http: httpx.AsyncClient) -> None:
-    response = await generate(http, verbosity="low")
-    assert (response.status_code, response.headers["x-ignored-parameters"]) == (200, "verbosity")
-
-
 async def test_several_prompts_are_answered_in_their_order(http: httpx.AsyncClient) -> None:
     prompts = [f"number {index}" for index in range(100)]
     body = (await batch(http, prompts=prompts, max_tokens=4)).json()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import httpx
-import msgspec
 import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.engine_client.client import EngineClient
-from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, client
+from tests.api.serving import api
 from tests.api.talking import MESSAGES, chat, complete, events
 
 pytestmark = pytest.mark.anyio
@@ -95,15 +93,6 @@ async def test_best_of_is_paid_for(http: httpx.AsyncClient) -> None:
 async def test_a_long_prompt_goes_through_a_thread(http: httpx.AsyncClient) -> None:
     body = (await complete(http, prompt="x" * 4000, max_tokens=1)).json()
     assert body["usage"]["prompt_tokens"] == 4001
-
-
-async def test_a_lenient_server_says_what_it_ignores(engine: FakeEngine) -> None:
-    lenient = msgspec.structs.replace(OPTIONS, lenient=True)
-    async with client(api(engine, lenient)) as http:
-        for stream in (True, False):
-            response = await chat(http, temprature=1, stream=stream)
-            assert response.status_code == 200
-            assert response.headers["x-ignored-parameters"] == "temprature"
 
 
 async def test_what_changes_nothing_is_ignored_and_named(http: httpx.AsyncClient) -> None:

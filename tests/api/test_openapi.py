@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import jsonschema
 import msgspec
 import pytest
@@ -205,7 +204,3 @@ async def test_operations_have_names_of_their_own(described: Json) -> None:
     ]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in ids)
-
-
-async def test_it_is_answered_twice_alike(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/openapi.json")).content == (await http.get("/openapi.json")).content

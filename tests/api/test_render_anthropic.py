@@ -193,25 +193,6 @@ def test_all_kinds_of_parts_in_one_answer() -> None:
     ]
 
 
-def test_the_whole_message() -> None:
-    assert whole(call(), text(0, "Hi"), end(0, output_tokens=4, cached_tokens=1)) == {
-        "type": "message",
-        "id": "c",
-        "role": "assistant",
-        "model": "m",
-        "content": [{"type": "text", "text": "Hi"}],
-        "stop_reason": "end_turn",
-        "stop_sequence": None,
-        "usage": {
-            "input_tokens": 2,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 1,
-            "output_tokens": 4,
-            "output_tokens_details": {"thinking_tokens": 0},
-        },
-    }
-
-
 def test_an_answer_without_text_has_no_blocks() -> None:
     assert whole(call(), end(0))["content"] == []
     assert streamed(renderer(), call(), end(0)) == [""]

@@ -189,12 +189,6 @@ def test_a_whole_response() -> None:
     )
 
 
-def test_what_was_not_sent_is_not_echoed() -> None:
-    body = json.loads(whole(call(), end(0)))
-    assert "service_tier" not in body
-    assert "metadata" not in body
-
-
 def test_the_prompt_counts_once_for_all_choices() -> None:
     ends = [end(i, output_tokens=4, cached_tokens=i + 1) for i in range(3)]
     body = json.loads(whole(call(n=3), *ends))
@@ -329,15 +323,6 @@ def test_a_whole_response_with_calls() -> None:
 def test_content_beside_calls_is_kept() -> None:
     message = choice(call(tool_calls=HERMES), text(0, f"Well:\n{ONE}"), end(0))["message"]
     assert message["content"] == "Well:"
-
-
-def test_a_whole_text_has_no_calls() -> None:
-    assert choice(call(tool_calls=HERMES), text(0, "hi "), end(0)) == {
-        "index": 0,
-        "message": {"role": "assistant", "content": "hi ", "refusal": None},
-        "logprobs": None,
-        "finish_reason": "stop",
-    }
 
 
 def test_a_whole_deprecated_call() -> None:

@@ -7,7 +7,6 @@ import json
 
 import httpx
 import msgspec
-import openai
 import pytest
 from starlette.types import Message
 
@@ -86,18 +85,6 @@ async def test_an_answer_in_time_is_not_touched(engine: FakeEngine) -> None:
 async def test_a_limit_that_is_none(http: httpx.AsyncClient, value: object) -> None:
     answer = await chat(http, timeout=value)
     assert (answer.status_code, error_of(answer)["param"]) == (400, "timeout")
-
-
-async def test_the_sdk_does_not_try_again(slow_engine: EngineClient) -> None:
-    before = slow_engine.totals.requests
-    async with client(api(slow_engine)) as http:
-        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
-        with pytest.raises(openai.APIStatusError) as caught:
-            await sdk.completions.create(
-                model="fake", prompt="a", extra_body={"ignore_eos": True, "timeout": 0.2}
-            )
-    assert caught.value.status_code == 408
-    assert slow_engine.totals.requests == before + 1
 
 
 async def test_a_body_that_does_not_come(engine: FakeEngine) -> None:

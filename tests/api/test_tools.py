@@ -136,13 +136,6 @@ def test_a_template_without_tools_gets_a_system_message() -> None:
     assert prompt.endswith("</tool_call><|user|>hi<|assistant|>")
 
 
-def test_a_template_that_shows_tools_in_an_unknown_form_is_told_in_words() -> None:
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ tools }}"
-    prompt = shown_prompt(chat(tools=TOOLS, form="generic", template=template))
-    assert prompt.startswith("<s><system>You can call these functions:\n")
-    assert prompt.endswith("</tool_call><user>hiNone")
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
