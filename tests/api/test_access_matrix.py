@@ -1,18 +1,20 @@
-"""Every route of the application: no key, a wrong key, the right one, one for something else."""
+"""Every route: no key, a wrong key, the right one, one for something else; and odd spellings of its path."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import Scope
+from openai_cpu_server.http.keys import Scope as KeyScope
 from openai_cpu_server.jobs.jobs import Jobs
 from tests.access_table import NEEDED, OPEN, OPEN_TO_GATEWAYS, OTHERS, SOCKETS, with_an_end
 from tests.api.fake_engine import FakeEngine
@@ -57,7 +59,7 @@ async def test_the_table_names_every_route(locked: Starlette) -> None:
 
 def scoped_keys(folder: Path) -> Path:
     """For each scope a key that has it, and one that has all others."""
-    every = {scope.value: [scope.value] for scope in Scope}
+    every = {scope.value: [scope.value] for scope in KeyScope}
     every |= {f"not-{name}": [other for other in every if other != name] for name in every}
     return key_file(folder, **{name: f"scopes = {scopes}" for name, scopes in every.items()})
 
@@ -139,3 +141,124 @@ async def test_without_any_keys_everything_is_open(engine: FakeEngine, jobs: Job
 async def test_a_websocket_is_held_to_the_same(locked: Starlette, key: str, status: int) -> None:
     async with connected(locked, of(key)) as socket:
         assert (await socket.refused())[0] == status
+
+
+# -- odd spellings of paths: nothing is reached but what the scope of the key allows -------------------------
+
+
+METHODS = ("GET", "POST", "DELETE", "PUT", "HEAD")
+KNOWN = (None, *(scope.value for scope in KeyScope))
+KEYS = ("wrong", *KNOWN)
+CONTROLS = [*map(chr, range(0x20)), "\x7f"]
+ALL_NEEDED = {**NEEDED, **SOCKETS}
+
+
+def may(key: str | None, needed: KeyScope | None) -> bool:
+    return needed is None or key == needed.value
+
+
+def spellings(path: str) -> Iterator[str]:
+    """As they stand in the request's line."""
+    yield path
+    yield from (
+        path + end for end in ("/", "%0A", "%0D%0A", "%00", "%20", "%2f", "%3F", ";", "/.", "/..", "%FF")
+    )
+    yield from ("/" + path, "/." + path, "/x/.." + path, "/%2e" + path, "%2f" + path.lstrip("/"))
+    yield from (path.upper(), path.title(), path.replace("/", "%2f"), path.replace("/", "\\"))
+    yield "/" + "".join(f"%{ord(c):02x}" if c != "/" else c for c in path[1:])
+    yield path.replace("/", "//")
+
+
+class Reached:
+    """Notes which handlers are reached, and lets them work."""
+
+    def __init__(self, app: Starlette) -> None:
+        self.names: list[str] = []
+        for route in app.routes:
+            assert isinstance(route, Route | WebSocketRoute)
+            methods = route.methods if isinstance(route, Route) else {"WEBSOCKET"}
+            (method,) = (methods or set()) - {"HEAD"}
+            name = f"{method} {re.sub(r':[a-z]+}', '}', route.path)}"
+            route.app = self._noting(route.app, name)
+
+    def _noting(self, app: ASGIApp, name: str) -> ASGIApp:
+        async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+            self.names.append(name)
+            await app(scope, receive, send)
+
+        return noted
+
+
+@pytest.fixture(scope="module")
+async def reached(locked: Starlette) -> Reached:
+    return Reached(locked)
+
+
+PATHS = sorted({re.sub(r"\{.*?\}", "nothing", route.split(" ")[1]) for route in NEEDED})
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_spelling_of_a_path_opens_what_the_key_does_not(
+    locked: Starlette, reached: Reached, path: str
+) -> None:
+    """By any method and any key. No spelling is a fault of the server's, either.
+
+    The query ends at once what would be endless.
+    """
+    async with client(locked) as http:
+        for spelling in spellings(path):
+            for method in METHODS if spelling == path else METHODS[:3]:
+                for key in KEYS if spelling == path else KNOWN:
+                    reached.names.clear()
+                    headers = of(key) if key else {}
+                    answer = await http.request(method, spelling + "?types=", headers=headers)
+                    assert answer.status_code < 500, (method, spelling, key)
+                    for name in reached.names:
+                        assert may(key, ALL_NEEDED[name]), (name, method, spelling, key)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_control_characters_reach_nothing(locked: Starlette, reached: Reached, path: str) -> None:
+    """Whoever sends them, also one who may do everything."""
+    async with client(locked) as http:
+        for control in CONTROLS:
+            for spelling in (
+                path + quote(control),
+                quote(control) + path,
+                path[:3] + quote(control) + path[3:],
+            ):
+                reached.names.clear()
+                answer = await http.get("/" + spelling.lstrip("/"), headers={"x-api-key": "not-metrics"})
+                assert answer.status_code == 400
+                said = told_error(answer) if not spelling.startswith("/v1/messages") else None
+                assert said is None or said["code"] == "invalid_path"
+                assert not reached.names
+
+
+@pytest.mark.parametrize("socket", SOCKETS)
+async def test_a_websocket_is_reached_by_its_path_and_its_scope_alone(
+    locked: Starlette, reached: Reached, socket: str
+) -> None:
+    path = socket.split(" ")[1]
+    for spelling in (path, path + "\n", path + "/", "/" + path, path.upper(), path + "\x00"):
+        for key in KEYS:
+            reached.names.clear()
+            async with connected(locked, of(key) if key else {}, path=spelling) as one:
+                pass
+            while not one.from_app.empty():
+                assert one.from_app.get_nowait().get("status", 0) < 500
+            assert reached.names == ([socket] if spelling == path and may(key, SOCKETS[socket]) else [])
+
+
+async def test_the_way_that_was_open(locked: Starlette) -> None:
+    """A line's end behind a path passed for another path at the gate, and for the same at the route."""
+    async with client(locked) as http:
+        http.headers["x-api-key"] = "inference"
+        for method, path in (("DELETE", "/v1/cache"), ("POST", "/v1/models/fake/unload")):
+            assert (await http.request(method, path)).status_code == 403
+            assert (await http.request(method, path + "%0A")).status_code == 400
+        assert (await http.post("/v1/chat/completions%0A", json={})).status_code == 400
+
+
+def test_httpx_sends_what_the_test_says() -> None:
+    assert httpx.Request("GET", "http://test//v1/x%0A/%2f").url.raw_path == b"//v1/x%0A/%2f"
