@@ -27,6 +27,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from tests.api.asgi import Exchange, exchange
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.grammar_check import check_grammar as known_check
 from tests.reading import model_read_here
@@ -107,6 +108,31 @@ async def eventually(is_so: Callable[[], bool]) -> None:
     with anyio.fail_after(20):
         while not is_so():
             await asyncio.sleep(0.005)
+
+
+LONG = {"prompt": "a", "ignore_eos": True}
+
+
+@asynccontextmanager
+async def busy(step_s: float = 0.02, *, max_queue: int = 1000) -> AsyncIterator[EngineClient]:
+    """An engine with one place, which a long request takes for as long as nobody ends it."""
+    async with (
+        running(new_engine(f"step_s={step_s}", max_seqs=1, max_queue=max_queue)) as engine,
+        exchange(api(engine), "/v1/completions", LONG) as first,
+    ):
+        await eventually(lambda: engine.status().running["interactive"] == 1)
+        yield engine
+        first.disconnect()
+
+
+@asynccontextmanager
+async def waiting(engine: EngineClient, **fields: object) -> AsyncIterator[Exchange]:
+    """A long request that has its place in the queue."""
+    async with exchange(api(engine), "/v1/completions", {**LONG, **fields}) as one:
+        label = str(fields.get("priority", "interactive"))
+        await eventually(lambda: engine.status().waiting[label] == 1)
+        yield one
+        one.disconnect()
 
 
 def num_live(engine: Engine) -> int:

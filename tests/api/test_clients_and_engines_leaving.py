@@ -14,7 +14,7 @@ import pytest
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
-from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
+from tests.api.serving import OPTIONS, api, busy, client, eventually, new_engine, num_live, running, waiting
 from tests.api.talking import MESSAGES, chat
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
@@ -78,18 +78,12 @@ async def test_an_engine_that_goes_fails_a_whole_response() -> None:
 
 
 async def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
-    async with running(new_engine("step_s=0.02", max_seqs=1)) as engine:
-        app = api(engine)
-        long = {"prompt": "a", "ignore_eos": True}
-        async with exchange(app, "/v1/completions", long) as first:
-            await eventually(lambda: engine.status().running["interactive"] == 1)
-            for stream in (True, False):
-                async with exchange(app, "/v1/completions", {**long, "stream": stream}) as second:
-                    await eventually(lambda: engine.status().waiting["interactive"] == 1)
-                    second.disconnect()
-                assert engine.status().waiting["interactive"] == 0
-            first.disconnect()
-        assert num_live(engine) == 0
+    async with busy() as engine:
+        for stream in (True, False):
+            async with waiting(engine, stream=stream) as second:
+                second.disconnect()
+            assert engine.status().waiting["interactive"] == 0
+            assert num_live(engine) == 1
 
 
 async def test_the_sdk_raises_what_ends_a_stream_early() -> None:

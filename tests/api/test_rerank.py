@@ -219,8 +219,6 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     ({"query": LONG}, "documents[0]", "context_length_exceeded"),
     ({"query": LONG, "truncate": True}, "documents[0]", "context_length_exceeded"),
     ({"query": LONG, "model": "embedder"}, "query", "context_length_exceeded"),
-    ({"top_n": 0}, "top_n", "integer_below_min_value"),
-    ({"top_n": "2"}, "top_n", "invalid_type"),
     ({"return_documents": "yes"}, "return_documents", "invalid_type"),
     ({"rank_fields": ["title"]}, "rank_fields", "unsupported_parameter"),
     ({"priority": "high"}, "priority", "invalid_value"),

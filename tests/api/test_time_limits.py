@@ -15,12 +15,10 @@ from openai_cpu_server.errors import BodyTooSlow
 from openai_cpu_server.http.body import paced
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
-from tests.api.talking import MESSAGES, chat, error_of
+from tests.api.serving import OPTIONS, api, busy, client, eventually, num_live
+from tests.api.talking import chat, error_of
 
 pytestmark = pytest.mark.anyio
-
-LONG = {"messages": MESSAGES, "ignore_eos": True}
 
 
 async def test_an_answer_that_takes_too_long_is_408(slow_engine: EngineClient) -> None:
@@ -52,16 +50,10 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error(slow_engine: Engi
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_waiting_counts(stream: bool) -> None:
-    async with (
-        running(new_engine("step_s=0.02", max_seqs=1)) as engine,
-        client(api(engine)) as http,
-        exchange(api(engine), "/v1/chat/completions", LONG) as first,
-    ):
-        await eventually(lambda: engine.status().running["interactive"] == 1)
+    async with busy() as engine, client(api(engine)) as http:
         answer = await chat(http, timeout=0.2, stream=stream)
         assert "request_timeout" in answer.text
         assert num_live(engine) == 1
-        first.disconnect()
 
 
 @pytest.mark.parametrize(
