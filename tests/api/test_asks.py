@@ -41,8 +41,10 @@ OPTIONS = ApiOptions(max_output_tokens=50, max_sequences=4)
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with client(create_api(served(FakeEngine(says="Hello you")), OPTIONS).app) as one:
+async def http(jobs: Jobs) -> AsyncIterator[httpx.AsyncClient]:
+    """With a database, of which names are asked."""
+    models = served(FakeEngine(says="Hello you"))
+    async with client(create_api(models, OPTIONS, jobs=jobs).app) as one:
         yield one
 
 

@@ -32,21 +32,13 @@ async def test_a_client_that_leaves_takes_its_request_along(slow_engine: EngineC
     await eventually(lambda: slow_engine.status().kv_tokens_used == 0)
 
 
-async def test_a_stream_comes_chunk_by_chunk(slow_engine: EngineClient) -> None:
-    body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 5, "stream": True, "temperature": 0}
-    async with exchange(api(slow_engine), "/v1/completions", body) as one:
-        chunks = await one.rest()
-    assert len(chunks) >= 5
-    assert chunks[-1].endswith(b"data: [DONE]\n\n")
-
-
-async def test_a_silent_stream_is_kept_alive(slow_engine: EngineClient) -> None:
+async def test_a_stream_comes_chunk_by_chunk_and_is_kept_alive_between(slow_engine: EngineClient) -> None:
     app = api(slow_engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0.001))
     body = {"prompt": "hi", "ignore_eos": True, "max_tokens": 3, "stream": True}
     async with exchange(app, "/v1/completions", body) as one:
         chunks = await one.rest()
     said = [chunk for chunk in chunks if chunk != b": keep-alive\n\n"]
-    assert len(said) < len(chunks)
+    assert 3 <= len(said) < len(chunks)  # each token is one
     assert said[-1].endswith(b"data: [DONE]\n\n")
 
 
