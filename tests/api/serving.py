@@ -78,6 +78,13 @@ def served(
     return ModelRegistry([model])
 
 
+def named(engine: Engine, name: str) -> ServedModel:
+    """The served model by another name."""
+    model = served(engine).default
+    model.names = (name,)
+    return model
+
+
 def embedding_model(engine: Engine, *names: str, tokenizer: FakeTokenizer | None = None) -> ServedModel:
     """A model that embeds or scores, as the engine's facts say."""
     info = engine.info

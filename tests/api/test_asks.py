@@ -126,7 +126,7 @@ WRONG: dict[str, list[tuple[Json, str, str | None]]] = {
         ({"input": [{"role": "user", "content": LONG}], "truncation": "auto"}, "input", None),
         ({"max_output_tokens": 51}, "max_output_tokens", None),
         ({"conversation": "conv_1"}, "conversation", None),
-        ({"previous_response_id": "resp_\0"}, "previous_response_id", None),
+        ({"previous_response_id": "resp_\0"}, "previous_response_id", "previous_response_not_found"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode", None),
         ({"reasoning": {"effort": "low"}, "enable_thinking": False}, "enable_thinking", None),
         ({"enable_thinking": "no"}, "enable_thinking", "invalid_type"),

@@ -28,12 +28,11 @@ from openai_cpu_server.models.routing.options import (
     WhenStreaming,
 )
 from openai_cpu_server.models.routing.router import ModelRouter
-from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
-from tests.api.serving import OPTIONS, client, embedding_model, eventually, num_live, served
+from tests.api.serving import OPTIONS, client, embedding_model, eventually, named, num_live
 from tests.api.sockets import content, opened
 from tests.api.talking import chat, complete, error_of, events
 from tests.fakes import FAKE_EMBEDDER
@@ -58,8 +57,8 @@ class House:
         self.little, self.big = FakeEngine(says="little me"), FakeEngine(says="big me")
         self.vectors = FakeEngine(FAKE_EMBEDDER)
         models = [
-            _model("little", self.little),
-            _model("big", self.big),
+            named(self.little, "little"),
+            named(self.big, "big"),
             embedding_model(self.vectors, "vectors"),
         ]
         routers = [
@@ -87,12 +86,6 @@ def _routes(name: str) -> dict[str, str]:
     if name == "french":
         return {**ROUTES, "small": "little:french"}
     return {**ROUTES, "small": "auto"} if name == "outer" else ROUTES
-
-
-def _model(name: str, engine: FakeEngine) -> ServedModel:
-    model = served(engine).default
-    model.names = (name,)
-    return model
 
 
 async def asked(house: House, **fields: object) -> httpx.Response:
