@@ -164,7 +164,6 @@ def test_every_choice_obeys() -> None:
         ({"regex": "a", "guided_regex": "a"}, "guided_regex", "invalid_value"),
         ({"response_format": json_schema(), "choice": ["a"]}, "choice", "invalid_value"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "unsupported_parameter"),
-        ({"regex": "a", "stop": "a"}, "stop", "invalid_value"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos", "invalid_value"),
     ],
 )

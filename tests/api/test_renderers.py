@@ -69,8 +69,7 @@ async def test_what_was_told_is_counted_for_the_log() -> None:
 
 
 async def test_who_leaves_ends_the_call() -> None:
-    engine = FakeEngine()
-    engine.goes_on.clear()
+    engine = FakeEngine(is_held=True)
     model, one = served(engine).default, call(n=3)
     async with RunningCall(one, engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/")):
         assert len(engine.requests()) == 3

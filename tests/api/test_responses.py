@@ -367,8 +367,7 @@ async def has_ended(http: httpx.AsyncClient, response: Json) -> Json:
 
 
 async def test_a_response_is_made_behind_its_request() -> None:
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         assert response["status"] == "queued"
@@ -400,8 +399,7 @@ async def test_one_that_was_not_made_so_cannot_be_streamed_again(http: httpx.Asy
 
 
 async def test_it_is_cancelled() -> None:
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         path = f"/v1/responses/{response['id']}"
@@ -422,8 +420,7 @@ async def test_only_what_runs_in_the_background_can_be_cancelled(http: httpx.Asy
 
 
 async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         reading = asyncio.create_task(http.get(f"/v1/responses/{response['id']}?stream=true"))
@@ -435,8 +432,7 @@ async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
 
 async def test_a_client_that_leaves_while_it_is_stored_leaves_nothing_queued(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine, str(path)) as http:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # the server cannot write now
@@ -456,8 +452,7 @@ async def test_a_client_that_leaves_while_it_is_stored_leaves_nothing_queued(tmp
 
 
 async def test_one_that_is_deleted_ends() -> None:
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         assert (await http.delete(f"/v1/responses/{response['id']}")).status_code == 200
@@ -491,8 +486,7 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
 
 
 async def test_a_background_response_counts_against_its_keys_limits_until_its_end(tmp_path: Path) -> None:
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello", is_held=True)
     async with serving(engine, keys=key_ring(tmp_path, ann="concurrent = 1")) as http:
         http.headers["x-api-key"] = "ann"
         response = await begun(http)
@@ -504,8 +498,7 @@ async def test_a_background_response_counts_against_its_keys_limits_until_its_en
 
 async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> None:
     where = str(tmp_path / "jobs.db")
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello", is_held=True)
     async with serving(engine, where) as http:
         response = await begun(http)
         engine.cancel(response["id"])  # as an engine's end ends its requests

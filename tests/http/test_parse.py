@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
-from openai_cpu_server.api.chat.body import ChatBody, TextPart
+from openai_cpu_server.api.chat.body import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
@@ -223,12 +223,6 @@ def test_prompts_of_wrong_shape_are_named(prompt: object, param: str) -> None:
     assert refused(json.dumps({"prompt": prompt}).encode(), CompletionBody).param == param
 
 
-@pytest.mark.parametrize("prompt", ["text", ["a", "b"], [1, 2], [[1], [2, 3]]])
-def test_prompts_come_in_four_shapes(prompt: object) -> None:
-    body, _ = parse(CompletionBody, json.dumps({"prompt": prompt}).encode(), lenient=False)
-    assert body.prompt == prompt
-
-
 def test_null_means_absent_for_every_optional_field() -> None:
     optional = [name for name, field in ChatBody.model_fields.items() if not field.is_required()]
     everything = dict.fromkeys([*optional, *GENERATION_HINTS, *GENERATION_REFUSALS, "no_such_field"])
@@ -407,19 +401,6 @@ def test_the_beginning_of_an_input_is_not_cut() -> None:
     with pytest.raises(InvalidRequest) as caught:
         pooled(EmbeddingBody, truncate="START")
     assert caught.value.param == "truncate"
-
-
-def test_text_parts_and_tool_calls_are_read() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [
-        {"role": "developer", "content": [{"type": "text", "text": "be brief"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "4", "tool_call_id": "c1"},
-    ]
-    body, _ = parse(ChatBody, chat(messages=messages), lenient=False)
-    assert body.messages[0].content == [TextPart(type="text", text="be brief")]
-    assert body.messages[1].tool_calls is not None
-    assert body.messages[1].tool_calls[0].function.name == "f"
 
 
 def test_whole_numbers_are_numbers() -> None:
