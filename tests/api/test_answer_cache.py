@@ -280,6 +280,12 @@ async def test_a_key_has_answers_of_its_own_and_pays_requests_but_no_tokens(keys
     assert (refused.status_code, error_of(refused)["type"]) == (429, "requests")
 
 
+async def test_without_keys_everybody_is_one(cached: Cached) -> None:
+    await asked_with(cached, "one")
+    await cached.kept()
+    assert (await asked_with(cached, "two")).headers["x-cache"] == "exact"
+
+
 # -- what is not kept -------------------------------------------------------------------------------------
 
 

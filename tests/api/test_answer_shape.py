@@ -172,9 +172,22 @@ def test_refusals_name_the_field(fields: dict[str, object], param: str, code: st
     assert (error.param, error.code) == (param, code)
 
 
-def test_a_refused_keyword_is_named_with_its_place() -> None:
-    message = str(refused(response_format=json_schema({"properties": {"a": {"$ref": "#/nowhere"}}})))
-    assert message == "/properties/a: '$ref' to '#/nowhere' leads to nothing in this schema."
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"response_format": json_schema({"properties": {"a": {"$ref": "#/nowhere"}}})},
+            "/properties/a: '$ref' to '#/nowhere' leads to nothing in this schema.",
+        ),
+        (
+            {"regex": "a", "choice": ["a"]},
+            "'regex' and 'choice' cannot be combined: ask for one structure.",
+        ),
+        ({"grammar": 'root ::= "a"\nb := "c"'}, "line 2, column 3"),
+    ],
+)
+def test_it_is_said_what_is_wrong_and_where(fields: dict[str, object], said: str) -> None:
+    assert said in str(refused(**fields))
 
 
 def test_what_need_not_be_enforced_is_named_in_a_header() -> None:

@@ -189,6 +189,10 @@ def test_a_whole_response() -> None:
     )
 
 
+def test_what_was_not_sent_is_not_echoed() -> None:
+    assert not {"service_tier", "metadata"} & json.loads(whole(call(), end(0))).keys()
+
+
 def test_the_prompt_counts_once_for_all_choices() -> None:
     ends = [end(i, output_tokens=4, cached_tokens=i + 1) for i in range(3)]
     body = json.loads(whole(call(n=3), *ends))

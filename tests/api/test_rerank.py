@@ -201,6 +201,8 @@ async def test_equal_scores_keep_their_order(http: httpx.AsyncClient) -> None:
 
 async def test_without_a_model_the_first_that_can_rank_is_meant(http: httpx.AsyncClient) -> None:
     assert (await rerank(http)).json()["model"] == "embedder"
+    error = error_of(await rerank(http, model="judge"))
+    assert error["message"] == "The model 'judge' cannot rerank. On this server can: 'embedder', 'cross'."
 
 
 LONG = "a" * 80

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -204,6 +206,14 @@ async def test_closing_ends_all_of_its_requests(slow_engine: EngineClient) -> No
     assert num_live(slow_engine) == 0
 
 
+async def test_a_deadline_is_kept(slow_engine: EngineClient) -> None:
+    async with opened(api(slow_engine)) as socket:
+        socket.send({**LONG, "request_id": "a", "timeout": 0.2})
+        end = (await socket.until_end("a"))["a"][-1]
+        assert (end["status"], end["error"]["code"]) == (408, "request_timeout")
+        assert end["headers"]["x-should-retry"] == "false"
+
+
 async def test_requests_at_once_are_limited(slow_engine: EngineClient) -> None:
     options = msgspec.structs.replace(OPTIONS, max_socket_requests=2)
     async with opened(api(slow_engine, options)) as socket:
@@ -376,6 +386,17 @@ async def test_a_key_that_loses_its_scope_begins_nothing_more(engine: FakeEngine
         assert (await socket.until_end("a"))["a"][-1]["error"]["code"] == "missing_scope"
 
 
+async def test_output_tokens_count_too(engine: FakeEngine, tmp_path: Path) -> None:
+    app = locked_api(engine, key_ring(tmp_path, s3cret="tokens_per_minute = 1000"))
+    async with opened(app, headers=of("s3cret")) as socket:
+        socket.ask("a", stream=False, ignore_eos=True)
+        usage = (await socket.until_end("a"))["a"][0]["usage"]
+        socket.ask("b", ignore_eos=True)
+        end = (await socket.until_end("b"))["b"][-1]
+        left = int(end["headers"]["x-ratelimit-remaining-tokens"])
+        assert left <= 1000 - usage["total_tokens"]
+
+
 @pytest.mark.parametrize(
     ("origin", "allowed", "opens"),
     [
@@ -399,3 +420,15 @@ async def test_pages_of_other_origins_need_leave(
             await socket.accepted()
         else:
             assert (await socket.refused())[1]["code"] == "origin_not_allowed"
+
+
+async def test_a_crash_of_the_engine_is_a_pause(http: httpx.AsyncClient) -> None:
+    whole = (await chat(http, max_tokens=40, ignore_eos=True)).json()["choices"][0]["message"]["content"]
+    async with running(new_engine("step_s=0.02")) as engine, opened(api(engine)) as socket:
+        socket.ask("a", max_tokens=40, ignore_eos=True)
+        chunks = [await socket.next() for _ in range(5)]
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        chunks += (await socket.until_end("a"))["a"]
+    assert content(chunks) == whole
+    assert chunks[-1]["done"]
