@@ -66,7 +66,7 @@ def resolved(family: Family[Any], model: ServedModel, fields: Mapping[str, objec
     return resolve(ask, ModelContext(chosen, FAKE_INFO, sender, OPTIONS))
 
 
-def refused(ask: Callable[..., Call] = chat, **fields: object) -> InvalidRequest:
+def refused(ask: Callable[..., object] = chat, **fields: object) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         ask(**fields)
     return caught.value

@@ -71,7 +71,7 @@ async def test_by_its_names_and_addresses_it_answers(named: Starlette, host: str
 
 @pytest.mark.parametrize("host", OTHER_NAMES)
 async def test_by_another_name_nothing_answers(named: Starlette, host: str) -> None:
-    """By any method, whatever the page says of itself: a preflight too, and a probe."""
+    """Whatever the page says of itself: a preflight too, and a probe. One name is tried by any method."""
     async with client(named) as http:
         for path in ("/", "/health", "/v1/cache", "/v1/chat/completions", "/nowhere"):
             for method, more in itertools.product(METHODS if host == OTHER_NAMES[0] else ("GET",), ORIGINS):
