@@ -83,6 +83,7 @@ WRONG: dict[str, list[tuple[Json, str, str | None]]] = {
         ({"messages": [{"role": "user", "content": LONG}]}, "messages", "context_length_exceeded"),
         ({"messages": [*MESSAGES, LATE]}, "messages", "chat_template_failed"),
         ({"model": "gpt-4o"}, "model", "model_not_found"),
+        ({"priority": "high"}, "priority", "invalid_value"),
         ({"max_tokens": 51}, "max_tokens", None),
         ({"max_completion_tokens": 51}, "max_completion_tokens", None),
         ({"n": 5}, "n", "invalid_value"),
