@@ -6,8 +6,28 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Scope
+
+
+def scope_of(path: str, headers: Mapping[str, str] | None, *, method: str = "POST", **more: object) -> Scope:
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": quote(path).encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": raw,
+        "server": ("test", 80),
+        "client": ("test", 1),
+        **more,
+    }
 
 
 class Exchange:
@@ -49,6 +69,13 @@ class Exchange:
         assert isinstance(body, bytes)
         return body
 
+    async def rest(self) -> list[bytes]:
+        """All further pieces, to the end."""
+        pieces = []
+        while (piece := await self.chunk()) is not None:
+            pieces.append(piece)
+        return pieces
+
     async def receive(self) -> Message:
         return await self._to_app.get()
 
@@ -67,22 +94,7 @@ async def exchange(
     one = Exchange()
     if body is not None:
         one.send_body(json.dumps(body).encode())
-    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": raw,
-        "server": ("test", 80),
-        "client": ("test", 1),
-    }
-    task = asyncio.create_task(app(scope, one.receive, one.send))  # type: ignore[arg-type]
+    task = asyncio.create_task(app(scope_of(path, headers), one.receive, one.send))  # type: ignore[arg-type]
     try:
         yield one
     except BaseException:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import msgspec
 
 from openai_cpu_server.api.asking.call import Call, CallThinking, Prompt, ToolCallStyle
+from openai_cpu_server.api.asking.renderer import GatheredAnswer
+from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.asking.running import Tally
+from openai_cpu_server.api.chat.render import ChatRenderer
+from openai_cpu_server.api.completions.render import CompletionRenderer
+from openai_cpu_server.api.messages.render import MessagesRenderer
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.engine.parts import OutputParts
+from openai_cpu_server.models.served import ShownPieces
 from tests.api.fake_tokenizer import FakeTokenizer
 
 FIGURES = Figures(
@@ -35,6 +42,10 @@ TIMINGS_JSON = (
     '"tokens_generated":2,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"forced_tokens":3,'
     '"padded_tokens":30,"draft_n":8,"draft_n_accepted":6}'
 )
+
+
+PIECES = ShownPieces(FakeTokenizer())
+Renders = ChatRenderer | CompletionRenderer | MessagesRenderer
 
 
 def tokens_of(text: str) -> tuple[int, ...]:
@@ -88,6 +99,20 @@ def told(of: Call, events: Iterable[TokenEvent]) -> list[list[TokenEvent]]:
     name = FakeTokenizer().piece
     parts = {one.id: OutputParts(one.marks, name) for one in of.requests if one.marks is not None}
     return [[*parts[event.id].cut(event)] if event.id in parts else [event] for event in events]
+
+
+def streamed(renderer: Renders, of: Call, *steps: TokenEvent) -> list[str]:
+    """What a stream says of each event."""
+    stream = renderer.stream(of, PIECES)
+    return [b"".join(events(stream.event(one)) for one in step).decode() for step in told(of, steps)]
+
+
+def whole(renderer: Renders, of: Call, *steps: TokenEvent) -> bytes:
+    answers = {request.id: GatheredAnswer() for request in of.requests}
+    for event in chain.from_iterable(told(of, steps)):
+        answers[event.id].add(event)
+    finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
+    return renderer.whole(of, PIECES, answers, figures(of, finishes))
 
 
 def figures(of: Call, finishes: Mapping[str, Finish]) -> Figures:

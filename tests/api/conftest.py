@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
 from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import api, client, new_engine, running
 
@@ -40,3 +45,19 @@ def app(engine: FakeEngine) -> Starlette:
 async def http(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
     async with client(app) as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
+    """No batch is sent to them."""
+    database = open_database(str(tmp_path_factory.mktemp("jobs") / "jobs.db"))
+    jobs = Jobs(database, JobOptions(model="fake"))
+    task = asyncio.create_task(jobs.run(_no_row))
+    await asyncio.sleep(0)
+    yield jobs
+    await jobs.close()
+    await task
+
+
+async def _no_row(*_: object) -> NoReturn:
+    raise AssertionError("no batch has been sent")

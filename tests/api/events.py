@@ -11,6 +11,8 @@ from typing import Any
 import anyio
 from starlette.types import ASGIApp, Message
 
+from tests.api.asgi import scope_of
+
 Told = dict[str, Any]
 
 
@@ -64,20 +66,8 @@ async def watching(
     app: ASGIApp, *, headers: Mapping[str, str] | None = None, types: str | None = None
 ) -> AsyncIterator[Watcher]:
     watcher = Watcher()
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "GET",
-        "scheme": "http",
-        "path": "/v1/events",
-        "raw_path": b"/v1/events",
-        "query_string": b"" if types is None else f"types={types}".encode(),
-        "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
-        "server": ("test", 80),
-        "client": ("192.0.2.7", 1),
-    }
+    query = b"" if types is None else f"types={types}".encode()
+    scope = scope_of("/v1/events", headers, method="GET", query_string=query, client=("192.0.2.7", 1))
     task = asyncio.create_task(app(scope, watcher.receive, watcher.send))  # type: ignore[arg-type]
     try:
         yield watcher

@@ -56,17 +56,23 @@ class FakeEngine:
     With `FAKE_EMBEDDER` or `FAKE_RERANKER` it embeds as `FakeEmbedder` does, an input at a time.
 
     `told`: what it says of itself. `says`: the text of all its answers. `goes_on`: while it is cleared, no
-    request gets a further token.
+    request gets a further token, as from the start with `is_held`.
     """
 
     def __init__(
-        self, info: ModelInfo | None = FAKE_INFO, told: EngineStatus = READY, *, says: str | None = None
+        self,
+        info: ModelInfo | None = FAKE_INFO,
+        told: EngineStatus = READY,
+        *,
+        says: str | None = None,
+        is_held: bool = False,
     ) -> None:
         self.info = info
         self.told = told
         self.says = says
         self.goes_on = asyncio.Event()
-        self.goes_on.set()
+        if not is_held:
+            self.goes_on.set()
         self.is_ending = False
         self.named: dict[str, AdapterStatus] = {}
         """Its adapters."""

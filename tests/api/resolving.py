@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -66,5 +66,7 @@ def resolved(family: Family[Any], model: ServedModel, fields: Mapping[str, objec
     return resolve(ask, ModelContext(chosen, FAKE_INFO, sender, OPTIONS))
 
 
-def param_of(error: pytest.ExceptionInfo[InvalidRequest]) -> str | None:
-    return error.value.param
+def refused(ask: Callable[..., object] = chat, **fields: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        ask(**fields)
+    return caught.value

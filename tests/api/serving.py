@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
@@ -27,6 +27,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from tests.api.asgi import Exchange, exchange
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.grammar_check import check_grammar as known_check
 from tests.reading import model_read_here
@@ -77,6 +78,13 @@ def served(
     return ModelRegistry([model])
 
 
+def named(engine: Engine, name: str) -> ServedModel:
+    """The served model by another name."""
+    model = served(engine).default
+    model.names = (name,)
+    return model
+
+
 def embedding_model(engine: Engine, *names: str, tokenizer: FakeTokenizer | None = None) -> ServedModel:
     """A model that embeds or scores, as the engine's facts say."""
     info = engine.info
@@ -99,14 +107,39 @@ def rows(engine: Engine) -> RowRunner:
     return create_api(served(engine), OPTIONS).run_row
 
 
-def client(app: Starlette) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+def client(app: Starlette, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", headers=headers)
 
 
 async def eventually(is_so: Callable[[], bool]) -> None:
     with anyio.fail_after(20):
         while not is_so():
             await asyncio.sleep(0.005)
+
+
+LONG = {"prompt": "a", "ignore_eos": True}
+
+
+@asynccontextmanager
+async def busy(step_s: float = 0.02, *, max_queue: int = 1000) -> AsyncIterator[EngineClient]:
+    """An engine with one place, which a long request takes for as long as nobody ends it."""
+    async with (
+        running(new_engine(f"step_s={step_s}", max_seqs=1, max_queue=max_queue)) as engine,
+        exchange(api(engine), "/v1/completions", LONG) as first,
+    ):
+        await eventually(lambda: engine.status().running["interactive"] == 1)
+        yield engine
+        first.disconnect()
+
+
+@asynccontextmanager
+async def waiting(engine: EngineClient, **fields: object) -> AsyncIterator[Exchange]:
+    """A long request that has its place in the queue."""
+    async with exchange(api(engine), "/v1/completions", {**LONG, **fields}) as one:
+        label = str(fields.get("priority", "interactive"))
+        await eventually(lambda: engine.status().waiting[label] == 1)
+        yield one
+        one.disconnect()
 
 
 def num_live(engine: Engine) -> int:

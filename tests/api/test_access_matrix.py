@@ -1,28 +1,26 @@
-"""Every route of the application: no key, a wrong key, the right one, one for something else."""
+"""Every route: no key, a wrong key, the right one, one for something else; and odd spellings of its path."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import NoReturn
+from urllib.parse import quote
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import Message
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import Scope
+from openai_cpu_server.http.keys import Scope as KeyScope
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.records import JobOptions
-from openai_cpu_server.jobs.store.database import open_database
 from tests.access_table import NEEDED, OPEN, OPEN_TO_GATEWAYS, OTHERS, SOCKETS, with_an_end
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_file, of
 from tests.api.serving import client, locked_api
+from tests.api.sockets import connected
 from tests.api.talking import told_error
 
 pytestmark = pytest.mark.anyio
@@ -38,43 +36,14 @@ def names(routes: list[BaseRoute]) -> Iterator[str]:
         yield from (f"{method} {path}" for method in sorted((methods or set()) - {"HEAD"}))
 
 
-def key_file(folder: Path) -> Path:
-    """For each scope a key that has it, and one that has all others."""
-    tables = [_table(s.value, [s.value]) for s in Scope]
-    tables += [_table("not-" + s.value, [o.value for o in Scope if o is not s]) for s in Scope]
-    path = folder / "keys.toml"
-    path.write_text("\n".join(tables))
-    return path
-
-
-def _table(name: str, scopes: list[str]) -> str:
-    return f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\nscopes = {scopes}'
-
-
 @pytest.fixture(scope="module")
 async def engine() -> FakeEngine:
     return FakeEngine()
 
 
 @pytest.fixture(scope="module")
-async def jobs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Jobs]:
-    """Nothing runs here."""
-    folder = tmp_path_factory.mktemp("jobs")
-    jobs = Jobs(open_database(str(folder / "jobs.db")), JobOptions(model="fake"))
-    task = asyncio.create_task(jobs.run(_no_row))
-    await asyncio.sleep(0)
-    yield jobs
-    await jobs.close()
-    await task
-
-
-async def _no_row(*_: object) -> NoReturn:
-    raise AssertionError("no batch has been sent")
-
-
-@pytest.fixture(scope="module")
 def locked(engine: FakeEngine, jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Starlette:
-    return locked_api(engine, KeyRing(None, key_file(tmp_path_factory.mktemp("keys"))), jobs=jobs)
+    return locked_api(engine, KeyRing(None, scoped_keys(tmp_path_factory.mktemp("keys"))), jobs=jobs)
 
 
 @pytest.fixture
@@ -86,6 +55,13 @@ async def http(locked: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 async def test_the_table_names_every_route(locked: Starlette) -> None:
     assert sorted(names(locked.routes)) == sorted([*NEEDED, *SOCKETS])
     assert OTHERS.keys() <= NEEDED.keys()
+
+
+def scoped_keys(folder: Path) -> Path:
+    """For each scope a key that has it, and one that has all others."""
+    every = {scope.value: [scope.value] for scope in KeyScope}
+    every |= {f"not-{name}": [other for other in every if other != name] for name in every}
+    return key_file(folder, **{name: f"scopes = {scopes}" for name, scopes in every.items()})
 
 
 def kind_of(answer: httpx.Response) -> object:
@@ -137,17 +113,11 @@ async def test_what_is_open_is_open(http: httpx.AsyncClient, route: str, headers
     assert answer.status_code == (404 if "{" in route else 200)
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/v1/stats"])
-async def test_metrics_have_a_scope_of_their_own(http: httpx.AsyncClient, path: str) -> None:
-    assert (await http.get(path, headers={"x-api-key": "not-metrics"})).status_code == 403
-    assert (await http.get(path, headers={"x-api-key": "metrics"})).status_code != 403
-
-
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "wrong"}, {"x-api-key": "admin"}])
 async def test_gateways_may_be_let_in_without_a_key(
     engine: FakeEngine, jobs: Jobs, tmp_path: Path, headers: dict[str, str]
 ) -> None:
-    keys = KeyRing(None, key_file(tmp_path), is_open_to_gateways=True)
+    keys = KeyRing(None, scoped_keys(tmp_path), is_open_to_gateways=True)
     async with client(locked_api(engine, keys, jobs=jobs)) as http:
         for route in WITH_A_KEY:
             answer = await http.request(*split(route), headers=headers)
@@ -169,26 +139,126 @@ async def test_without_any_keys_everything_is_open(engine: FakeEngine, jobs: Job
 
 @pytest.mark.parametrize(("key", "status"), [("wrong", 401), ("metrics", 403)])
 async def test_a_websocket_is_held_to_the_same(locked: Starlette, key: str, status: int) -> None:
-    sent: list[Message] = []
+    async with connected(locked, of(key)) as socket:
+        assert (await socket.refused())[0] == status
 
-    async def receive() -> Message:
-        return {"type": "websocket.connect"}
 
-    async def send(message: Message) -> None:
-        sent.append(message)
+# -- odd spellings of paths: nothing is reached but what the scope of the key allows -------------------------
 
-    scope = {
-        "type": "websocket",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "path": "/v1/chat/completions",
-        "raw_path": b"/v1/chat/completions",
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "ws",
-        "headers": [(b"x-api-key", key.encode())],
-        "subprotocols": [],
-        "extensions": {"websocket.http.response": {}},
-    }
-    await locked(scope, receive, send)
-    assert sent[0]["type"] == "websocket.http.response.start"
-    assert sent[0]["status"] == status
+
+METHODS = ("GET", "POST", "DELETE", "PUT", "HEAD")
+KNOWN = (None, *(scope.value for scope in KeyScope))
+KEYS = ("wrong", *KNOWN)
+CONTROLS = [*map(chr, range(0x20)), "\x7f"]
+ALL_NEEDED = {**NEEDED, **SOCKETS}
+
+
+def may(key: str | None, needed: KeyScope | None) -> bool:
+    return needed is None or key == needed.value
+
+
+def spellings(path: str) -> Iterator[str]:
+    """As they stand in the request's line."""
+    yield path
+    yield from (
+        path + end for end in ("/", "%0A", "%0D%0A", "%00", "%20", "%2f", "%3F", ";", "/.", "/..", "%FF")
+    )
+    yield from ("/" + path, "/." + path, "/x/.." + path, "/%2e" + path, "%2f" + path.lstrip("/"))
+    yield from (path.upper(), path.title(), path.replace("/", "%2f"), path.replace("/", "\\"))
+    yield "/" + "".join(f"%{ord(c):02x}" if c != "/" else c for c in path[1:])
+    yield path.replace("/", "//")
+
+
+class Reached:
+    """Notes which handlers are reached, and lets them work."""
+
+    def __init__(self, app: Starlette) -> None:
+        self.names: list[str] = []
+        for route in app.routes:
+            assert isinstance(route, Route | WebSocketRoute)
+            methods = route.methods if isinstance(route, Route) else {"WEBSOCKET"}
+            (method,) = (methods or set()) - {"HEAD"}
+            name = f"{method} {re.sub(r':[a-z]+}', '}', route.path)}"
+            route.app = self._noting(route.app, name)
+
+    def _noting(self, app: ASGIApp, name: str) -> ASGIApp:
+        async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+            self.names.append(name)
+            await app(scope, receive, send)
+
+        return noted
+
+
+@pytest.fixture(scope="module")
+async def reached(locked: Starlette) -> Reached:
+    return Reached(locked)
+
+
+PATHS = sorted({re.sub(r"\{.*?\}", "nothing", route.split(" ")[1]) for route in NEEDED})
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_spelling_of_a_path_opens_what_the_key_does_not(
+    locked: Starlette, reached: Reached, path: str
+) -> None:
+    """By any method and any key. No spelling is a fault of the server's, either.
+
+    The query ends at once what would be endless.
+    """
+    async with client(locked) as http:
+        for spelling in spellings(path):
+            for method in METHODS if spelling == path else METHODS[:3]:
+                for key in KEYS if spelling == path else KNOWN:
+                    reached.names.clear()
+                    headers = of(key) if key else {}
+                    answer = await http.request(method, spelling + "?types=", headers=headers)
+                    assert answer.status_code < 500, (method, spelling, key)
+                    for name in reached.names:
+                        assert may(key, ALL_NEEDED[name]), (name, method, spelling, key)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_control_characters_reach_nothing(locked: Starlette, reached: Reached, path: str) -> None:
+    """Whoever sends them, also one who may do everything."""
+    async with client(locked) as http:
+        for control in CONTROLS:
+            for spelling in (
+                path + quote(control),
+                quote(control) + path,
+                path[:3] + quote(control) + path[3:],
+            ):
+                reached.names.clear()
+                answer = await http.get("/" + spelling.lstrip("/"), headers={"x-api-key": "not-metrics"})
+                assert answer.status_code == 400
+                said = told_error(answer) if not spelling.startswith("/v1/messages") else None
+                assert said is None or said["code"] == "invalid_path"
+                assert not reached.names
+
+
+@pytest.mark.parametrize("socket", SOCKETS)
+async def test_a_websocket_is_reached_by_its_path_and_its_scope_alone(
+    locked: Starlette, reached: Reached, socket: str
+) -> None:
+    path = socket.split(" ")[1]
+    for spelling in (path, path + "\n", path + "/", "/" + path, path.upper(), path + "\x00"):
+        for key in KEYS:
+            reached.names.clear()
+            async with connected(locked, of(key) if key else {}, path=spelling) as one:
+                pass
+            while not one.from_app.empty():
+                assert one.from_app.get_nowait().get("status", 0) < 500
+            assert reached.names == ([socket] if spelling == path and may(key, SOCKETS[socket]) else [])
+
+
+async def test_the_way_that_was_open(locked: Starlette) -> None:
+    """A line's end behind a path passed for another path at the gate, and for the same at the route."""
+    async with client(locked) as http:
+        http.headers["x-api-key"] = "inference"
+        for method, path in (("DELETE", "/v1/cache"), ("POST", "/v1/models/fake/unload")):
+            assert (await http.request(method, path)).status_code == 403
+            assert (await http.request(method, path + "%0A")).status_code == 400
+        assert (await http.post("/v1/chat/completions%0A", json={})).status_code == 400
+
+
+def test_httpx_sends_what_the_test_says() -> None:
+    assert httpx.Request("GET", "http://test//v1/x%0A/%2f").url.raw_path == b"//v1/x%0A/%2f"

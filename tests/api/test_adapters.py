@@ -13,9 +13,9 @@ from openai_cpu_server.api.application import create_api
 from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed
-from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client
 from tests.api.talking import complete, error_of
 from tests.models.test_registry import model
@@ -129,13 +129,10 @@ class TestModels:
     async def test_a_key_names_them_as_models(
         self, engine: FakeEngine, tmp_path: Path, allowed: list[str]
     ) -> None:
-        keys = tmp_path / "keys.toml"
-        digest = hashlib.sha256(b"ann").hexdigest()
-        keys.write_text(f'[keys.ann]\nsha256 = "{digest}"\nmodels = {allowed}\n')
+        keys = key_ring(tmp_path, ann=f"models = {allowed}")
         models = ModelRegistry([model("base", engine=engine)])
-        app = create_api(models, OPTIONS, keys=KeyRing(None, keys)).app
-        async with client(app) as http:
-            http.headers["x-api-key"] = "ann"
+        app = create_api(models, OPTIONS, keys=keys).app
+        async with client(app, of("ann")) as http:
             listed = [card["id"] for card in (await http.get("/v1/models")).json()["data"]]
             assert listed == allowed
             assert (await complete(http)).json()["model"] == allowed[0]

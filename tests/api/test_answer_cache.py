@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sqlite3
 import tempfile
@@ -31,9 +30,10 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
-from tests.api.serving import client, embedding_model, eventually, num_live, served
+from tests.api.keys import key_ring, of
+from tests.api.serving import client, embedding_model, eventually, named, num_live
+from tests.api.sockets import content, opened
 from tests.api.talking import chat, complete, error_of, events
-from tests.api.test_websocket import content, opened
 from tests.fakes import FAKE_EMBEDDER
 
 pytestmark = pytest.mark.anyio
@@ -52,8 +52,8 @@ class Cached:
         self.vectors = FakeEngine(FAKE_EMBEDDER)
         self.files = {"fake": "file 1", "large": "file 2", "vectors": "file 3"}
         models = [
-            self.known(_named(served(self.engine).default, "fake")),
-            self.known(_named(served(self.large).default, "large")),
+            self.known(named(self.engine, "fake")),
+            self.known(named(self.large, "large")),
             self.known(embedding_model(self.vectors, "vectors")),
         ]
         cascade = Cascade(small="small", large="large", mean_logprob=-0.5, when_streaming=WhenStreaming.HOLD)
@@ -97,11 +97,6 @@ class Cached:
     async def kept(self, number: int = 1) -> None:
         """Answers are written while the server goes on."""
         await eventually(lambda: f"ocs_answer_cache_stores_total {number}.0" in self.metrics)
-
-
-def _named(model: ServedModel, name: str) -> ServedModel:
-    model.names = (name,)
-    return model
 
 
 @pytest.fixture
@@ -228,37 +223,12 @@ async def test_the_older_routes_and_their_batches(cached: Cached, http: httpx.As
 # -- what is never shared ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"temperature": 0.5},
-        {"max_tokens": 7},
-        {"model": "large"},
-        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]},
-        {"messages": [{"role": "user", "content": "ho"}]},
-        {"tools": [TOOL]},
-        FORM,
-        {"stop": ["x"]},
-        {"logprobs": True},
-        {"cache_salt": "other"},
-        {"logit_bias": {"99": 1}},
-        {"n": 2},
-    ],
-)
-async def test_another_question_is_asked_anew(
-    cached: Cached, http: httpx.AsyncClient, fields: dict[str, object]
-) -> None:
-    await chat(http)
-    await cached.kept()
-    assert (await chat(http, **fields)).headers["x-cache"] == "miss"
-
-
 async def test_a_file_that_has_changed_answers_itself(cached: Cached, http: httpx.AsyncClient) -> None:
     await chat(http)
     await cached.kept()
     old = cached.models.default
     cached.files["fake"] = "another"
-    cached.models.replace(old, cached.known(_named(served(cached.engine).default, "fake")))
+    cached.models.replace(old, cached.known(named(cached.engine, "fake")))
     assert (await chat(http)).headers["x-cache"] == "miss"
 
 
@@ -287,18 +257,12 @@ async def test_adapters_and_versions_of_one_have_answers_of_their_own(
 
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyRing:
-    path = tmp_path / "keys.toml"
-    limit = {"ann": "tokens_per_minute = 40\nrequests_per_minute = 3", "bob": "", "root": "admin = true"}
-    tables = [
-        f'[keys.{n}]\nsha256 = "{hashlib.sha256(n.encode()).hexdigest()}"\n{t}' for n, t in limit.items()
-    ]
-    path.write_text("\n".join(tables))
-    return KeyRing(None, path)
+    limits = "tokens_per_minute = 40\nrequests_per_minute = 3"
+    return key_ring(tmp_path, ann=limits, bob="", root="admin = true")
 
 
 async def asked_with(cached: Cached, key: str, **fields: object) -> httpx.Response:
-    async with client(cached.app) as http:
-        http.headers["x-api-key"] = key
+    async with client(cached.app, of(key)) as http:
         return await chat(http, **fields)
 
 
@@ -524,6 +488,7 @@ async def test_the_very_same_question_needs_no_embedding(similar: Cached) -> Non
     assert (await say(similar, ONE)).headers["x-cache"] == "exact"
 
 
+@pytest.mark.parametrize("least", [None, 0.9], ids=["the same words", "similar words"])
 @pytest.mark.parametrize(
     ("before", "fields"),
     [
@@ -535,14 +500,26 @@ async def test_the_very_same_question_needs_no_embedding(similar: Cached) -> Non
         ([], {"max_tokens": 7}),
         ([], {"model": "large"}),
         ([], {"cache_salt": "mine"}),
+        ([], {"stop": ["x"]}),
+        ([], {"logprobs": True}),
+        ([], {"logit_bias": {"99": 1}}),
+        ([], {"n": 2}),
     ],
 )
-async def test_only_the_last_turn_may_differ(
-    similar: Cached, before: list[dict[str, str]], fields: dict[str, object]
+async def test_but_for_the_last_turn_nothing_may_differ(
+    least: float | None, before: list[dict[str, str]], fields: dict[str, object]
 ) -> None:
-    await say(similar, ONE)
-    await similar.kept()
-    assert (await say(similar, ALIKE, *before, **fields)).headers["x-cache"] == "miss"
+    cached = Cached(least=least)
+    await say(cached, ONE)
+    await cached.kept()
+    again = await say(cached, ONE if least is None else ALIKE, *before, **fields)
+    assert again.headers["x-cache"] == "miss"
+
+
+async def test_other_words_are_another_question(cached: Cached) -> None:
+    await say(cached, ONE)
+    await cached.kept()
+    assert (await say(cached, ALIKE)).headers["x-cache"] == "miss"
 
 
 async def test_a_changed_tool_is_another_question(similar: Cached) -> None:
@@ -557,9 +534,7 @@ async def test_similar_questions_of_other_keys_are_other_questions(keys: KeyRing
     cached = Cached(least=0.9, keys=keys)
     said = []
     for key, text in (("bob", ONE), ("root", ALIKE), ("bob", ALIKE)):
-        async with client(cached.app) as http:
-            http.headers["x-api-key"] = key
-            said.append(await chat(http, messages=[{"role": "user", "content": text}]))
+        said.append(await asked_with(cached, key, messages=[{"role": "user", "content": text}]))
         await cached.kept(min(2, len(said)))
     headers = [answer.headers["x-cache"] for answer in said]
     assert headers == ["miss", "miss", "semantic; similarity=0.99"]

@@ -9,9 +9,8 @@ import pytest
 from openai_cpu_server.api.asking.ask import Ask
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from tests.api.resolving import chat, complete
+from tests.api.resolving import chat, complete, refused
 
 SCHEMA = {
     "type": "object",
@@ -39,12 +38,6 @@ def accepts(text: str, **fields: object) -> bool:
     assert shape is not None
     assert (shape.opening, shape.triggers) == ((), ())
     return GrammarCheck(shape.grammar).check(text).fits
-
-
-def refused(**fields: object) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as caught:
-        chat(**fields)
-    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -171,7 +164,6 @@ def test_every_choice_obeys() -> None:
         ({"regex": "a", "guided_regex": "a"}, "guided_regex", "invalid_value"),
         ({"response_format": json_schema(), "choice": ["a"]}, "choice", "invalid_value"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "unsupported_parameter"),
-        ({"regex": "a", "stop": "a"}, "stop", "invalid_value"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos", "invalid_value"),
     ],
 )
@@ -180,9 +172,22 @@ def test_refusals_name_the_field(fields: dict[str, object], param: str, code: st
     assert (error.param, error.code) == (param, code)
 
 
-def test_a_refused_keyword_is_named_with_its_place() -> None:
-    message = str(refused(response_format=json_schema({"properties": {"a": {"$ref": "#/nowhere"}}})))
-    assert message == "/properties/a: '$ref' to '#/nowhere' leads to nothing in this schema."
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"response_format": json_schema({"properties": {"a": {"$ref": "#/nowhere"}}})},
+            "/properties/a: '$ref' to '#/nowhere' leads to nothing in this schema.",
+        ),
+        (
+            {"regex": "a", "choice": ["a"]},
+            "'regex' and 'choice' cannot be combined: ask for one structure.",
+        ),
+        ({"grammar": 'root ::= "a"\nb := "c"'}, "line 2, column 3"),
+    ],
+)
+def test_it_is_said_what_is_wrong_and_where(fields: dict[str, object], said: str) -> None:
+    assert said in str(refused(**fields))
 
 
 def test_what_need_not_be_enforced_is_named_in_a_header() -> None:

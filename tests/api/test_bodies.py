@@ -17,8 +17,8 @@ from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.serving import OPTIONS, api, client, eventually, num_live, served
+from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, error_of
-from tests.api.test_websocket import opened
 
 pytestmark = pytest.mark.anyio
 

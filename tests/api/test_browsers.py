@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from ipaddress import ip_network
 from typing import Any
 
@@ -16,8 +17,8 @@ from openai_cpu_server.http.clients import is_loopback
 from openai_cpu_server.http.gate import canonical_origin, host_name
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api
+from tests.api.sockets import connected
 from tests.api.talking import error_of, messages_error_of
-from tests.api.test_websocket import connected
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +39,8 @@ def named(engine: FakeEngine) -> Starlette:
 
 # -- by which name ----------------------------------------------------------------------------------------
 
+METHODS = ("GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT")
+ORIGINS: tuple[dict[str, str], ...] = ({}, PREFLIGHT, {"origin": "null"})
 OWN_NAMES = [
     *("localhost", "localhost:8000", "LOCALHOST:1", "localhost.", "llm.example", "LLM.example.:443"),
     *("127.0.0.1", "127.0.0.1:8000", "10.1.2.3:80", "[::1]:8000", "[::1]", "[fe80::1%25eth0]:8000"),
@@ -68,13 +71,12 @@ async def test_by_its_names_and_addresses_it_answers(named: Starlette, host: str
 
 @pytest.mark.parametrize("host", OTHER_NAMES)
 async def test_by_another_name_nothing_answers(named: Starlette, host: str) -> None:
-    """By any method, whatever the page says of itself: a preflight too, and a probe."""
+    """Whatever the page says of itself: a preflight too, and a probe. One name is tried by any method."""
     async with client(named) as http:
-        for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT"):
-            for path in ("/", "/health", "/v1/cache", "/v1/chat/completions", "/nowhere"):
-                for more in ({}, PREFLIGHT, {"origin": "null"}):
-                    answer = await http.request(method, path, headers={"host": host, **more})
-                    assert answer.status_code == 421, (method, path, host)
+        for path in ("/", "/health", "/v1/cache", "/v1/chat/completions", "/nowhere"):
+            for method, more in itertools.product(METHODS if host == OTHER_NAMES[0] else ("GET",), ORIGINS):
+                answer = await http.request(method, path, headers={"host": host, **more})
+                assert answer.status_code == 421, (method, path, host)
         answer = await http.get("/v1/models", headers={"host": host})
         assert error_of(answer)["code"] == "host_not_allowed"
         assert "--allowed-host" in str(error_of(answer)["message"])
@@ -173,17 +175,6 @@ async def test_another_page_may_not(named: Starlette, origin: str, headers: dict
         assert (await http.get("/health", headers={**headers, "origin": origin})).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("origin", "is_open"), [("null", False), ("https://localhost:1", False), (PAGE, True)]
-)
-async def test_a_page_opens_a_websocket_only_from_there(named: Starlette, origin: str, is_open: bool) -> None:
-    async with connected(named, headers={"host": "localhost:1", "origin": origin}, is_bare=True) as socket:
-        if is_open:
-            await socket.accepted()
-        else:
-            assert (await socket.refused())[0] == 403
-
-
 async def test_a_host_and_an_origin_that_are_both_nothing_are_not_alike(engine: FakeEngine) -> None:
     async with client(api(engine)) as http:
         answer = await http.request(
@@ -209,6 +200,59 @@ async def test_an_application_has_an_origin_too(engine: FakeEngine) -> None:
 @given(st.text() | st.from_regex(r"[a-z]{0,5}:?/{0,2}[\\[\\]:.@a-z0-9/#?]{0,20}"))
 def test_any_text_is_an_origin_or_none_and_canonical_but_once(text: str) -> None:
     assert canonical_origin(canonical_origin(text)) == canonical_origin(text)
+
+
+# -- what pages may read ----------------------------------------------------------------------------------
+
+ASKING = {**PREFLIGHT, "access-control-request-headers": "authorization,content-type,x-stainless-os"}
+
+
+async def test_off_by_default(http: httpx.AsyncClient) -> None:
+    assert (await http.options("/v1/chat/completions", headers=ASKING)).status_code == 405
+    answer = await http.get("/v1/models", headers={"origin": PAGE})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(("allowed", "said"), [((PAGE, "http://b"), PAGE), (("*",), "*")])
+async def test_a_preflight_needs_no_key(engine: FakeEngine, allowed: tuple[str, ...], said: str) -> None:
+    options = msgspec.structs.replace(OPTIONS, api_key="k", cors_origins=allowed)
+    async with client(api(engine, options)) as http:
+        answer = await http.options("/v1/chat/completions", headers=ASKING)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == said
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        assert "x-stainless-os" in answer.headers["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in answer.headers
+        refused = await http.get("/v1/models", headers={"origin": PAGE})
+        assert (refused.status_code, error_of(refused)["code"]) == (401, "invalid_api_key")
+        assert refused.headers["access-control-allow-origin"] == said  # the page may read why
+        exposed = refused.headers["access-control-expose-headers"]
+        for name in ("x-request-id", "x-ratelimit-remaining-tokens", "x-ratelimit-limit-requests"):
+            assert name in exposed
+
+
+async def test_another_origin_is_not_let_in(engine: FakeEngine) -> None:
+    options = msgspec.structs.replace(OPTIONS, cors_origins=("https://other.example",))
+    async with client(api(engine, options)) as http:
+        assert (await http.options("/v1/models", headers=ASKING)).status_code == 400
+        answer = await http.get("/v1/models", headers={"origin": PAGE})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_options_without_an_origin_needs_a_key(engine: FakeEngine) -> None:
+    options = msgspec.structs.replace(OPTIONS, api_key="k", cors_origins=(PAGE,))
+    async with client(api(engine, options)) as http:
+        assert (await http.options("/v1/models")).status_code == 401
+
+
+@pytest.mark.parametrize("allowed", [(PAGE,), ("*",)])
+async def test_a_page_that_is_allowed_may_send_what_browsers_send_unasked(
+    engine: FakeEngine, allowed: tuple[str, ...]
+) -> None:
+    headers = {"content-type": "text/plain", "origin": PAGE}
+    async with client(api(engine, msgspec.structs.replace(OPTIONS, cors_origins=allowed))) as http:
+        body = b'{"prompt": "x", "max_tokens": 1}'
+        assert (await http.post("/v1/completions", content=body, headers=headers)).status_code == 200
 
 
 # -- administrators without keys --------------------------------------------------------------------------

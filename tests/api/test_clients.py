@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from ipaddress import ip_network
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server.http.clients import Client, client_address
-from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import ALL_SCOPES, ANYBODY, Identity, Key
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of, sha
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
+from tests.api.sockets import opened
 from tests.api.talking import MESSAGES
-from tests.api.test_websocket import opened
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48"))
 LONG = {"messages": MESSAGES, "ignore_eos": True}
@@ -190,13 +188,10 @@ async def test_a_sockets_requests_are_their_peers(engine: FakeEngine) -> None:
 @pytest.mark.anyio
 async def test_an_administrators_key_sees_addresses(engine: FakeEngine, tmp_path: Path) -> None:
     engine.goes_on.clear()
-    path = tmp_path / "keys.toml"
-    path.write_text(f'[keys.root]\nsha256 = "{hashlib.sha256(b"r").hexdigest()}"\nadmin = true\n')
-    app = locked_api(engine, KeyRing("shared", path))
-    shared = {"x-api-key": "shared"}
-    async with exchange(coming_from("192.0.2.1", app), "/v1/chat/completions", LONG, shared) as one:
+    app = locked_api(engine, key_ring(tmp_path, "shared", root="admin = true"))
+    async with exchange(coming_from("192.0.2.1", app), "/v1/chat/completions", LONG, of("shared")) as one:
         await eventually(lambda: num_live(engine) == 1)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-            (card,) = (await http.get("/v1/requests", headers={"x-api-key": "r"})).json()["data"]
+        async with client(app, of("root")) as http:
+            (card,) = (await http.get("/v1/requests")).json()["data"]
         one.disconnect()
-    assert card["client"] == f"{hashlib.sha256(b'shared').hexdigest()[:16]}@192.0.2.1"
+    assert card["client"] == f"{sha('shared')[:16]}@192.0.2.1"

@@ -8,36 +8,6 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from openai_cpu_server import errors
-from openai_cpu_server.errors import (
-    AnswersUnavailable,
-    BodiesFull,
-    BodyTooLarge,
-    BodyTooSlow,
-    ConstraintFailed,
-    DeadlineExceeded,
-    EmbeddingFailed,
-    EngineUnavailable,
-    Forbidden,
-    GenerationFailed,
-    InputTooLong,
-    InvalidRequest,
-    JobsUnavailable,
-    ModelNotFound,
-    PromptTooLong,
-    QueueFull,
-    RateLimited,
-    ReaderTooSlow,
-    RequestCancelled,
-    RequestNotFound,
-    RequestsLimited,
-    ServerError,
-    StartupError,
-    TemplateFailed,
-    TokensLimited,
-    TooManyConnections,
-    Unauthorized,
-    WrongModelKind,
-)
 from openai_cpu_server.http.errors import TABLE, error_response
 
 BAD = "invalid_request_error"
@@ -46,45 +16,45 @@ BAD = "invalid_request_error"
 @pytest.mark.parametrize(
     ("error", "status", "kind", "param", "code"),
     [
-        (InvalidRequest("no", param="n", code="invalid_value"), 400, BAD, "n", "invalid_value"),
-        (InvalidRequest("no"), 400, BAD, None, None),
+        (errors.InvalidRequest("no", param="n", code="invalid_value"), 400, BAD, "n", "invalid_value"),
+        (errors.InvalidRequest("no"), 400, BAD, None, None),
         (
-            PromptTooLong(prompt_tokens=9, max_tokens=2, limit=10, param="prompt"),
+            errors.PromptTooLong(prompt_tokens=9, max_tokens=2, limit=10, param="prompt"),
             400,
             BAD,
             "prompt",
             "context_length_exceeded",
         ),
         (
-            InputTooLong(tokens=9, limit=8, param="input[2]"),
+            errors.InputTooLong(tokens=9, limit=8, param="input[2]"),
             400,
             BAD,
             "input[2]",
             "context_length_exceeded",
         ),
-        (WrongModelKind("x", "embed", able=["y"]), 400, BAD, "model", "wrong_model_kind"),
-        (EmbeddingFailed("no"), 500, "server_error", None, "generation_failed"),
-        (TemplateFailed("no"), 400, BAD, "messages", "chat_template_failed"),
-        (Unauthorized("no"), 401, BAD, None, "invalid_api_key"),
-        (Forbidden("admin"), 403, BAD, None, "missing_scope"),
-        (BodyTooSlow(), 408, BAD, None, "request_body_timeout"),
-        (DeadlineExceeded(5), 408, "server_error", None, "request_timeout"),
-        (ReaderTooSlow(), 408, "server_error", None, "reader_too_slow"),
-        (RequestsLimited("x", retry_after_s=1), 429, "requests", None, "rate_limit_exceeded"),
-        (TokensLimited("x", retry_after_s=None), 429, "tokens", None, "rate_limit_exceeded"),
-        (TooManyConnections(), 503, "server_error", None, "too_many_connections"),
-        (BodiesFull(), 503, "server_error", None, "too_many_bodies"),
-        (AnswersUnavailable(), 503, "server_error", None, "answers_unavailable"),
-        (JobsUnavailable("the disk"), 503, "server_error", None, "jobs_unavailable"),
-        (ModelNotFound("x"), 404, BAD, "model", "model_not_found"),
-        (RequestNotFound("x"), 404, BAD, "id", "request_not_found"),
+        (errors.WrongModelKind("x", "embed", able=["y"]), 400, BAD, "model", "wrong_model_kind"),
+        (errors.EmbeddingFailed("no"), 500, "server_error", None, "generation_failed"),
+        (errors.TemplateFailed("no"), 400, BAD, "messages", "chat_template_failed"),
+        (errors.Unauthorized("no"), 401, BAD, None, "invalid_api_key"),
+        (errors.Forbidden("admin"), 403, BAD, None, "missing_scope"),
+        (errors.BodyTooSlow(), 408, BAD, None, "request_body_timeout"),
+        (errors.DeadlineExceeded(5), 408, "server_error", None, "request_timeout"),
+        (errors.ReaderTooSlow(), 408, "server_error", None, "reader_too_slow"),
+        (errors.RequestsLimited("x", retry_after_s=1), 429, "requests", None, "rate_limit_exceeded"),
+        (errors.TokensLimited("x", retry_after_s=None), 429, "tokens", None, "rate_limit_exceeded"),
+        (errors.TooManyConnections(), 503, "server_error", None, "too_many_connections"),
+        (errors.BodiesFull(), 503, "server_error", None, "too_many_bodies"),
+        (errors.AnswersUnavailable(), 503, "server_error", None, "answers_unavailable"),
+        (errors.JobsUnavailable("the disk"), 503, "server_error", None, "jobs_unavailable"),
+        (errors.ModelNotFound("x"), 404, BAD, "model", "model_not_found"),
+        (errors.RequestNotFound("x"), 404, BAD, "id", "request_not_found"),
         (HTTPException(404, "no"), 404, BAD, None, "unknown_url"),
         (HTTPException(405, "no"), 405, BAD, None, "method_not_allowed"),
-        (BodyTooLarge(5), 413, BAD, None, "request_too_large"),
-        (QueueFull(3, retry_after_s=7), 429, "rate_limit_error", None, "queue_full"),
-        (RequestCancelled("no"), 499, "server_error", None, "request_cancelled"),
-        (GenerationFailed("no"), 500, "server_error", None, "generation_failed"),
-        (EngineUnavailable("no"), 503, "server_error", None, "engine_unavailable"),
+        (errors.BodyTooLarge(5), 413, BAD, None, "request_too_large"),
+        (errors.QueueFull(3, retry_after_s=7), 429, "rate_limit_error", None, "queue_full"),
+        (errors.RequestCancelled("no"), 499, "server_error", None, "request_cancelled"),
+        (errors.GenerationFailed("no"), 500, "server_error", None, "generation_failed"),
+        (errors.EngineUnavailable("no"), 503, "server_error", None, "engine_unavailable"),
     ],
 )
 def test_every_failure_has_its_status_and_object(
@@ -99,7 +69,9 @@ def test_every_failure_has_its_status_and_object(
 
 
 def test_the_bytes_are_openais() -> None:
-    response = error_response(InvalidRequest("Too big.", param="n", code="invalid_value"), request_id="r1")
+    response = error_response(
+        errors.InvalidRequest("Too big.", param="n", code="invalid_value"), request_id="r1"
+    )
     expected = (
         b'{"error":{"message":"Too big.","type":"invalid_request_error","param":"n","code":"invalid_value"}}'
     )
@@ -107,7 +79,9 @@ def test_the_bytes_are_openais() -> None:
     assert response.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize("error", [KeyError("secret"), ServerError("secret"), StartupError("secret")])
+@pytest.mark.parametrize(
+    "error", [KeyError("secret"), errors.ServerError("secret"), errors.StartupError("secret")]
+)
 def test_what_is_ours_alone_is_not_told(error: Exception) -> None:
     response = error_response(error, request_id="r1")
     assert response.status_code == 500
@@ -118,22 +92,22 @@ def test_what_is_ours_alone_is_not_told(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("error", "header", "value"),
     [
-        (QueueFull(3, retry_after_s=7), "retry-after", "7"),
-        (QueueFull(3, retry_after_s=7.25), "retry-after", "8"),
-        (QueueFull(3, retry_after_s=7.25), "retry-after-ms", "7250"),
-        (QueueFull(3, retry_after_s=0.01), "retry-after-ms", "1000"),
-        (RequestsLimited("x", retry_after_s=3.5), "retry-after", "4"),
-        (TokensLimited("x", retry_after_s=None), "x-should-retry", "false"),
-        (DeadlineExceeded(5), "x-should-retry", "false"),
-        (GenerationFailed("no"), "x-should-retry", "false"),
-        (ConstraintFailed("no"), "x-should-retry", "false"),
-        (JobsUnavailable("the disk"), "retry-after", "10"),
-        (TooManyConnections(), "connection", "close"),
-        (BodiesFull(), "connection", "close"),
-        (BodiesFull(), "retry-after", "1"),
-        (BodyTooSlow(), "connection", "close"),
-        (EngineUnavailable("no", retry_after_s=2), "retry-after", "2"),
-        (Unauthorized("no"), "www-authenticate", "Bearer"),
+        (errors.QueueFull(3, retry_after_s=7), "retry-after", "7"),
+        (errors.QueueFull(3, retry_after_s=7.25), "retry-after", "8"),
+        (errors.QueueFull(3, retry_after_s=7.25), "retry-after-ms", "7250"),
+        (errors.QueueFull(3, retry_after_s=0.01), "retry-after-ms", "1000"),
+        (errors.RequestsLimited("x", retry_after_s=3.5), "retry-after", "4"),
+        (errors.TokensLimited("x", retry_after_s=None), "x-should-retry", "false"),
+        (errors.DeadlineExceeded(5), "x-should-retry", "false"),
+        (errors.GenerationFailed("no"), "x-should-retry", "false"),
+        (errors.ConstraintFailed("no"), "x-should-retry", "false"),
+        (errors.JobsUnavailable("the disk"), "retry-after", "10"),
+        (errors.TooManyConnections(), "connection", "close"),
+        (errors.BodiesFull(), "connection", "close"),
+        (errors.BodiesFull(), "retry-after", "1"),
+        (errors.BodyTooSlow(), "connection", "close"),
+        (errors.EngineUnavailable("no", retry_after_s=2), "retry-after", "2"),
+        (errors.Unauthorized("no"), "www-authenticate", "Bearer"),
         (HTTPException(405, headers={"Allow": "POST"}), "allow", "POST"),
     ],
 )
@@ -142,11 +116,11 @@ def test_headers_say_what_to_do(error: Exception, header: str, value: str) -> No
 
 
 def test_what_a_shutdown_ends_may_be_sent_again() -> None:
-    response = error_response(GenerationFailed("The server ends.", may_retry=True), request_id="r1")
+    response = error_response(errors.GenerationFailed("The server ends.", may_retry=True), request_id="r1")
     assert "x-should-retry" not in response.headers
 
 
 def test_no_failure_is_forgotten() -> None:
     """A new exception in `errors.py` needs a line in the table, but for bases and what ends the start."""
-    named = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, ServerError)}
-    assert named - {StartupError, RateLimited} == set(TABLE)
+    named = {e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.ServerError)}
+    assert named - {errors.StartupError, errors.RateLimited} == set(TABLE)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -30,11 +28,11 @@ from openai_cpu_server.contract.messages import StepFigures
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState, ShownWait, StepTrace
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import Identity, Key, Scope
 from tests.api.asgi import exchange
 from tests.api.events import watching
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
 from tests.api.serving import api, client, eventually, locked_api, new_engine, running, served
 from tests.api.talking import error_of
 
@@ -62,18 +60,6 @@ def part(name: str, client: str = ANN, priority: Priority = Priority.INTERACTIVE
 def tell(engine: FakeEngine, *parts: ShownPart, state: ShownState | None = None) -> None:
     assert engine.see is not None
     engine.see(FIGURES, StepTrace(parts=parts, state=state))
-
-
-def keys(folder: Path, **scopes: Sequence[str]) -> KeyRing:
-    """Each key is its holder's name."""
-    path = folder / "keys.toml"
-    path.write_text(
-        "\n".join(
-            f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\nscopes = {list(some)}'
-            for name, some in scopes.items()
-        )
-    )
-    return KeyRing(None, path)
 
 
 async def test_hello_comes_first_and_says_what_will_be_told(engine: FakeEngine) -> None:
@@ -154,10 +140,10 @@ async def test_no_more_than_ten_events_a_second(engine: FakeEngine) -> None:
 async def test_other_keys_see_their_own_requests_and_others_only_as_counts(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
-    app = locked_api(engine, keys(tmp_path, ann=["inference"], root=["inference", "admin"]))
+    app = locked_api(engine, key_ring(tmp_path, ann="", root="admin = true"))
     async with (
-        watching(app, headers={"x-api-key": "ann"}, types="step,cache,rate") as own,
-        watching(app, headers={"x-api-key": "root"}, types="step,cache,rate") as whole,
+        watching(app, headers=of("ann"), types="step,cache,rate") as own,
+        watching(app, headers=of("root"), types="step,cache,rate") as whole,
     ):
         hello = await own.next()
         assert (hello["sees"], hello["types"]) == ("own", ["step", "cache"])
@@ -206,35 +192,26 @@ def test_a_model_that_was_replaced_shows_no_more_and_its_successors_state_stays(
     assert new.see is None
 
 
-async def test_a_key_without_the_scope_is_told_which_one_it_needs(engine: FakeEngine, tmp_path: Path) -> None:
-    app = locked_api(engine, keys(tmp_path, meter=["metrics"]))
-    async with client(app) as http:
-        assert (await http.get("/v1/events")).status_code == 401
-        refused = await http.get("/v1/events", headers={"x-api-key": "meter"})
-    assert refused.status_code == 403
-    assert str(error_of(refused)["message"]).endswith("Missing scopes: inference.")
-
-
 async def test_a_key_that_is_taken_back_ends_its_streams(engine: FakeEngine, tmp_path: Path) -> None:
-    ring = keys(tmp_path, ann=["inference"], bob=["inference"])
-    async with watching(locked_api(engine, ring), headers={"x-api-key": "ann"}, types="step") as one:
+    ring = key_ring(tmp_path, ann="", bob="")
+    async with watching(locked_api(engine, ring), headers=of("ann"), types="step") as one:
         await one.next()
-        keys(tmp_path, bob=["inference"])
+        key_ring(tmp_path, bob="")
         ring.reload()
         assert (await one.next())["error"]["code"] == "invalid_api_key"
 
 
 async def test_a_key_that_loses_a_scope_ends_its_streams(engine: FakeEngine, tmp_path: Path) -> None:
-    ring = keys(tmp_path, ann=["inference", "admin"])
+    ring = key_ring(tmp_path, ann="admin = true")
     app = locked_api(engine, ring)
-    async with watching(app, headers={"x-api-key": "ann"}, types="restart") as one:
+    async with watching(app, headers=of("ann"), types="restart") as one:
         assert (await one.next())["sees"] == "all"
-        keys(tmp_path, ann=["inference"])
+        key_ring(tmp_path, ann="")
         ring.reload()
         with anyio.fail_after(20):
             while await one.body() is not None:
                 pass
-    async with watching(app, headers={"x-api-key": "ann"}) as again:
+    async with watching(app, headers=of("ann")) as again:
         assert (await again.next())["sees"] == "own"
 
 
@@ -264,15 +241,15 @@ async def test_one_client_may_not_take_all_streams(engine: FakeEngine) -> None:
 async def test_ordinary_keys_cannot_keep_an_administrator_out(engine: FakeEngine, tmp_path: Path) -> None:
     """Each takes what it gets, together all that there is for them."""
     names = [f"key{number}" for number in range(1 + MOST_LISTENERS // MOST_OF_ONE)]
-    ring = keys(tmp_path, root=["inference", "admin"], **{name: ["inference"] for name in names})
-    app, root = locked_api(engine, ring), {"x-api-key": "root"}
+    ring = key_ring(tmp_path, root="admin = true", **dict.fromkeys(names, ""))
+    app, root = locked_api(engine, ring), of("root")
     async with AsyncExitStack() as open_streams, client(app) as http:
 
         async def opened_by(name: str) -> int:
             """Opens streams until the first is refused."""
             num_opened = 0
-            while (await http.head("/v1/events", headers={"x-api-key": name})).status_code == 200:
-                stream = watching(app, headers={"x-api-key": name}, types="step")
+            while (await http.head("/v1/events", headers=of(name))).status_code == 200:
+                stream = watching(app, headers=of(name), types="step")
                 await (await open_streams.enter_async_context(stream)).next()
                 num_opened += 1
             return num_opened

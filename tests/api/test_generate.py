@@ -16,9 +16,9 @@ from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, eventually, locked_api, num_live
 from tests.api.talking import chat, complete, error_of, events
-from tests.api.test_rate_limits import HEADERS, keys
 from tests.reading import model_read_here
 
 pytestmark = pytest.mark.anyio
@@ -103,37 +103,6 @@ async def test_priorities_go_by_old_names_too(engine: FakeEngine, given: str, pr
         assert (await task).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"prompt": ""}, "prompt", "string_below_min_length"),
-        ({"prompt": ["a"]}, "prompt", "invalid_type"),
-        ({"prompt": "x" * 5000}, "prompt", "context_length_exceeded"),
-        ({"priority": "urgent"}, "priority", "invalid_value"),
-        ({"priority": 3}, "priority", "invalid_value"),
-        ({"format": "yaml"}, "format", "invalid_value"),
-        ({"format": "text", "json_schema": SCHEMA}, "format", "invalid_value"),
-        ({"format": "json", "regex": "a"}, "regex", "invalid_value"),
-        ({"json_schema": {"type": "nothing"}}, "json_schema", "invalid_schema"),
-        ({"json_schema": "{}"}, "json_schema", "invalid_type"),
-        ({"n": 2}, "n", "invalid_value"),
-        ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
-        ({"temperature": 9}, "temperature", "decimal_above_max_value"),
-        ({"messages": []}, "messages", "unknown_parameter"),
-        ({"audio": {}}, "audio", "unsupported_parameter"),
-    ],
-)
-async def test_what_is_wrong_is_named(http: httpx.AsyncClient, fields: Json, param: str, code: str) -> None:
-    response = await generate(http, **fields)
-    error = error_of(response)
-    assert (response.status_code, error["param"], error["code"]) == (400, param, code), error
-
-
-async def test_hints_are_ignored_and_named(http: httpx.AsyncClient) -> None:
-    response = await generate(http, verbosity="low")
-    assert (response.status_code, response.headers["x-ignored-parameters"]) == (200, "verbosity")
-
-
 async def test_several_prompts_are_answered_in_their_order(http: httpx.AsyncClient) -> None:
     prompts = [f"number {index}" for index in range(100)]
     body = (await batch(http, prompts=prompts, max_tokens=4)).json()
@@ -196,16 +165,15 @@ async def test_a_batch_ends_when_its_client_leaves(engine: FakeEngine) -> None:
 
 
 async def test_requests_of_a_batch_count_against_a_keys_limits(engine: FakeEngine, tmp_path: Path) -> None:
-    async with client(locked_api(engine, keys(tmp_path, "requests_per_minute = 3"))) as http:
-        http.headers.update(HEADERS)
+    app = locked_api(engine, key_ring(tmp_path, ann="requests_per_minute = 3"))
+    async with client(app, of("ann")) as http:
         body = (await batch(http, prompts=["a"] * 5, max_tokens=2)).json()
         assert sorted(result["status"] for result in body["results"]) == [200] * 3 + [429] * 2
         assert (await generate(http)).status_code == 429
 
 
 async def test_a_batch_keeps_to_what_a_key_may_have_at_once(engine: FakeEngine, tmp_path: Path) -> None:
-    async with client(locked_api(engine, keys(tmp_path, "concurrent = 2"))) as http:
-        http.headers.update(HEADERS)
+    async with client(locked_api(engine, key_ring(tmp_path, ann="concurrent = 2")), of("ann")) as http:
         assert (await batch(http, prompts=["a"] * 9, max_tokens=2)).json()["succeeded"] == 9
 
 

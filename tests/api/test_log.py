@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -15,6 +14,7 @@ from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.observe.logs import JsonFormatter
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import sha
 from tests.api.serving import api, client, eventually, locked_api, rows
 from tests.api.talking import MESSAGES, chat
 
@@ -62,14 +62,13 @@ async def test_the_same_as_json_with_the_keys_name_and_never_the_key(
     engine: FakeEngine, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.toml"
-    path.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"hunter2").hexdigest()}"\n')
+    path.write_text(f'[keys.ann]\nsha256 = "{sha("hunter2")}"\n')
     headers = {
         "authorization": "Bearer hunter2",
         "traceparent": "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01",
         "x-request-id": "mine",
     }
-    async with client(locked_api(engine, KeyRing(path=path))) as http:
-        http.headers.update(headers)
+    async with client(locked_api(engine, KeyRing(None, path)), headers) as http:
         with caplog.at_level(logging.INFO, "openai_cpu_server.requests"):
             await chat(http, ignore_eos=True)
             await chat(http, temperature=9)

@@ -16,8 +16,8 @@ from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, served
+from tests.api.sockets import opened
 from tests.api.talking import MESSAGES, chat, complete, error_of
-from tests.api.test_websocket import opened
 from tests.api.watching import page, watched
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import httpx
 import pytest
@@ -16,38 +15,28 @@ import pytest
 from openai_cpu_server.contract.engine import Engine
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.errors import RequestsLimited, StartupError, TokensLimited
-from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import Allowance, Key
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.meter import Meter
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.records import JobOptions
-from openai_cpu_server.jobs.store.database import open_database
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
 from tests.api.serving import client, eventually, locked_api, new_engine, num_live, running
 from tests.api.talking import MESSAGES, chat, error_of
-from tests.http.test_key_file import sha
 
 pytestmark = pytest.mark.anyio
 
-HEADERS = {"x-api-key": "k"}
+ANN = of("ann")
 
 
 def key(**limits: int) -> Key:
     return Key(name="ann", digest=b"", allowance=Allowance(**limits))
 
 
-def keys(folder: Path, limits: str) -> KeyRing:
-    path = folder / "keys.toml"
-    path.write_text(f'[keys.ann]\nsha256 = "{sha("k")}"\n{limits}\n[keys.bob]\nsha256 = "{sha("b")}"\n')
-    return KeyRing(None, path)
-
-
 @asynccontextmanager
 async def limited(engine: Engine, folder: Path, limits: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(locked_api(engine, keys(folder, limits))) as http:
-        http.headers.update(HEADERS)
+    async with client(locked_api(engine, key_ring(folder, ann=limits, bob="")), ANN) as http:
         yield http
 
 
@@ -70,7 +59,7 @@ async def test_requests_per_minute(engine: FakeEngine, tmp_path: Path) -> None:
         assert wait_s - 1 < int(third.headers["retry-after-ms"]) / 1000 <= wait_s
         assert (await http.get("/v1/models")).status_code == 200  # not metered
         assert (await chat(http, messages=1)).status_code == 429  # before anything is read
-        bob = await http.post("/v1/chat/completions", json={}, headers={"x-api-key": "b"})
+        bob = await http.post("/v1/chat/completions", json={}, headers=of("bob"))
         assert bob.status_code == 400
         assert not any(name.startswith("x-ratelimit") for name in bob.headers)
 
@@ -129,18 +118,17 @@ async def test_a_quota_for_a_day(engine: FakeEngine, tmp_path: Path) -> None:
 
 
 async def test_calls_at_once(slow_engine: EngineClient, tmp_path: Path) -> None:
-    app = locked_api(slow_engine, keys(tmp_path, "concurrent = 1"))
+    app = locked_api(slow_engine, key_ring(tmp_path, ann="concurrent = 1", bob=""))
     body = {"messages": MESSAGES, "ignore_eos": True}
-    async with client(app) as http, exchange(app, "/v1/chat/completions", body, HEADERS) as first:
+    async with client(app) as http, exchange(app, "/v1/chat/completions", body, ANN) as first:
         await eventually(lambda: num_live(slow_engine) == 1)
-        http.headers.update(HEADERS)
+        http.headers.update(ANN)
         refused = await chat(http)
         assert refused.status_code == 429
         assert "concurrent requests: Limit 1" in str(error_of(refused)["message"])
         first.disconnect()
         await eventually(lambda: num_live(slow_engine) == 0)
-    async with client(app) as http:
-        http.headers.update(HEADERS)
+    async with client(app, ANN) as http:
         assert (await chat(http)).status_code == 200
 
 
@@ -171,11 +159,11 @@ async def test_a_refused_call_gets_its_tokens_back() -> None:
 async def test_a_full_queue_costs_no_tokens(tmp_path: Path) -> None:
     body = {"messages": MESSAGES, "ignore_eos": True}
     async with running(new_engine("step_s=0.05", max_seqs=1, max_queue=1)) as engine:
-        app = locked_api(engine, keys(tmp_path, "tokens_per_minute = 1000"))
-        bob = {"x-api-key": "b"}
+        app = locked_api(engine, key_ring(tmp_path, ann="tokens_per_minute = 1000", bob=""))
+        bob = of("bob")
         path = "/v1/chat/completions"
         async with exchange(app, path, body, bob) as first, client(app) as http:
-            http.headers.update(HEADERS)
+            http.headers.update(ANN)
             await eventually(lambda: engine.status().running["interactive"] == 1)
             async with exchange(app, path, body, bob) as second:
                 await eventually(lambda: engine.status().waiting["interactive"] == 1)
@@ -268,27 +256,12 @@ UNCOUNTED = [
 ]
 
 
-@pytest.fixture
-async def jobs(tmp_path: Path) -> AsyncIterator[Jobs]:
-    jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
-    task = asyncio.create_task(jobs.run(_no_row))
-    await asyncio.sleep(0)
-    yield jobs
-    await jobs.close()
-    await task
-
-
-async def _no_row(*_: object) -> NoReturn:
-    raise AssertionError("no batch has been sent")
-
-
 @pytest.mark.parametrize("route", [*COUNTED, *UNCOUNTED])
 async def test_counting_uploads_and_stored_responses_count_as_requests(
     engine: FakeEngine, jobs: Jobs, tmp_path: Path, route: tuple[str, str]
 ) -> None:
-    app = locked_api(engine, keys(tmp_path, "requests_per_minute = 2"), jobs=jobs)
-    async with client(app) as http:
-        http.headers.update(HEADERS)
+    app = locked_api(engine, key_ring(tmp_path, ann="requests_per_minute = 2", bob=""), jobs=jobs)
+    async with client(app, ANN) as http:
         told = [await http.request(*route, json={} if route[0] == "POST" else None) for _ in range(3)]
     is_counted = route in COUNTED
     assert [answer.status_code == 429 for answer in told] == [False, False, is_counted]
@@ -300,10 +273,9 @@ async def test_who_waits_for_a_response_takes_no_place_of_it(
 ) -> None:
     """A key with one place asks after what it has running in the background, and cancels it. It counts no
     tokens meanwhile."""
-    app = locked_api(slow_engine, keys(tmp_path, "concurrent = 1"), jobs=jobs)
+    app = locked_api(slow_engine, key_ring(tmp_path, ann="concurrent = 1", bob=""), jobs=jobs)
     ask = {"input": "a", "max_output_tokens": 2000, "background": True, "ignore_eos": True}
-    async with client(app) as http:
-        http.headers.update(HEADERS)
+    async with client(app, ANN) as http:
         running = (await http.post("/v1/responses", json=ask)).json()
         assert (await http.get(f"/v1/responses/{running['id']}")).status_code == 200
         assert (await http.post("/tokenize", json={"content": "a"})).status_code == 429
@@ -322,7 +294,7 @@ async def test_a_method_that_is_not_there_costs_nothing(tmp_path: Path, path: st
 
 
 async def test_a_method_that_is_not_there_still_needs_the_key_of_its_path(tmp_path: Path) -> None:
-    async with client(locked_api(FakeEngine(), keys(tmp_path, ""))) as http:
+    async with client(locked_api(FakeEngine(), key_ring(tmp_path, ann="", bob=""))) as http:
         assert (await http.patch("/v1/chat/completions")).status_code == 401
-        forbidden = await http.patch("/v1/cache", headers=HEADERS)
+        forbidden = await http.patch("/v1/cache", headers=ANN)
     assert (forbidden.status_code, error_of(forbidden)["code"]) == (403, "missing_scope")

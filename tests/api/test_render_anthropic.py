@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
-from openai_cpu_server.api.asking.renderer import GatheredAnswer
 from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.messages.render import MessagesRenderer, MessageStream, new_tool_use_id
 from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.errors import EngineUnavailable, GenerationFailed, InvalidRequest, ServerError
 from openai_cpu_server.http.errors import error_object
-from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallArguments,
@@ -25,10 +24,9 @@ from openai_cpu_server.prompt.tool_formats import (
     Part,
     ThinkingText,
 )
-from tests.api.calls import call, end, figures, text
-from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api import calls
+from tests.api.calls import PIECES, call, end, figures, streamed, text
 
-PIECES = ShownPieces(FakeTokenizer())
 HERMES = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls")
 CALL = '<tool_call>\n{"name":"f","arguments":{"a": "é"}}\n</tool_call>'
 USAGE = (
@@ -89,11 +87,6 @@ def stream(of: Call) -> MessageStream:
     return renderer().stream(of, PIECES)
 
 
-def streamed(of: Call, *steps: TokenEvent) -> list[str]:
-    one = stream(of)
-    return [events(one.event(step)).decode() for step in steps]
-
-
 def ending(of: Call, *steps: TokenEvent) -> dict[str, object]:
     """The last words of a stream; those of the whole answer must be the same."""
     one = stream(of)
@@ -109,16 +102,8 @@ def ending(of: Call, *steps: TokenEvent) -> dict[str, object]:
     return ended
 
 
-def whole(of: Call, *steps: TokenEvent) -> dict[str, object]:
-    answer = GatheredAnswer()
-    for step in steps:
-        answer.add(step)
-    assert answer.finish is not None
-    request = of.requests[0].id
-    numbers = figures(of, {request: answer.finish})
-    body = json.loads(renderer().whole(of, PIECES, {request: answer}, numbers))
-    assert isinstance(body, dict)
-    return body
+def whole(of: Call, *steps: TokenEvent) -> dict[str, Any]:
+    return dict(json.loads(calls.whole(renderer(), of, *steps)))
 
 
 def stopped(stop_string: str) -> TokenEvent:
@@ -136,7 +121,7 @@ def test_a_stream_begins_with_the_message_before_there_is_a_token() -> None:
 
 
 def test_text_is_one_block() -> None:
-    assert streamed(call(), text(0, "Hé"), text(0, "\u2028"), end(0)) == [
+    assert streamed(renderer(), call(), text(0, "Hé"), text(0, "\u2028"), end(0)) == [
         start(0, '"type":"text","text":""') + delta(0, '"type":"text_delta","text":"Hé"'),
         delta(0, '"type":"text_delta","text":"\\u2028"'),
         stop(0),
@@ -160,7 +145,7 @@ def test_the_end_counts_cached_tokens_apart() -> None:
 
 def test_a_call_is_a_block_of_its_own_and_its_arguments_come_as_they_are_written() -> None:
     steps = (text(0, "Well: <tool_call>\n{"), text(0, '"name":"f","arguments":{"a":'), text(0, ' "é"}}'))
-    chunks = streamed(call(tool_calls=HERMES), *steps, text(0, "\n</tool_call>"), end(0))
+    chunks = streamed(renderer(), call(tool_calls=HERMES), *steps, text(0, "\n</tool_call>"), end(0))
     assert chunks == [
         start(0, '"type":"text","text":""') + delta(0, '"type":"text_delta","text":"Well:"'),
         stop(0)
@@ -183,7 +168,7 @@ def test_all_kinds_of_parts_in_one_answer() -> None:
     )
     of = scripted(*parts, CallArguments('{"x":'), CallArguments("1}"))
     steps = (text(0, "12345678"), end(0))
-    assert "".join(streamed(of, *steps)) == (
+    assert "".join(streamed(renderer(), of, *steps)) == (
         start(0, '"type":"thinking","thinking":"","signature":""')
         + delta(0, '"type":"thinking_delta","thinking":"a"')
         + delta(0, '"type":"thinking_delta","thinking":"b"')
@@ -208,28 +193,9 @@ def test_all_kinds_of_parts_in_one_answer() -> None:
     ]
 
 
-def test_the_whole_message() -> None:
-    assert whole(call(), text(0, "Hi"), end(0, output_tokens=4, cached_tokens=1)) == {
-        "type": "message",
-        "id": "c",
-        "role": "assistant",
-        "model": "m",
-        "content": [{"type": "text", "text": "Hi"}],
-        "stop_reason": "end_turn",
-        "stop_sequence": None,
-        "usage": {
-            "input_tokens": 2,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 1,
-            "output_tokens": 4,
-            "output_tokens_details": {"thinking_tokens": 0},
-        },
-    }
-
-
 def test_an_answer_without_text_has_no_blocks() -> None:
     assert whole(call(), end(0))["content"] == []
-    assert streamed(call(), end(0)) == [""]
+    assert streamed(renderer(), call(), end(0)) == [""]
 
 
 def test_reasons_to_end() -> None:
@@ -251,14 +217,14 @@ def test_reasons_to_end() -> None:
 )
 def test_of_a_call_that_was_cut_the_beginning_is_told(written: str, read: object) -> None:
     of = scripted(CallBegin("f"), CallArguments(written))
-    (block,) = whole(of, text(0, "12"), end(0, FinishReason.LENGTH))["content"]  # type: ignore[misc]
+    (block,) = whole(of, text(0, "12"), end(0, FinishReason.LENGTH))["content"]
     assert block["input"] == read
 
 
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
 def test_an_end_that_is_nobodys_result_is_an_error(reason: FinishReason) -> None:
     with pytest.raises(GenerationFailed):
-        streamed(call(), end(0, reason, error="broken"))
+        streamed(renderer(), call(), end(0, reason, error="broken"))
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from openai_cpu_server.api.asking.call import Call, Prompt
-from openai_cpu_server.api.asking.renderer import GatheredAnswer
-from openai_cpu_server.api.asking.route import events
 from openai_cpu_server.api.completions.render import CompletionRenderer
 from openai_cpu_server.contract.messages import TokenEvent
-from openai_cpu_server.models.served import ShownPieces
-from tests.api.calls import MINUS_INFINITY, TIMINGS_JSON, call, end, figures, scored, text, tokens_of
-from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.calls import MINUS_INFINITY, TIMINGS_JSON, call, end, scored, streamed, text, tokens_of, whole
 
-PIECES = ShownPieces(FakeTokenizer())
 RENDERER = CompletionRenderer()
 HEAD = '"id":"c","object":"text_completion","created":7,"model":"m","system_fingerprint":"fp"'
 ECHOED = Prompt((0, *tokens_of("hi")), "hi")
@@ -23,21 +19,8 @@ def chunk(choice: str) -> str:
     return f'data: {{{HEAD},"choices":[{choice}]}}\n\n'
 
 
-def streamed(of: Call, *steps: TokenEvent) -> list[str]:
-    stream = RENDERER.stream(of, PIECES)
-    return [events(stream.event(event)).decode() for event in steps]
-
-
-def whole(of: Call, *steps: TokenEvent) -> bytes:
-    answers = {request.id: GatheredAnswer() for request in of.requests}
-    for event in steps:
-        answers[event.id].add(event)
-    finishes = {key: answer.finish for key, answer in answers.items() if answer.finish}
-    return RENDERER.whole(of, PIECES, answers, figures(of, finishes))
-
-
-def choices(data: bytes) -> list[dict[str, object]]:
-    return list(json.loads(data)["choices"])
+def choices(of: Call, *steps: TokenEvent) -> list[dict[str, Any]]:
+    return list(json.loads(whole(RENDERER, of, *steps))["choices"])
 
 
 def prompt_scores(*events: float) -> TokenEvent:
@@ -46,14 +29,14 @@ def prompt_scores(*events: float) -> TokenEvent:
 
 
 def test_a_stream_is_texts_and_a_reason() -> None:
-    assert streamed(call(), text(0, "a"), end(0)) == [
+    assert streamed(RENDERER, call(), text(0, "a"), end(0)) == [
         chunk('{"index":0,"text":"a","logprobs":null,"finish_reason":null}'),
         chunk('{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}'),
     ]
 
 
 def test_an_echoed_prompt_comes_first() -> None:
-    opened, more = streamed(call(ECHOED), text(0, "a"), text(0, "b"))
+    opened, more = streamed(RENDERER, call(ECHOED), text(0, "a"), text(0, "b"))
     assert opened == chunk('{"index":0,"text":"hi","logprobs":null,"finish_reason":null}') + chunk(
         '{"index":0,"text":"a","logprobs":null,"finish_reason":null}'
     )
@@ -62,7 +45,7 @@ def test_an_echoed_prompt_comes_first() -> None:
 
 def test_an_echoed_prompt_is_streamed_with_its_scores() -> None:
     scores, first = streamed(
-        call(ECHOED, logprobs=0), prompt_scores(-1.0, -2.0), text(0, "a", scored("a", -0.5))
+        RENDERER, call(ECHOED, logprobs=0), prompt_scores(-1.0, -2.0), text(0, "a", scored("a", -0.5))
     )
     assert scores == chunk(
         '{"index":0,"text":"hi","logprobs":{"tokens":["<s>","h","i"],"token_logprobs":[null,-1.0,-2.0],'
@@ -75,7 +58,7 @@ def test_an_echoed_prompt_is_streamed_with_its_scores() -> None:
 
 
 def test_a_whole_response() -> None:
-    assert whole(call(), text(0, "ok"), end(0)).decode() == (
+    assert whole(RENDERER, call(), text(0, "ok"), end(0)).decode() == (
         '{"id":"c","object":"text_completion","created":7,"model":"m","choices":'
         '[{"text":"ok","index":0,"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,'
         '"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":0},'
@@ -86,7 +69,7 @@ def test_a_whole_response() -> None:
 
 
 def test_scoring_a_prompt_alone() -> None:
-    (choice,) = choices(whole(call(ECHOED, logprobs=0), prompt_scores(-1.0, MINUS_INFINITY), end(0)))
+    (choice,) = choices(call(ECHOED, logprobs=0), prompt_scores(-1.0, MINUS_INFINITY), end(0))
     assert choice["text"] == "hi"
     assert choice["logprobs"] == {
         "tokens": ["<s>", "h", "i"],
@@ -98,11 +81,8 @@ def test_scoring_a_prompt_alone() -> None:
 
 def test_offsets_go_on_after_the_prompt_and_count_characters() -> None:
     events = [scored(chr(byte), -1.0) for byte in "é!".encode()]
-    (choice,) = choices(
-        whole(call(ECHOED, logprobs=0), prompt_scores(-1, -1), text(0, "é!", *events), end(0))
-    )
+    (choice,) = choices(call(ECHOED, logprobs=0), prompt_scores(-1, -1), text(0, "é!", *events), end(0))
     logprobs = choice["logprobs"]
-    assert isinstance(logprobs, dict)
     assert logprobs["text_offset"] == [0, 0, 1, 2, 2, 3]
     assert logprobs["tokens"][3:] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
 
@@ -111,32 +91,28 @@ def test_offsets_allow_for_what_the_tokenizer_put_first() -> None:
     prompt = Prompt((0, *tokens_of(" hi")), "hi")  # as SPM does with its leading space
     scores = tuple(scored(letter, -1.0) for letter in " hi")
     event = TokenEvent(id="c-0", prompt_logprobs=scores)
-    (choice,) = choices(whole(call(prompt, logprobs=0), event, end(0)))
-    logprobs = choice["logprobs"]
-    assert isinstance(logprobs, dict)
-    assert logprobs["text_offset"] == [0, 0, 0, 1]
+    (choice,) = choices(call(prompt, logprobs=0), event, end(0))
+    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1]
 
 
 def test_alternatives_hold_the_sampled_token_too() -> None:
     entry = scored("a", -3.0, ("b", -0.1), ("c", -0.2))
-    (choice,) = choices(whole(call(logprobs=2), text(0, "a", entry), end(0)))
-    logprobs = choice["logprobs"]
-    assert isinstance(logprobs, dict)
-    assert logprobs["top_logprobs"] == [{"b": -0.1, "c": -0.2, "a": -3.0}]
+    (choice,) = choices(call(logprobs=2), text(0, "a", entry), end(0))
+    assert choice["logprobs"]["top_logprobs"] == [{"b": -0.1, "c": -0.2, "a": -3.0}]
 
 
 def test_choices_count_through_all_prompts() -> None:
     asked = call(Prompt(tokens_of("a"), "a"), Prompt(tokens_of("bc"), "bc"), n=2)
-    shown = choices(whole(asked, *(text(i, str(i)) for i in range(4)), *(end(i) for i in range(4))))
+    shown = choices(asked, *(text(i, str(i)) for i in range(4)), *(end(i) for i in range(4)))
     assert [(c["index"], c["text"]) for c in shown] == [(0, "a0"), (1, "a1"), (2, "bc2"), (3, "bc3")]
-    assert '"index":3,"text":"bc"' in "".join(streamed(asked, text(3, "x")))
+    assert '"index":3,"text":"bc"' in "".join(streamed(RENDERER, asked, text(3, "x")))
 
 
 def test_prompt_tokens_and_cached_ones_are_summed_over_prompts() -> None:
     """Of a prompt's choices the first to run found the least; the others shared what it computed."""
     asked = call(Prompt(tokens_of("abcd")), Prompt(tokens_of("efghijk")), n=2)
     found = [3, 2, 0, 6]
-    body = json.loads(whole(asked, *(end(i, cached_tokens=found[i]) for i in range(4))))
+    body = json.loads(whole(RENDERER, asked, *(end(i, cached_tokens=found[i]) for i in range(4))))
     assert body["usage"] == {
         "prompt_tokens": 11,
         "completion_tokens": 8,
@@ -153,7 +129,7 @@ def test_the_best_by_mean_logprob_are_shown_and_all_are_counted() -> None:
         text(1, "b", scored("b", -1.5)),
         text(2, "c", scored("c", -0.5)),
     ]
-    body = json.loads(whole(asked, *events, *(end(i) for i in range(4))))
+    body = json.loads(whole(RENDERER, asked, *events, *(end(i) for i in range(4))))
     assert [(c["index"], c["text"], c["logprobs"]) for c in body["choices"]] == [
         (0, "c", None),
         (1, "aa", None),

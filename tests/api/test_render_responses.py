@@ -17,7 +17,6 @@ from openai_cpu_server.api.responses.stream import EventNumbers, ItemWriting, Re
 from openai_cpu_server.contract.messages import FinishReason, QueuePlace, TokenEvent
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallArguments,
@@ -25,8 +24,7 @@ from openai_cpu_server.prompt.tool_formats import (
     Content,
     ThinkingText,
 )
-from tests.api.calls import call, end, figures, scored, text
-from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.calls import PIECES, call, end, figures, scored, text
 
 CALLS = ToolCallStyle(TOOL_FORMATS["demo"], "tool_calls")
 
@@ -38,7 +36,7 @@ def stream(
     asked = ResponsesBody.model_validate(body or {})
     return ResponseStream(
         one,
-        ShownPieces(FakeTokenizer()),
+        PIECES,
         new_response(asked, one, status, is_stored=True),
         now=lambda: 9.5,
         new_call_id=lambda: "call_1",
@@ -58,6 +56,14 @@ def told(one: ResponseStream, events: Sequence[TokenEvent]) -> list[Chunk]:
 
 def objects(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
     return [json.loads(chunk.json) for chunk in chunks]
+
+
+def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def of_text(kind: str, num_deltas: int = 1) -> list[str]:
+    return ["content_part.added", *[f"{kind}.delta"] * num_deltas, f"{kind}.done", "content_part.done"]
 
 
 def test_the_events_of_a_message_byte_by_byte() -> None:
@@ -111,19 +117,10 @@ def test_an_output_that_is_cut_is_incomplete() -> None:
 def test_a_call_of_a_function_is_an_item() -> None:
     events = [text(0, 'Wait<|tool_call|>{"name": "f", "arguments": {"a"'), text(0, ": 1}}"), end(0)]
     found = objects(told(stream(call(tool_calls=CALLS)), events))
-    assert [one["type"] for one in found[2:]] == [
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.output_item.added",
-        "response.function_call_arguments.delta",
-        "response.function_call_arguments.delta",
-        "response.function_call_arguments.done",
-        "response.output_item.done",
-        "response.completed",
+    call_kinds = ["function_call_arguments.delta"] * 2 + ["function_call_arguments.done"]
+    assert kinds(found[2:]) == [
+        *("output_item.added", *of_text("output_text"), "output_item.done"),
+        *("output_item.added", *call_kinds, "output_item.done", "completed"),
     ]
     assert [one["sequence_number"] for one in found] == list(range(len(found)))
     assert found[-2]["output_index"] == 1
@@ -142,16 +139,8 @@ def test_what_is_reasoned_is_an_item_before_the_message() -> None:
     writing = ItemWriting(EventNumbers(), lambda: "call_1")
     parts = [ThinkingText("Hm"), ThinkingText("."), Content("So"), CallBegin("f"), CallArguments("{}")]
     chunks = [chunk for part in parts for chunk in writing.write(part)] + writing.end(is_whole=True)
-    kinds = [one["type"].removeprefix("response.") for one in objects(chunks)]
-    assert kinds[:7] == [
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-    ]
+    written = ["output_item.added", *of_text("reasoning_text", 2), "output_item.done"]
+    assert kinds(objects(chunks))[:7] == written
     reasoning, message, function_call = json.loads(msgspec.json.encode(writing.items()))
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
     assert reasoning["summary"] == []
@@ -178,37 +167,29 @@ def test_an_empty_output_is_an_empty_message() -> None:
 PLACE = QueuePlace(id="c-0", position=3, first_token_ms=100.0)
 
 
-def kinds(chunks: Sequence[Chunk]) -> list[str | None]:
-    return [chunk.event for chunk in chunks]
-
-
 def test_who_waits_is_queued_once_and_then_has_signs_of_life() -> None:
     one = stream(call())
-    chunks = [*one.begin(), *one.waits(PLACE), *one.waits(PLACE), *one.lives(), *one.event(text(0, "Hi"))]
-    progress = "response.in_progress"
-    assert kinds(chunks)[:5] == [
-        "response.created",
-        "response.queued",
-        progress,
-        progress,
-        "response.output_item.added",
-    ]
-    assert [one["sequence_number"] for one in objects(chunks)] == list(range(len(chunks)))
+    heard = objects(
+        [*one.begin(), *one.waits(PLACE), *one.waits(PLACE), *one.lives(), *one.event(text(0, "Hi"))]
+    )
+    waits = ["created", "queued", "in_progress", "in_progress"]
+    assert kinds(heard)[:5] == [*waits, "output_item.added"]
+    assert [event["sequence_number"] for event in heard] == list(range(len(heard)))
     assert one.lives() == ()
 
 
 def test_nothing_is_queued_behind_progress() -> None:
     one = stream(call())
-    chunks = [*one.begin(), *one.lives(), *one.waits(PLACE), *one.event(text(0, "Hi"))]
-    assert kinds(chunks)[:3] == ["response.created", "response.in_progress", "response.in_progress"]
-    assert "response.queued" not in kinds(chunks)
+    heard = kinds(objects([*one.begin(), *one.lives(), *one.waits(PLACE), *one.event(text(0, "Hi"))]))
+    assert heard[:3] == ["created", "in_progress", "in_progress"]
+    assert "queued" not in heard
 
 
 def test_the_background_is_queued_until_something_comes() -> None:
     one = stream(call(), ResponseStatus.QUEUED, {"background": True})
-    assert kinds([*one.begin(), *one.waits(PLACE)]) == ["response.created", "response.queued"]
+    assert kinds(objects([*one.begin(), *one.waits(PLACE)])) == ["created", "queued"]
     assert one.response.status == "queued"
-    assert kinds(one.event(text(0, "Hi")))[0] == "response.in_progress"
+    assert kinds(objects(one.event(text(0, "Hi"))))[0] == "in_progress"
 
 
 def test_a_failure_is_an_error_and_a_failed_response() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from openai_cpu_server.api.asking.renderer import Chunk, Renderer
 from openai_cpu_server.api.asking.route import events
-from openai_cpu_server.api.asking.running import RunningCall
+from openai_cpu_server.api.asking.running import RunningCall, Tally
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.http.context import Ticket
 from openai_cpu_server.http.errors import ErrorObject
 from tests.api.calls import call
@@ -68,9 +69,26 @@ async def test_what_was_told_is_counted_for_the_log() -> None:
 
 
 async def test_who_leaves_ends_the_call() -> None:
-    engine = FakeEngine()
-    engine.goes_on.clear()
+    engine = FakeEngine(is_held=True)
     model, one = served(engine).default, call(n=3)
     async with RunningCall(one, engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/")):
         assert len(engine.requests()) == 3
     assert engine.requests() == []
+
+
+async def test_gaps_are_those_between_arrivals() -> None:
+    """However soon the client reads."""
+    now_s = 0.0
+    one = call()
+    generation = GenerationAnswer(one.requests, cancel=lambda _: None, clock=lambda: now_s)
+    for now_s, tokens in ((1.0, (5,)), (3.0, (6,)), (9.0, (7, 8))):  # noqa: B007 (the clock reads it)
+        generation.push(TokenEvent(id=one.requests[0].id, tokens=tokens, text="x"))
+    now_s = 100.0
+    tally, events = Tally(one), generation.progress()
+    for _ in range(3):
+        event = await anext(events)
+        assert isinstance(event, TokenEvent)
+        tally.note(event, generation.arrived_s)
+    ended = tally.ended(tally.figures(generation.figures), began_s=0.5, model="m")
+    assert (ended.gaps.num, ended.gaps.sum_s) == (3, 8.0)
+    assert (ended.ttft_s, ended.figures.output_tokens) == (0.5, 4)

@@ -1,16 +1,27 @@
-"""Bodies become requests: sampling, limits, priority, prompts, fan-out."""
+"""Bodies become requests: sampling, limits, priority, fan-out, conversations and prompts; what is refused."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
 
+from openai_cpu_server.api.asking.ask import AskedMessage
+from openai_cpu_server.api.asking.prompts import last_turn
 from openai_cpu_server.api.asking.resolve import fingerprint
 from openai_cpu_server.contract.request import Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from openai_cpu_server.http.context import Sender
-from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, param_of
+from tests.api.calls import tokens_of
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, refused
 from tests.fakes import FAKE_INFO, VOCAB_SIZE
+
+
+def user(content: object) -> dict[str, object]:
+    return {"role": "user", "content": content}
+
 
 # -- sampling --------------------------------------------------------------------------------------------
 
@@ -72,15 +83,6 @@ def test_top_k_can_be_off(top_k: int) -> None:
     assert chat(top_k=top_k).requests[0].sampling.top_k is None
 
 
-@pytest.mark.parametrize(
-    "bias", [{"x": 1}, {"-1": 1}, {"1.5": 1}, {str(VOCAB_SIZE): 1}, {"9" * 99: 1}, {"²": 1}]
-)
-def test_logit_bias_is_keyed_by_token_ids(bias: dict[str, int]) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        chat(logit_bias=bias)
-    assert param_of(error) == "logit_bias"
-
-
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(10**40)])
 def test_any_seed_is_a_seed_and_choices_count_on(seed: int) -> None:
     seeds = [request.sampling.seed for request in chat(seed=seed, n=3).requests]
@@ -100,18 +102,6 @@ def test_absent_max_tokens_is_what_the_context_leaves() -> None:
     assert request.total_tokens == CONTEXT
 
 
-@pytest.mark.parametrize("fields", [{"max_tokens": 7}, {"max_completion_tokens": 7}])
-def test_both_names_of_the_limit(fields: dict[str, int]) -> None:
-    assert chat(**fields).requests[0].max_tokens == 7
-
-
-def test_two_equal_limits_are_one_and_two_different_ones_are_refused() -> None:
-    assert chat(max_tokens=7, max_completion_tokens=7).requests[0].max_tokens == 7
-    with pytest.raises(InvalidRequest) as error:
-        chat(max_tokens=7, max_completion_tokens=8)
-    assert param_of(error) == "max_tokens"
-
-
 def test_the_context_is_kept_to_the_last_token() -> None:
     prompt = list(range(2, 12)) * 10
     assert complete(prompt=prompt, max_tokens=CONTEXT - 100).requests[0].total_tokens == CONTEXT
@@ -127,33 +117,6 @@ def test_a_prompt_that_fills_the_context_leaves_nothing_to_generate() -> None:
         complete(prompt=[5] * CONTEXT)
 
 
-def test_a_chat_too_long_names_its_messages() -> None:
-    with pytest.raises(PromptTooLong) as error:
-        chat(messages=[{"role": "user", "content": "x" * CONTEXT}])
-    assert error.value.param == "messages"
-
-
-def test_prompts_times_choices_are_limited() -> None:
-    assert len(complete(prompt=["a"] * 128, n=8).requests) == OPTIONS.max_sequences
-    with pytest.raises(InvalidRequest) as error:
-        complete(prompt=["a"] * 129, n=8)
-    assert param_of(error) == "prompt"
-
-
-@pytest.mark.parametrize("param", ["n", "best_of"])
-def test_choices_are_limited(param: str) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        complete(**{param: 9})
-    assert param_of(error) == param
-
-
-@pytest.mark.parametrize("fields", [{"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}])
-def test_best_of_must_make_sense(fields: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        complete(**fields)
-    assert param_of(error) == "best_of"
-
-
 def test_best_of_needs_logprobs_that_nobody_sees() -> None:
     call = complete(best_of=3, n=2)
     assert [request.top_logprobs for request in call.requests] == [0, 0, 0]
@@ -161,26 +124,31 @@ def test_best_of_needs_logprobs_that_nobody_sees() -> None:
     assert complete(best_of=2, n=2, stream=True).requests[0].top_logprobs is None
 
 
-def test_stream_options_belong_to_streams() -> None:
+@pytest.mark.parametrize(
+    "names", [["max_tokens"], ["max_completion_tokens"], ["max_tokens", "max_completion_tokens"]]
+)
+def test_both_names_of_the_limit(names: list[str]) -> None:
+    assert chat(**dict.fromkeys(names, 7)).requests[0].max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_log_probabilities_are_asked_for(fields: dict[str, object], found: int | None) -> None:
+    assert chat(**fields).requests[0].top_logprobs == found
+
+
+def test_what_streams_and_lists_may_leave_out() -> None:
     assert chat(stream=True, stream_options={"include_usage": True}).include_usage
     assert not chat(stream=True, stream_options={}).include_usage
-    with pytest.raises(InvalidRequest) as error:
-        chat(stream_options={"include_usage": True})
-    assert param_of(error) == "stream_options"
-
-
-def test_one_stop_string_needs_no_list() -> None:
     assert chat(stop="###").requests[0].stop == ("###",)
-
-
-def test_top_logprobs_belong_to_logprobs() -> None:
-    assert chat(logprobs=True).requests[0].top_logprobs == 0
-    assert chat(logprobs=True, top_logprobs=20).requests[0].top_logprobs == 20
-    assert chat(logprobs=False).requests[0].top_logprobs is None
-    for logprobs in (False, None):
-        with pytest.raises(InvalidRequest) as error:
-            chat(logprobs=logprobs, top_logprobs=0)
-        assert param_of(error) == "top_logprobs"
+    assert len(complete(prompt=["a"] * 128, n=8).requests) == OPTIONS.max_sequences
 
 
 # -- priority --------------------------------------------------------------------------------------------
@@ -214,21 +182,6 @@ def test_the_servers_default_comes_last() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("header", "field", "param"),
-    [
-        ("urgent", None, "X-Priority"),
-        (None, "urgent", "priority"),
-        ("batch", "urgent", "priority"),
-        ("", None, "X-Priority"),
-    ],
-)
-def test_unknown_priorities_are_refused(header: str | None, field: str | None, param: str) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        Sender(priority_header=header).priority(field=field)
-    assert param_of(error) == param
-
-
 def test_a_call_has_the_priority_of_all_its_requests() -> None:
     call = chat(sender=Sender(priority_header="batch"), n=2, service_tier="priority")
     assert (call.priority, call.service_tier) == (Priority.BATCH, "flex")
@@ -256,3 +209,200 @@ def test_the_fingerprint_follows_the_file() -> None:
     other = msgspec.structs.replace(FAKE_INFO, file_bytes=2)
     assert fingerprint(FAKE_INFO) == fingerprint(msgspec.structs.replace(FAKE_INFO))
     assert fingerprint(FAKE_INFO) != fingerprint(other)
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *(
+            ({"logit_bias": {key: 1}}, "logit_bias")
+            for key in ("x", "-1", "1.5", str(VOCAB_SIZE), "9" * 99, "²")
+        ),
+        ({"max_tokens": 7, "max_completion_tokens": 8}, "max_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"top_logprobs": 0}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [user("hi"), {"role": "assistant", "tool_calls": []}]}, "messages[1].content"),
+        ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{**user("x"), "tool_call_id": "c"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{**user("x"), "tool_calls": CALLS}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "function", "content": "4"}]}, "messages[0].name"),
+        ({"messages": [{**user("4"), "function_call": CALLS[0]["function"]}]}, "messages[0].function_call"),
+    ],
+)
+def test_a_chat_is_refused_by_its_field(fields: dict[str, object], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a"] * 129, "n": 8}, "prompt"),
+        ({"n": 9}, "n"),
+        ({"best_of": 9}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": ["x", ""], "tokenizer": FakeTokenizer(adds_bos=False)}, "prompt"),
+        ({"prompt": [VOCAB_SIZE]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [[1], [10**30]]}, "prompt"),
+        ({"suffix": "b"}, "suffix"),
+        ({"suffix": "b", "echo": True, "tokenizer": FakeTokenizer(has_fim=True)}, "suffix"),
+    ],
+)
+def test_a_completion_is_refused_by_its_field(fields: dict[str, object], param: str) -> None:
+    assert refused(complete, **fields).param == param
+
+
+@pytest.mark.parametrize(
+    ("header", "field", "param"),
+    [
+        ("urgent", None, "X-Priority"),
+        (None, "urgent", "priority"),
+        ("batch", "urgent", "priority"),
+        ("", None, "X-Priority"),
+    ],
+)
+def test_unknown_priorities_are_refused(header: str | None, field: str | None, param: str) -> None:
+    assert refused(Sender(priority_header=header).priority, field=field).param == param
+
+
+# -- conversations ---------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_rendered_and_begins_with_bos() -> None:
+    (prompt,) = chat(messages=[{"role": "user", "content": "hi"}]).prompts
+    assert prompt.tokens == (0, 300, *tokens_of("hi"), 301)
+
+
+def test_bos_of_the_template_is_not_doubled() -> None:
+    (prompt,) = chat(template="{{ bos_token }}{{ messages[0].content }}").prompts
+    assert prompt.tokens == (0, *tokens_of("hi"))
+
+
+def test_a_last_message_of_the_assistant_is_continued() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Sure, "}]
+    (prompt,) = chat(messages=messages).prompts
+    assert prompt.tokens == (0, 300, *tokens_of("hi"), 301, *tokens_of("Sure, "))
+
+
+def test_text_parts_and_the_developer_are_understood() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (prompt,) = chat(
+        messages=[{"role": "developer", "content": parts}, {"role": "user", "content": "c"}]
+    ).prompts
+    text = FakeTokenizer().decode(list(prompt.tokens), special=True)
+    assert text == "<s><|system|>a\nb<|user|>c<|assistant|>"
+
+
+def test_a_template_that_raises_is_quoted() -> None:
+    messages = [{"role": "user", "content": "4"}, {"role": "system", "content": "5"}]
+    error = refused(messages=messages)
+    assert (error.param, error.code) == ("messages", "chat_template_failed")
+    assert "too late" in str(error)
+
+
+@pytest.mark.parametrize("template", [None, ""])
+def test_no_template_is_no_chat(template: str | None) -> None:
+    if template is None:
+        with pytest.raises(InvalidRequest, match="--chat-template"):
+            chat(template=template)
+    else:
+        assert chat(template=template).prompts[0].tokens == (0,)
+
+
+def test_tool_calls_need_no_content() -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": calls, "name": "bot"},
+        {"role": "user", "content": "hi"},
+    ]
+    template = (
+        "{% for m in messages %}{{ m.name }}{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}"
+    )
+    call = chat(messages=messages, template=template)
+    assert call.prompts[0].tokens == (0, *tokens_of('botf{"a": 1}hi'))
+
+
+# -- completion prompts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("hi", [(0, *tokens_of("hi"))]),
+        (["a", "b<|user|>"], [(0, *tokens_of("a")), (0, *tokens_of("b"), 300)]),
+        ([5, 6], [(5, 6)]),
+        ([[5], [6, 7]], [(5,), (6, 7)]),
+        ("", [(0,)]),
+    ],
+)
+def test_prompts_in_all_shapes(prompt: object, expected: list[tuple[int, ...]]) -> None:
+    call = complete(prompt=prompt, n=2)
+    assert [p.tokens for p in call.prompts] == expected
+    assert [request.tokens for request in call.requests] == [t for t in expected for _ in range(2)]
+    assert [request.id for request in call.requests] == [f"{call.id}/{i}" for i in range(2 * len(expected))]
+
+
+def test_choices_of_every_prompt_begin_at_the_same_seed() -> None:
+    assert [r.sampling.seed for r in complete(prompt=["a", "b"], n=2, seed=9).requests] == [9, 10, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"), [("hi", "hi"), ([0, *tokens_of("hi")], "hi"), ([300, *tokens_of("hi")], "<|user|>hi")]
+)
+def test_what_is_echoed(prompt: object, text: str) -> None:
+    assert complete(prompt=prompt, echo=True).prompts[0].echo == text
+    assert complete(prompt=prompt).prompts[0].echo is None
+
+
+def test_echo_with_logprobs_scores_the_prompt() -> None:
+    (request,) = complete(echo=True, logprobs=2, max_tokens=0).requests
+    assert (request.prompt_logprobs, request.top_logprobs, request.max_tokens) == (True, 2, 0)
+    assert not complete(logprobs=2).requests[0].prompt_logprobs
+    assert not complete(echo=True).requests[0].prompt_logprobs
+
+
+def test_a_suffix_is_filled_in_by_models_that_can() -> None:
+    call = complete(prompt="a", suffix="b", tokenizer=FakeTokenizer(has_fim=True))
+    assert call.prompts[0].tokens == (0, 400, *tokens_of("a"), 401, *tokens_of("b"), 402)
+
+
+# -- the last turn, and what is around it ----------------------------------------------------------------
+
+
+def as_bytes(messages: Sequence[AskedMessage]) -> tuple[int, ...]:
+    return tuple("|".join(f"{m.role}:{m.text}" for m in messages).encode())
+
+
+def around(*messages: Mapping[str, object]) -> str:
+    turn = last_turn([AskedMessage(fields) for fields in messages], as_bytes)
+    assert turn is not None
+    return bytes(turn.around).decode()
+
+
+SYSTEM, DONE = {"role": "system", "content": "s"}, {"role": "tool", "content": "42", "tool_call_id": "1"}
+
+
+def test_the_last_turn_is_blanked_and_nothing_else_is() -> None:
+    assert around(SYSTEM, user("a"), user("b")) == "system:s|user:a|user:..."
+    assert around(user("a"), DONE) == "user:...|tool:42"
+
+
+def test_the_text_of_the_last_turn_is_that_of_all_its_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    turn = last_turn([AskedMessage(user(parts))], as_bytes)
+    assert turn is not None
+    assert turn.text == "a\nb"
+
+
+def test_without_a_user_there_is_no_last_turn() -> None:
+    assert last_turn([AskedMessage(SYSTEM)], as_bytes) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sqlite3
 from collections.abc import AsyncIterator
@@ -23,6 +22,7 @@ from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring
 from tests.api.serving import OPTIONS, client, eventually, served
 from tests.api.talking import error_of, events
 from tests.fakes import FAKE_INFO
@@ -232,47 +232,6 @@ async def test_json_in_the_form_of_this_api() -> None:
         assert json.loads(text_of(response)) == {"a": 1}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0]"),
-        ({"input": None}, "input"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        ({"reasoning": {"effort": "high"}, "enable_thinking": False}, "enable_thinking"),
-        ({"enable_thinking": "no"}, "enable_thinking"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"include": ["nothing"]}, "include[0]"),
-        ({"stream_options": {}}, "stream_options"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
-        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-        ({"tools": [{"type": "mcp"}, {**TOOL, "parameters": {"type": "array"}}]}, "tools[1].parameters.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": 3}}}},
-            "text.format.schema",
-        ),
-        ({"background": True, "store": False}, "store"),
-        ({"max_output_tokens": 10**6}, "input"),
-        ({"previous_response_id": "resp_\0"}, "previous_response_id"),
-        ({"input": [{"role": "user", "content": "hi", "id": "msg_\0"}]}, "input[0].id"),
-        ({"colour": "red"}, "colour"),
-    ],
-)
-async def test_what_is_wrong_is_named_in_this_apis_words(
-    http: httpx.AsyncClient, fields: Json, param: str
-) -> None:
-    answer = await respond(http, **fields)
-    assert answer.status_code == 400
-    assert str(error_of(answer)["param"]).startswith(param)
-    assert "messages" not in answer.text
-    assert "response_format" not in answer.text
-
-
 async def test_hints_change_nothing(http: httpx.AsyncClient) -> None:
     hints: Json = {
         "client_metadata": {"a": "b"},
@@ -361,11 +320,8 @@ async def test_without_a_database_nothing_is_kept_and_it_says_so() -> None:
 
 
 async def test_the_responses_of_another_key_are_not_there(tmp_path: Path) -> None:
-    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob")}
-    path = tmp_path / "keys.toml"
-    path.write_text("".join(f'[keys.{name}]\nsha256 = "{digest}"\n' for name, digest in digests.items()))
     engine = FakeEngine(says="Hello")
-    async with serving(engine, keys=KeyRing(None, path)) as http:
+    async with serving(engine, keys=key_ring(tmp_path, ann="", bob="")) as http:
         http.headers["x-api-key"] = "ann"
         response = await made(http)
         engine.goes_on.clear()
@@ -411,8 +367,7 @@ async def has_ended(http: httpx.AsyncClient, response: Json) -> Json:
 
 
 async def test_a_response_is_made_behind_its_request() -> None:
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         assert response["status"] == "queued"
@@ -444,8 +399,7 @@ async def test_one_that_was_not_made_so_cannot_be_streamed_again(http: httpx.Asy
 
 
 async def test_it_is_cancelled() -> None:
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         path = f"/v1/responses/{response['id']}"
@@ -466,8 +420,7 @@ async def test_only_what_runs_in_the_background_can_be_cancelled(http: httpx.Asy
 
 
 async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         reading = asyncio.create_task(http.get(f"/v1/responses/{response['id']}?stream=true"))
@@ -479,8 +432,7 @@ async def test_a_client_that_leaves_ends_nothing_in_the_background() -> None:
 
 async def test_a_client_that_leaves_while_it_is_stored_leaves_nothing_queued(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine, str(path)) as http:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # the server cannot write now
@@ -500,8 +452,7 @@ async def test_a_client_that_leaves_while_it_is_stored_leaves_nothing_queued(tmp
 
 
 async def test_one_that_is_deleted_ends() -> None:
-    engine = FakeEngine(says="Hello you")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello you", is_held=True)
     async with serving(engine) as http:
         response = await begun(http)
         assert (await http.delete(f"/v1/responses/{response['id']}")).status_code == 200
@@ -535,12 +486,8 @@ async def test_what_a_dead_server_leaves_behind_has_failed(tmp_path: Path) -> No
 
 
 async def test_a_background_response_counts_against_its_keys_limits_until_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    digest = hashlib.sha256(b"ann").hexdigest()
-    path.write_text(f'[keys.ann]\nsha256 = "{digest}"\nconcurrent = 1\n')
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
-    async with serving(engine, keys=KeyRing(None, path)) as http:
+    engine = FakeEngine(says="Hello", is_held=True)
+    async with serving(engine, keys=key_ring(tmp_path, ann="concurrent = 1")) as http:
         http.headers["x-api-key"] = "ann"
         response = await begun(http)
         assert (await respond(http)).status_code == 429
@@ -551,8 +498,7 @@ async def test_a_background_response_counts_against_its_keys_limits_until_its_en
 
 async def test_a_server_that_ends_leaves_a_failed_response(tmp_path: Path) -> None:
     where = str(tmp_path / "jobs.db")
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello", is_held=True)
     async with serving(engine, where) as http:
         response = await begun(http)
         engine.cancel(response["id"])  # as an engine's end ends its requests

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import OPTIONS, api, eventually
-from tests.api.test_websocket import Socket, opened
+from tests.api.sockets import Socket, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -89,8 +89,7 @@ async def test_a_wrong_message_is_refused_and_the_next_one_is_served(message: ob
 
 
 async def test_signs_of_life_may_be_switched_off() -> None:
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello", is_held=True)
     async with socket_of(api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=0))) as socket:
         socket.send(CREATE)
         await socket.next()
@@ -101,8 +100,7 @@ async def test_signs_of_life_may_be_switched_off() -> None:
 
 
 async def test_who_waits_sees_that_it_lives() -> None:
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         found = await until(socket, "response.in_progress") + await until(socket, "response.in_progress")
@@ -115,8 +113,7 @@ async def test_who_waits_sees_that_it_lives() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_socket_requests": 1}, {"max_body_bytes": 250}])
 async def test_messages_that_wait_are_few_and_small(limits: dict[str, int]) -> None:
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello", is_held=True)
     app = api(engine, msgspec.structs.replace(OPTIONS, keep_alive_s=60, **limits))
     async with socket_of(app) as socket:
         socket.send(CREATE)
@@ -131,8 +128,7 @@ async def test_messages_that_wait_are_few_and_small(limits: dict[str, int]) -> N
 
 
 async def test_who_closes_ends_the_response() -> None:
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         await until(socket, "response.in_progress")
@@ -141,8 +137,7 @@ async def test_who_closes_ends_the_response() -> None:
 
 
 async def test_who_is_cancelled_hears_of_a_failure() -> None:
-    engine = FakeEngine(says="Hello")
-    engine.goes_on.clear()
+    engine = FakeEngine(says="Hello", is_held=True)
     async with socket_of(quick(engine)) as socket:
         socket.send(CREATE)
         begun = await until(socket, "response.in_progress")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -29,13 +28,13 @@ from openai_cpu_server.models.routing.options import (
     WhenStreaming,
 )
 from openai_cpu_server.models.routing.router import ModelRouter
-from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
-from tests.api.serving import OPTIONS, client, embedding_model, eventually, num_live, served
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, client, embedding_model, eventually, named, num_live
+from tests.api.sockets import content, opened
 from tests.api.talking import chat, complete, error_of, events
-from tests.api.test_websocket import content, opened
 from tests.fakes import FAKE_EMBEDDER
 
 pytestmark = pytest.mark.anyio
@@ -58,8 +57,8 @@ class House:
         self.little, self.big = FakeEngine(says="little me"), FakeEngine(says="big me")
         self.vectors = FakeEngine(FAKE_EMBEDDER)
         models = [
-            _model("little", self.little),
-            _model("big", self.big),
+            named(self.little, "little"),
+            named(self.big, "big"),
             embedding_model(self.vectors, "vectors"),
         ]
         routers = [
@@ -87,12 +86,6 @@ def _routes(name: str) -> dict[str, str]:
     if name == "french":
         return {**ROUTES, "small": "little:french"}
     return {**ROUTES, "small": "auto"} if name == "outer" else ROUTES
-
-
-def _model(name: str, engine: FakeEngine) -> ServedModel:
-    model = served(engine).default
-    model.names = (name,)
-    return model
 
 
 async def asked(house: House, **fields: object) -> httpx.Response:
@@ -326,12 +319,8 @@ async def test_a_socket_is_routed_and_may_cancel_a_trial() -> None:
 
 
 async def test_a_key_for_a_router_is_one_for_its_models_through_it(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    digest = hashlib.sha256(b"ann").hexdigest()
-    path.write_text(f'[keys.ann]\nsha256 = "{digest}"\nmodels = ["auto"]')
-    house = House(("auto", cascade(UNSURE)), keys=KeyRing(None, path))
-    async with client(house.app) as http:
-        http.headers["x-api-key"] = "ann"
+    house = House(("auto", cascade(UNSURE)), keys=key_ring(tmp_path, ann='models = ["auto"]'))
+    async with client(house.app, of("ann")) as http:
         through = await chat(http, model="auto", max_tokens=40)
         past = await chat(http, model="big")
     assert (text(through), past.status_code) == ("big me", 404)

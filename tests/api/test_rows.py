@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.engine_client.client import EngineClient
-from openai_cpu_server.http.key_file import KeyRing
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring
 from tests.api.serving import OPTIONS, api, client, eventually, new_engine, rows, running, served
 from tests.api.talking import MESSAGES, chat
 
@@ -78,8 +77,6 @@ async def test_a_server_that_ends_is_not_the_rows_fault() -> None:
 
 
 async def test_a_key_that_is_gone_runs_nothing(engine: FakeEngine, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
-    keys.write_text(f'[keys.ann]\nsha256 = "{hashlib.sha256(b"k").hexdigest()}"\n')
-    run_row = create_api(served(engine), OPTIONS, keys=KeyRing(path=keys)).run_row
+    run_row = create_api(served(engine), OPTIONS, keys=key_ring(tmp_path, ann="")).run_row
     assert (await run_row(CHAT, body(), "ann")).status == 200
     assert (await run_row(CHAT, body(), "bob")).status == 401

@@ -13,22 +13,20 @@ import httpx
 import pytest
 
 from openai_cpu_server.api.application import create_api
-from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.storage import DiskSpace, disk_space
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, served
-from tests.api.talking import error_of
-from tests.http.test_key_file import sha
+from tests.api.talking import MESSAGES, error_of
 
 pytestmark = pytest.mark.anyio
 
 KB = 1024
 GIB = 1024**3
 CHAT = "/v1/chat/completions"
-OF = {"ann": {"x-api-key": "k"}, "bob": {"x-api-key": "b"}}
 
 
 class Disk:
@@ -46,11 +44,11 @@ async def serving(
     folder: Path, limits: str, *, disk: Disk | None = None, says: str = "Hello you"
 ) -> AsyncIterator[httpx.AsyncClient]:
     """ann has these limits, bob has none."""
-    path = folder / "keys.toml"
-    path.write_text(f'[keys.ann]\nsha256 = "{sha("k")}"\n{limits}\n[keys.bob]\nsha256 = "{sha("b")}"\n')
     options = JobOptions(model="fake", poll_s=0.05)
     jobs = Jobs(open_database(str(folder / "jobs.db")), options, space=disk or Disk())
-    made = create_api(served(FakeEngine(says=says)), OPTIONS, keys=KeyRing(None, path), jobs=jobs)
+    made = create_api(
+        served(FakeEngine(says=says)), OPTIONS, keys=key_ring(folder, ann=limits, bob=""), jobs=jobs
+    )
     running = asyncio.create_task(jobs.run(made.run_row))
     async with client(made.app) as http:
         yield http
@@ -64,7 +62,7 @@ async def upload(http: httpx.AsyncClient, who: str, content: bytes) -> httpx.Res
         "/v1/files",
         files={"file": ("rows.jsonl", content)},
         data={"purpose": "batch"},
-        headers=OF[who],
+        headers=of(who),
     )
 
 
@@ -73,12 +71,12 @@ async def respond(http: httpx.AsyncClient, who: str, size: int, **fields: object
     schema = {"type": "object", "description": "x" * size}
     form = {"type": "json_schema", "name": "a", "schema": schema}
     body = {"input": "x", "max_output_tokens": 5, "text": {"format": form}, **fields}
-    return await http.post("/v1/responses", json=body, headers=OF[who])
+    return await http.post("/v1/responses", json=body, headers=of(who))
 
 
 async def batch(http: httpx.AsyncClient, who: str, file_id: str) -> httpx.Response:
     body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
-    return await http.post("/v1/batches", json=body, headers=OF[who])
+    return await http.post("/v1/batches", json=body, headers=of(who))
 
 
 def assert_full(answer: httpx.Response) -> None:
@@ -92,7 +90,7 @@ def assert_disk_full(answer: httpx.Response) -> None:
 
 
 def lines(num_rows: int, **fields: object) -> bytes:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, **fields}
+    body = {"messages": MESSAGES, "max_tokens": 5, **fields}
     rows = (
         {"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": body} for number in range(num_rows)
     )
@@ -105,7 +103,7 @@ async def test_so_many_files_and_no_more(tmp_path: Path) -> None:
         assert (first.status_code, second.status_code) == (200, 200)
         assert_full(third)
         assert (await upload(http, "bob", b"x")).status_code == 200
-        await http.delete(f"/v1/files/{first.json()['id']}", headers=OF["ann"])
+        await http.delete(f"/v1/files/{first.json()['id']}", headers=of("ann"))
         assert (await upload(http, "ann", b"x")).status_code == 200
 
 
@@ -116,7 +114,7 @@ async def test_so_many_bytes_of_files_and_no_more(tmp_path: Path) -> None:
         assert (await upload(http, "ann", b"x" * 100 * KB)).status_code == 200
         assert_full(await respond(http, "ann", 50 * KB))
         assert (await upload(http, "bob", b"x" * 2000 * KB)).status_code == 200
-        await http.delete(f"/v1/files/{kept['id']}", headers=OF["ann"])
+        await http.delete(f"/v1/files/{kept['id']}", headers=of("ann"))
         assert (await upload(http, "ann", b"x" * 200 * KB)).status_code == 200
 
 
@@ -125,7 +123,7 @@ async def test_uploads_at_once_do_not_exceed_it_together(tmp_path: Path) -> None
         answers = await asyncio.gather(*(upload(http, "ann", b"x" * 300 * KB) for _ in range(8)))
         stored = [answer for answer in answers if answer.status_code == 200]
         assert len(stored) <= 3
-        listed = (await http.get("/v1/files", headers=OF["ann"])).json()["data"]
+        listed = (await http.get("/v1/files", headers=of("ann"))).json()["data"]
         assert len(listed) == len(stored)
 
 
@@ -137,10 +135,10 @@ async def test_so_many_bytes_of_responses_and_no_more(tmp_path: Path) -> None:
             assert_full(await respond(http, "ann", 240 * KB, **fields))
         assert (await respond(http, "ann", 240 * KB, store=False)).status_code == 200
         assert (await respond(http, "bob", 240 * KB)).status_code == 200
-        counted = await http.post("/v1/responses/input_tokens", json={"input": "x"}, headers=OF["ann"])
+        counted = await http.post("/v1/responses/input_tokens", json={"input": "x"}, headers=of("ann"))
         assert counted.status_code == 200
         for answer in stored[:2]:
-            await http.delete(f"/v1/responses/{answer.json()['id']}", headers=OF["ann"])
+            await http.delete(f"/v1/responses/{answer.json()['id']}", headers=of("ann"))
         assert (await respond(http, "ann", 240 * KB)).status_code == 200
 
 
@@ -162,17 +160,17 @@ async def test_rows_wait_for_room_and_go_on_when_there_is_some(tmp_path: Path) -
         other = (await upload(http, "bob", rows)).json()
         others = (await batch(http, "bob", other["id"])).json()
         assert (await ended(http, "bob", others["id"]))["request_counts"]["completed"] == 100
-        told = (await http.get(f"/v1/batches/{begun['id']}", headers=OF["ann"])).json()
+        told = (await http.get(f"/v1/batches/{begun['id']}", headers=of("ann"))).json()
         assert told["status"] == "in_progress"
         assert 0 < told["request_counts"]["completed"] < 100
-        await http.delete(f"/v1/files/{large['id']}", headers=OF["ann"])
+        await http.delete(f"/v1/files/{large['id']}", headers=of("ann"))
         counts = (await ended(http, "ann", begun["id"]))["request_counts"]
         assert counts == {"total": 100, "completed": 100, "failed": 0}
 
 
 async def ended(http: httpx.AsyncClient, who: str, batch_id: str) -> dict[str, Any]:
     for _ in range(1000):
-        told: dict[str, Any] = (await http.get(f"/v1/batches/{batch_id}", headers=OF[who])).json()
+        told: dict[str, Any] = (await http.get(f"/v1/batches/{batch_id}", headers=of(who))).json()
         if told["completed_at"] or told["failed_at"]:
             return told
         await asyncio.sleep(0.01)
@@ -194,7 +192,7 @@ async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: DiskSpace, i
         file = (await upload(http, "ann", lines(1))).json()
         kept = (await respond(http, "ann", 10)).json()
         disk.space = space
-        await http.delete(f"/v1/responses/{kept['id']}", headers=OF["ann"])  # the disk is looked at anew
+        await http.delete(f"/v1/responses/{kept['id']}", headers=of("ann"))  # the disk is looked at anew
         refused = [
             await upload(http, "bob", b"x"),
             await batch(http, "ann", file["id"]),
@@ -208,7 +206,7 @@ async def test_a_part_of_the_disk_stays_free(tmp_path: Path, space: DiskSpace, i
                 assert answer.status_code == 200
         unasked = await respond(http, "ann", 10)
         assert (unasked.status_code, unasked.json()["store"]) == (200, not is_full)
-        assert (await http.get("/v1/files", headers=OF["ann"])).status_code == 200
+        assert (await http.get("/v1/files", headers=of("ann"))).status_code == 200
 
 
 async def test_an_upload_must_fit_beside_what_stays_free(tmp_path: Path) -> None:
@@ -219,14 +217,11 @@ async def test_an_upload_must_fit_beside_what_stays_free(tmp_path: Path) -> None
 
 
 async def test_rows_have_a_limit_of_tokens_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text(f'[keys.ann]\nsha256 = "{sha("k")}"\nbatch_tokens_per_day = 60\ntokens_per_day = 1000\n')
-    made = create_api(served(FakeEngine(says="Hello you")), OPTIONS, keys=KeyRing(None, path))
+    keys = key_ring(tmp_path, ann="batch_tokens_per_day = 60\ntokens_per_day = 1000")
+    made = create_api(served(FakeEngine(says="Hello you")), OPTIONS, keys=keys)
 
     def body(max_tokens: int) -> bytes:
-        return json.dumps(
-            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
-        ).encode()
+        return json.dumps({"messages": MESSAGES, "max_tokens": max_tokens}).encode()
 
     answers = [await made.run_row(CHAT, body(9), "ann") for _ in range(20)]
     done = [answer for answer in answers if answer.status == 200]
@@ -238,5 +233,5 @@ async def test_rows_have_a_limit_of_tokens_of_their_own(tmp_path: Path) -> None:
     never = await made.run_row(CHAT, body(100), "ann")
     assert (never.status, never.retry_after_s, never.pauses) == (429, None, False)
     async with client(made.app) as http:
-        one = await http.post(CHAT, content=body(9), headers=OF["ann"])
+        one = await http.post(CHAT, content=body(9), headers=of("ann"))
         assert one.status_code == 200

@@ -7,14 +7,13 @@ import pytest
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.request import Constraint, Thinking
-from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, template_reasoning
 from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
 from tests.api.calls import tokens_of, told
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.resolving import chat, param_of
+from tests.api.resolving import chat, refused
 
 _TURNS = (
     "{% for m in messages %}({{ m.role }})"
@@ -29,6 +28,7 @@ UNASKED = _TURNS + "{% if thinking %} Think between <think></think>.{% endif %}"
 ALWAYS = _TURNS + "<think>\n{# </think> #}"
 """Like DeepSeek-R1: it knows no way to do without."""
 EFFORT = _TURNS + "{{ reasoning_effort }}<think>\n{# </think> #}"
+HARMONY = _TURNS + "<|start|>assistant{# <|channel|><|message|> #}"
 PLAIN = _TURNS
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -219,12 +219,9 @@ def test_thoughts_can_be_left_out(fields: dict[str, object]) -> None:
 def test_a_variable_that_the_template_cannot_use_is_blamed_and_not_the_messages() -> None:
     template = _TURNS + "{{ 1 / divisor | default(1) }}"
     assert prompt(asked(template)).endswith("1.0")
-    with pytest.raises(InvalidRequest) as raised:
-        asked(template, chat_template_kwargs={"divisor": 0})
-    assert (raised.value.param, raised.value.code) == ("chat_template_kwargs", "chat_template_failed")
-    with pytest.raises(InvalidRequest) as raised:
-        asked(_TURNS + "{{ 1 / 0 }}", chat_template_kwargs={"divisor": 0})
-    assert (raised.value.param, raised.value.code) == ("messages", "chat_template_failed")
+    for source, param in ((template, "chat_template_kwargs"), (_TURNS + "{{ 1 / 0 }}", "messages")):
+        error = refused(asked, template=source, chat_template_kwargs={"divisor": 0})
+        assert (error.param, error.code) == (param, "chat_template_failed")
 
 
 def test_variables_reach_the_template() -> None:
@@ -256,9 +253,7 @@ def test_variables_reach_the_template() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, object], param: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        asked(OPENS, **fields)
-    assert param_of(refused) == param
+    assert refused(asked, template=OPENS, **fields).param == param
 
 
 def test_wishes_are_named_where_a_model_does_not_think() -> None:
@@ -268,16 +263,12 @@ def test_wishes_are_named_where_a_model_does_not_think() -> None:
 
 
 def test_harmony_gives_its_form_in_its_last_channel() -> None:
-    harmony = _TURNS + "<|start|>assistant{# <|channel|><|message|> #}"
-    call = asked(harmony, response_format=SCHEMA)
+    call = asked(HARMONY, response_format=SCHEMA)
     assert text(thoughts(call).opening) == "<|channel|>analysis<|message|>"
     assert thoughts(call).end == "<|end|>"
     assert text(constraint(call).opening) == "<|start|>assistant<|channel|>final<|message|>"
     said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>7"
     assert parts(call, said) == [ThinkingText("Hm."), Content("7")]
-
-
-HARMONY = _TURNS + "<|start|>assistant{# <|channel|><|message|> #}"
 
 
 @pytest.mark.parametrize("fields", [{"thinking_budget": 5}, {"stop": ["a"]}])

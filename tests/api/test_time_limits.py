@@ -7,7 +7,6 @@ import json
 
 import httpx
 import msgspec
-import openai
 import pytest
 from starlette.types import Message
 
@@ -16,12 +15,10 @@ from openai_cpu_server.errors import BodyTooSlow
 from openai_cpu_server.http.body import paced
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
-from tests.api.serving import OPTIONS, api, client, eventually, new_engine, num_live, running
-from tests.api.talking import MESSAGES, chat, error_of
+from tests.api.serving import OPTIONS, api, busy, client, eventually, num_live
+from tests.api.talking import chat, error_of
 
 pytestmark = pytest.mark.anyio
-
-LONG = {"messages": MESSAGES, "ignore_eos": True}
 
 
 async def test_an_answer_that_takes_too_long_is_408(slow_engine: EngineClient) -> None:
@@ -53,16 +50,10 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error(slow_engine: Engi
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_waiting_counts(stream: bool) -> None:
-    async with (
-        running(new_engine("step_s=0.02", max_seqs=1)) as engine,
-        client(api(engine)) as http,
-        exchange(api(engine), "/v1/chat/completions", LONG) as first,
-    ):
-        await eventually(lambda: engine.status().running["interactive"] == 1)
+    async with busy() as engine, client(api(engine)) as http:
         answer = await chat(http, timeout=0.2, stream=stream)
         assert "request_timeout" in answer.text
         assert num_live(engine) == 1
-        first.disconnect()
 
 
 @pytest.mark.parametrize(
@@ -86,18 +77,6 @@ async def test_an_answer_in_time_is_not_touched(engine: FakeEngine) -> None:
 async def test_a_limit_that_is_none(http: httpx.AsyncClient, value: object) -> None:
     answer = await chat(http, timeout=value)
     assert (answer.status_code, error_of(answer)["param"]) == (400, "timeout")
-
-
-async def test_the_sdk_does_not_try_again(slow_engine: EngineClient) -> None:
-    before = slow_engine.totals.requests
-    async with client(api(slow_engine)) as http:
-        sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http)
-        with pytest.raises(openai.APIStatusError) as caught:
-            await sdk.completions.create(
-                model="fake", prompt="a", extra_body={"ignore_eos": True, "timeout": 0.2}
-            )
-    assert caught.value.status_code == 408
-    assert slow_engine.totals.requests == before + 1
 
 
 async def test_a_body_that_does_not_come(engine: FakeEngine) -> None:

@@ -43,7 +43,7 @@ def tool(name: str, parameters: object = None) -> dict[str, object]:
 
 
 TOOLS = [tool("get_weather", WEATHER), tool("get_time")]
-NAMED = {"type": "function", "function": {"name": "get_time"}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 ROME = ("get_weather", {"city": "Rome", "days": 3})
 TIME = ("get_time", {})
 ANSWER = {
@@ -128,37 +128,13 @@ TWO = {
 }
 TWO["generic"] = TWO["hermes"]
 CONTROL = (
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "[CALL_ID]",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
-    "<|/tool_call|>",
-    "<|python_tag|>",
-    "<start_function_call>",
-    "<end_function_call>",
-    "<escape>",
-    "<|tool_call>",
-    "<tool_call|>",
-    '<|"|>',
-    "<|channel|>",
-    "<|message|>",
-    "<|constrain|>",
-    "<|start|>",
-    "<|end|>",
-    "<|tool_calls_section_begin|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<|tool_calls_section_end|>",
-    "<|START_ACTION|>",
-    "<|END_ACTION|>",
-    "<|tools_prefix|>",
-    "<|tools_suffix|>",
-    "<|tool_call_start|>",
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|/tool_call|>", "<|python_tag|>"),
+    *("<start_function_call>", "<end_function_call>", "<escape>", "<|tool_call>", "<tool_call|>"),
+    *('<|"|>', "<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+    *("<|tools_prefix|>", "<|tools_suffix|>", "<|tool_call_start|>"),
 )
 TAUGHT, PLAIN = Follower(CONTROL), Follower()
 """A vocabulary with each family's control tokens, and one to which they are text."""
@@ -200,10 +176,6 @@ def read(reader: PartsReader, pieces: list[str]) -> tuple[str, str, list[tuple[s
     return thoughts, content, [(name, json.loads(text)) for name, text in calls]
 
 
-def reader(call: Call) -> PartsReader:
-    return call.reader()
-
-
 def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(sorted({0, len(text), *places}))]
 
@@ -228,15 +200,18 @@ def test_the_grammar_takes_the_familys_calls(form: str, follower: Follower) -> N
 @BOTH
 @pytest.mark.parametrize("form", TWO)
 def test_several_calls_are_taken_unless_they_are_switched_off(form: str, follower: Follower) -> None:
-    assert accepts(asked(form, follower), follower, TWO[form])
-    assert accepts(asked(form, follower, tool_choice="required"), follower, TWO[form])
-    assert not accepts(asked(form, follower, parallel_tool_calls=False), follower, TWO[form])
+    for choice in ("auto", "required"):
+        alone = asked(form, follower, tool_choice=choice, parallel_tool_calls=False)
+        assert accepts(asked(form, follower, tool_choice=choice), follower, TWO[form])
+        assert not accepts(alone, follower, TWO[form])
 
 
 @pytest.mark.parametrize("form", ONE)
-def test_a_named_function_is_called(form: str) -> None:
+def test_a_named_function_is_called_once(form: str) -> None:
     call = asked(form, tool_choice=NAMED)
-    assert not accepts(call, TAUGHT, ONE[form])
+    assert accepts(call, TAUGHT, ONE[form])
+    assert not accepts(call, TAUGHT, ONE[form].replace("get_weather", "get_time"))
+    assert form not in TWO or not accepts(call, TAUGHT, TWO[form])
     assert not accepts(call, TAUGHT, "text")
 
 
@@ -258,9 +233,9 @@ def test_an_answer_of_a_form_stands_beside_calls(form: str, follower: Follower) 
     assert not accepts(call, follower, shown.replace("7", '"x"'))
     assert not accepts(call, follower, "Hello.")
     for pieces in ([shown], list(shown)):
-        assert read(reader(call), pieces) == ("", answer, [])
+        assert read(call.reader(), pieces) == ("", answer, [])
     for pieces in ([ONE[form]], list(ONE[form])):
-        assert read(reader(call), pieces) == ("", "", [ROME])
+        assert read(call.reader(), pieces) == ("", "", [ROME])
 
 
 @pytest.mark.parametrize("form", ONE)
@@ -268,20 +243,20 @@ def test_an_answer_of_a_form_stands_beside_calls(form: str, follower: Follower) 
 @given(places=st.lists(st.integers(0, 200), max_size=12))
 def test_calls_are_read_alike_however_they_are_cut(form: str, places: list[int]) -> None:
     text, calls = (TWO[form], [ROME, TIME]) if form in TWO else (ONE[form], [ROME])
-    assert read(reader(asked(form)), cut(text, [min(p, len(text)) for p in places])) == ("", "", calls)
+    assert read(asked(form).reader(), cut(text, [min(p, len(text)) for p in places])) == ("", "", calls)
 
 
 @pytest.mark.parametrize("form", [form for form in ONE if form not in ("llama3", "pythonic", "harmony")])
 def test_content_before_calls_is_content(form: str) -> None:
     text = f"Let me <see> [it].\n\n{ONE[form]}"
     for pieces in ([text], list(text)):
-        assert read(reader(asked(form)), pieces) == ("", "Let me <see> [it].", [ROME])
+        assert read(asked(form).reader(), pieces) == ("", "Let me <see> [it].", [ROME])
 
 
 @pytest.mark.parametrize("form", ONE)
 def test_written_calls_are_read_back(form: str) -> None:
     written = TOOL_FORMATS[form].written([WrittenCall(*ROME)])
-    assert read(reader(asked(form)), [written]) == ("", "", [ROME])
+    assert read(asked(form).reader(), [written]) == ("", "", [ROME])
 
 
 @pytest.mark.parametrize("form", ["qwen3-coder", "glm", "seed-oss", "minimax", "functiongemma", "gemma4"])
@@ -292,7 +267,7 @@ def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str
     text = ONE[form].replace("Rome", city)
     call = asked(form, follower)
     if accepts(call, follower, text):
-        assert read(reader(call), list(text)) == ("", "", [("get_weather", {"city": city, "days": 3})])
+        assert read(call.reader(), list(text)) == ("", "", [("get_weather", {"city": city, "days": 3})])
     else:
         assert "<" in city
 
@@ -307,7 +282,7 @@ def test_raw_text_becomes_a_json_string(form: str, follower: Follower, city: str
 )
 def test_pythons_strings_and_words_become_jsons(text: str, arguments: object) -> None:
     wanted = arguments or {"city": "O'Hare", "tags": ["a)", "b="], "now": False}
-    assert read(reader(asked("pythonic")), list(text)) == ("", "", [("get_weather", wanted)])
+    assert read(asked("pythonic").reader(), list(text)) == ("", "", [("get_weather", wanted)])
     assert accepts(asked("pythonic"), TAUGHT, text)
     assert not accepts(asked("pythonic"), TAUGHT, text.replace("celsius", "kelvin").replace("city", "town"))
 
@@ -322,7 +297,7 @@ def test_choices_bind_raw_text_too() -> None:
 def test_llamas_calls_may_follow_its_mark() -> None:
     text = "<|python_tag|>" + ONE["llama3"]
     assert accepts(asked("llama3"), TAUGHT, text)
-    assert read(reader(asked("llama3")), list(text)) == ("", "", [ROME])
+    assert read(asked("llama3").reader(), list(text)) == ("", "", [ROME])
 
 
 def test_harmonys_channels_are_thoughts_content_and_calls() -> None:
@@ -332,11 +307,11 @@ def test_harmonys_channels_are_thoughts_content_and_calls() -> None:
         ' to=functions.get_weather<|channel|>commentary json<|message|>{"city":"Rome","days":3}'
     )
     assert accepts(asked("harmony"), TAUGHT, text)
-    assert read(reader(asked("harmony")), list(text)) == ("We need <the> tool.", "One moment.", [ROME])
+    assert read(asked("harmony").reader(), list(text)) == ("We need <the> tool.", "One moment.", [ROME])
     final = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Hi"
     assert accepts(asked("harmony"), TAUGHT, final)
-    assert read(reader(asked("harmony")), list(final)) == ("Easy.", "Hi", [])
-    assert read(reader(asked("harmony")), ["no channels"]) == ("", "no channels", [])
+    assert read(asked("harmony").reader(), list(final)) == ("Easy.", "Hi", [])
+    assert read(asked("harmony").reader(), ["no channels"]) == ("", "no channels", [])
 
 
 def split(parameters: object, *, form: str = "qwen3-coder", strict: bool | None = None) -> Call:
@@ -381,7 +356,7 @@ def test_a_string_with_limits_is_json_in_its_tag() -> None:
     assert accepts(call, PLAIN, text % '"ab"')
     assert not accepts(call, PLAIN, text % '"abc"')
     assert not accepts(call, PLAIN, text % "ab")
-    assert read(reader(call), list(text % '"ab"')) == ("", "", [("f", {"a": "ab"})])
+    assert read(call.reader(), list(text % '"ab"')) == ("", "", [("f", {"a": "ab"})])
 
 
 def test_many_optional_parameters_make_no_large_grammar() -> None:

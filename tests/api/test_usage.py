@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
 from tests.api.asgi import exchange
 from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of, sha
 from tests.api.serving import OPTIONS, client, embedding_model, eventually, new_engine, running, served
 from tests.api.talking import MESSAGES, chat, complete, error_of
 from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
@@ -49,22 +49,13 @@ class House:
         self.watch = watch
 
     def ask(self, key: str) -> httpx.AsyncClient:
-        found = client(self.app)
-        found.headers["x-api-key"] = key
-        return found
+        return client(self.app, of(key))
 
     async def usage(self, by: str = "root", **query: str | list[str]) -> dict[str, Any]:
         async with self.ask(by) as http:
             answer = await http.get("/v1/usage", params=query)
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
-
-
-def key_file(folder: Path) -> Path:
-    path = folder / "keys.toml"
-    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in KEYS}
-    path.write_text("".join(f'[keys.{n}]\nsha256 = "{digests[n]}"\n{KEYS[n]}\n' for n in KEYS))
-    return path
 
 
 @asynccontextmanager
@@ -89,7 +80,7 @@ async def at_home(
             registry,
         )
     options = msgspec.structs.replace(OPTIONS, prices=PRICES)
-    ring = KeyRing(None, key_file(folder)) if keys is None else keys
+    ring = key_ring(folder, **KEYS) if keys is None else keys
     api = create_api(registry, options, keys=ring, jobs=jobs, watch=watch, recall=recall)
     task = asyncio.create_task(jobs.run(api.run_row))
     try:
@@ -195,7 +186,7 @@ async def test_refused_calls_count_nothing_and_abandoned_ones_no_tokens_before_t
     assert (await house.usage())["data"] == []
     house.engine.goes_on.clear()
     body = {"messages": MESSAGES, "max_tokens": 8}
-    async with exchange(house.app, "/v1/chat/completions", body, headers={"x-api-key": "ann"}) as left:
+    async with exchange(house.app, "/v1/chat/completions", body, headers=of("ann")) as left:
         await eventually(lambda: bool(house.engine.requests()))
         left.disconnect()
     (row,) = (await house.usage())["data"]
@@ -270,13 +261,13 @@ async def test_cpu_seconds_are_shared_among_keys_and_told_to_prometheus(tmp_path
     jobs = Jobs(open_database(str(tmp_path / "jobs.db")), JobOptions(model="fake"))
     watch = Watch.new(model="fake")
     async with running(new_engine(watch=watch.of_model("fake"))) as engine:
-        keys = KeyRing(None, key_file(tmp_path))
+        keys = key_ring(tmp_path, **KEYS)
         api = create_api(served(engine), OPTIONS, keys=keys, jobs=jobs, watch=watch)
         house = House(api, jobs, FakeEngine(), watch)
         async with house.ask("ann") as http:
             await chat(http, max_tokens=30)
         body = {"messages": MESSAGES, "max_tokens": 2000, "ignore_eos": True}
-        async with exchange(api.app, "/v1/chat/completions", body, headers={"x-api-key": "bob"}) as left:
+        async with exchange(api.app, "/v1/chat/completions", body, headers=of("bob")) as left:
             await eventually(lambda: engine.status().kv_tokens_used > 100)
             left.disconnect()
         found = {row["key"]: row for row in (await house.usage())["data"]}
@@ -288,5 +279,5 @@ async def test_cpu_seconds_are_shared_among_keys_and_told_to_prometheus(tmp_path
     assert 'ocs_key_cpu_seconds_total{key="ann",model="fake"}' in text
     assert 'ocs_key_requests_total{answer="computed",key="ann",model="fake"} 1.0' in text
     assert 'ocs_key_tokens_total{key="ann",kind="input",model="fake"}' in text
-    assert hashlib.sha256(b"ann").hexdigest()[:16] not in text
+    assert sha("ann")[:16] not in text
     await jobs.close()

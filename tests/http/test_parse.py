@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
-from openai_cpu_server.api.chat.body import ChatBody, TextPart
+from openai_cpu_server.api.chat.body import ChatBody
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
@@ -72,25 +72,6 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"temperature": "1"}, "temperature"),
-        ({"temperature": True}, "temperature"),
-        ({"temperature": 2.1}, "temperature"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": float("inf")}, "temperature"),
-        ({"top_p": -0.1}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"top_k": 1.5}, "top_k"),
-        ({"top_k": 2**31}, "top_k"),
-        ({"min_p": -0.1}, "min_p"),
-        ({"typical_p": 0}, "typical_p"),
-        ({"repeat_penalty": 0}, "repeat_penalty"),
-        ({"repeat_last_n": -1}, "repeat_last_n"),
-        ({"presence_penalty": 2.5}, "presence_penalty"),
-        ({"frequency_penalty": -2.5}, "frequency_penalty"),
-        ({"n": 0}, "n"),
-        ({"n": "2"}, "n"),
         ({"seed": 1.5}, "seed"),
         ({"stream": "yes"}, "stream"),
         ({"stop": ""}, "stop"),
@@ -98,9 +79,6 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["x"] * 65}, "stop"),
         ({"logprobs": 2}, "logprobs"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"metadata": {"k": 1}}, "metadata.k"),
@@ -114,14 +92,15 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
         ({"stream_options": {"colour": 1}}, "stream_options.colour"),
         ({"user": 5}, "user"),
         ({"model": 5}, "model"),
-        ({"messages": []}, "messages"),
-        ({"messages": None}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "images": ["eHg="]}]}, "messages[0].images"),
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"structured_outputs": {"regex": "a", "white": "b"}}, "structured_outputs.white"),
+        ({"tools": [TOOL], "tool_choice": {**TOOL, "mode": "any"}}, "tool_choice.mode"),
     ],
 )
 def test_a_wrong_value_is_named(fields: dict[str, object], param: str) -> None:
@@ -225,17 +204,6 @@ def test_a_long_list_of_wrong_values_costs_no_more_than_one(fields: dict[str, ob
     assert caught.value.error_count() == 1
 
 
-def test_it_is_said_where_json_ends_to_be_json() -> None:
-    message = str(refused(b'{"a"'))
-    assert message == "The request body is not valid JSON: EOF while parsing an object at line 1 column 4."
-
-
-def test_a_missing_parameter_is_named() -> None:
-    error = refused(b"{}")
-    assert str(error) == "Missing required parameter: 'messages'."
-    assert (error.param, error.code) == ("messages", "missing_required_parameter")
-
-
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
@@ -253,12 +221,6 @@ def test_a_missing_parameter_is_named() -> None:
 )
 def test_prompts_of_wrong_shape_are_named(prompt: object, param: str) -> None:
     assert refused(json.dumps({"prompt": prompt}).encode(), CompletionBody).param == param
-
-
-@pytest.mark.parametrize("prompt", ["text", ["a", "b"], [1, 2], [[1], [2, 3]]])
-def test_prompts_come_in_four_shapes(prompt: object) -> None:
-    body, _ = parse(CompletionBody, json.dumps({"prompt": prompt}).encode(), lenient=False)
-    assert body.prompt == prompt
 
 
 def test_null_means_absent_for_every_optional_field() -> None:
@@ -284,15 +246,27 @@ def test_unknown_fields_are_refused_by_name() -> None:
     assert (error.param, error.code) == ("temprature", "unknown_parameter")
 
 
+@pytest.mark.parametrize(
+    ("data", "message", "param"),
+    [
+        (b"{}", "Missing required parameter: 'messages'.", "messages"),
+        (
+            b'{"a"',
+            "The request body is not valid JSON: EOF while parsing an object at line 1 column 4.",
+            None,
+        ),
+    ],
+)
+def test_what_is_missing_is_said(data: bytes, message: str, param: str | None) -> None:
+    error = refused(data)
+    assert (str(error), error.param) == (message, param)
+
+
 def test_a_lenient_server_names_what_it_ignores() -> None:
     body, ignored = parse(ChatBody, chat(temprature=1, stream_options={"x,\ny": 1}), lenient=True)
     assert body.temperature is None
+    assert parse(ChatBody, chat(), lenient=True)[1].headers == {}
     assert ignored.headers == {"x-ignored-parameters": "temprature,stream_options.x??y"}
-
-
-def test_nothing_ignored_is_no_header() -> None:
-    _, ignored = parse(ChatBody, chat(), lenient=True)
-    assert ignored.headers == {}
 
 
 def ignored_of(**fields: object) -> tuple[str, ...]:
@@ -384,21 +358,6 @@ def test_the_header_stays_small() -> None:
     assert (len(ignored.names), ignored.names[-1]) == (MOST_NAMED + 1, "...")
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
-        (
-            {"structured_outputs": {"regex": "a", "whitespace_pattern": "b"}},
-            "structured_outputs.whitespace_pattern",
-        ),
-        ({"tools": [TOOL], "tool_choice": {**TOOL, "mode": "any"}}, "tool_choice.mode"),
-    ],
-)
-def test_unknown_fields_that_may_shape_the_answer_are_refused(fields: dict[str, object], param: str) -> None:
-    assert refused(chat(**fields)).param == param
-
-
 def test_a_refusal_that_is_sent_back_is_text() -> None:
     parts = [{"type": "refusal", "refusal": "no"}]
     messages = [
@@ -442,19 +401,6 @@ def test_the_beginning_of_an_input_is_not_cut() -> None:
     with pytest.raises(InvalidRequest) as caught:
         pooled(EmbeddingBody, truncate="START")
     assert caught.value.param == "truncate"
-
-
-def test_text_parts_and_tool_calls_are_read() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [
-        {"role": "developer", "content": [{"type": "text", "text": "be brief"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "4", "tool_call_id": "c1"},
-    ]
-    body, _ = parse(ChatBody, chat(messages=messages), lenient=False)
-    assert body.messages[0].content == [TextPart(type="text", text="be brief")]
-    assert body.messages[1].tool_calls is not None
-    assert body.messages[1].tool_calls[0].function.name == "f"
 
 
 def test_whole_numbers_are_numbers() -> None:

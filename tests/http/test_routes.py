@@ -87,12 +87,6 @@ async def test_a_row_is_a_route_with_what_it_asks_for() -> None:
     )
 
 
-async def test_a_body_has_no_more_bytes_than_its_row_says() -> None:
-    async with greeting("hello", ApiOptions(max_body_bytes=2)) as http:
-        refused = await http.post("/echo", content=b"abc", headers=KEY)
-    assert refused.status_code == 413
-
-
 async def test_the_document_is_made_of_the_rows_that_are_served() -> None:
     async with greeting("hello") as http:
         paths = (await http.get("/openapi.json")).json()["paths"]
