@@ -16,7 +16,7 @@ from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.errors import EngineUnavailable, InvalidRequest
+from openai_cpu_server.errors import EngineUnavailable, wrong_value
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
@@ -112,8 +112,7 @@ class CacheRoutes:
         """204. `?only=prompts` or `?only=answers`: the other stays."""
         only = request.query_params.get("only")
         if only not in (None, *ONLY):
-            message = "Invalid value for 'only': expected 'prompts' or 'answers'."
-            raise InvalidRequest(message, param="only", code="invalid_value")
+            raise wrong_value("only", "'prompts' or 'answers'")
         engines = self._with_prompts() if only != "answers" else []
         if self._recall is not None and only != "prompts":
             await self._recall.clear()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.parts import ModelKeeping, ServerParts
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.errors import InvalidRequest, ServerError
+from openai_cpu_server.errors import InvalidRequest, ServerError, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
@@ -224,8 +224,7 @@ def _flag(name: str, text: str | None) -> bool | None:
     if text is None:
         return None
     if text not in _WORDS:
-        message = f"Invalid value for '{name}': expected true or false."
-        raise InvalidRequest(message, param=name, code="invalid_value")
+        raise wrong_value(name, "true or false")
     return _WORDS[text]
 
 

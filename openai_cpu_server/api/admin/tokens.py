@@ -15,7 +15,7 @@ from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.chat.body import Messages, checked_messages
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.keys import WORK
@@ -115,8 +115,7 @@ def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None) -> byt
 
 def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[int, ...]:
     if [body.content, body.prompt, body.messages].count(None) != 2:
-        message = "Give exactly one of 'content', 'prompt' and 'messages'."
-        raise InvalidRequest(message, param="content", code="invalid_value")
+        raise wrong("Give exactly one of 'content', 'prompt' and 'messages'.", "content")
     if body.messages is not None:
         messages = checked_messages(body.messages)
         return model.prompts.prompt(Conversation(messages=messages, most_tokens=limit)).tokens

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import Forbidden, InvalidRequest
+from openai_cpu_server.errors import Forbidden, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
@@ -92,7 +92,7 @@ class UsageRoutes:
         by = _groups(given)
         start, end = _day(given, "start"), _day(given, "end")
         if start is not None and end is not None and end < start:
-            raise _invalid("end", "a day that is not before 'start'")
+            raise wrong_value("end", "a day that is not before 'start'")
         return UsageQuery(
             start=start,
             end=end,
@@ -120,7 +120,7 @@ def _names(given: QueryParams, param: str) -> tuple[str, ...] | None:
     """What may be given several times. A name that nobody can have asks for nothing."""
     names = tuple(dict.fromkeys(given.getlist(param)))
     if len(names) > _MOST_NAMES:
-        raise _invalid(param, f"at most {_MOST_NAMES} of them")
+        raise wrong_value(param, f"at most {_MOST_NAMES} of them")
     return tuple(map(storable, names)) or None
 
 
@@ -130,7 +130,7 @@ def _groups(given: QueryParams) -> tuple[str, ...]:
         return GROUPS
     asked = {name for one in given.getlist("group_by") for name in one.split(",") if name}
     if not asked <= set(GROUPS):
-        raise _invalid("group_by", f"some of {', '.join(GROUPS)}")
+        raise wrong_value("group_by", f"some of {', '.join(GROUPS)}")
     return tuple(name for name in GROUPS if name in asked)
 
 
@@ -141,14 +141,14 @@ def _day(given: QueryParams, param: str) -> str | None:
     try:
         return date.fromisoformat(text if _DAY.fullmatch(text) else "").isoformat()
     except ValueError:
-        raise _invalid(param, "a day in UTC, YYYY-MM-DD") from None
+        raise wrong_value(param, "a day in UTC, YYYY-MM-DD") from None
 
 
 def _seen(row_id: str, by: tuple[str, ...]) -> tuple[str, ...]:
     """What `_id` was made of."""
     parts = storable(row_id).split("/", len(by) - 1) if by else []
     if not by or len(parts) != len(by):
-        raise _invalid("after", "the id of a row of the same 'group_by'")
+        raise wrong_value("after", "the id of a row of the same 'group_by'")
     told = zip(by, parts, strict=True)
     return tuple("" if (name, part) == ("key", _NAMELESS) else part for name, part in told)
 
@@ -176,11 +176,6 @@ def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
     """A key's name has no slash, so the model, which may, comes last."""
     values = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
     return (values[name] or "" for name in by)
-
-
-def _invalid(param: str, expected: str) -> InvalidRequest:
-    message = f"Invalid value for '{param}': expected {expected}."
-    return InvalidRequest(message, param=param, code="invalid_value")
 
 
 ROOM = RouteRoom[ServerParts, UsageRoutes](

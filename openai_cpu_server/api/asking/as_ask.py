@@ -8,7 +8,7 @@ from typing import Union
 import msgspec
 import pydantic_core
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedForm, AskedTexts, missing, wrong
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedForm, AskedTexts
 from openai_cpu_server.api.asking.body import (
     GenerationBody,
     JsonObject,
@@ -17,6 +17,7 @@ from openai_cpu_server.api.asking.body import (
     StructuredOutputs,
 )
 from openai_cpu_server.api.asking.sampling import sampling_of
+from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.json_size import check_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 
@@ -113,8 +114,7 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[AskedForm]:
     if wanted.json_object:
         inner.append(any_object(f"{at}.json_object"))
     if not inner:
-        message = f"'{at}' needs one of 'json', 'regex', 'choice', 'grammar', 'json_object'."
-        raise wrong(message, at)
+        raise wrong(f"'{at}' needs one of 'json', 'regex', 'choice', 'grammar', 'json_object'.", at)
     yield from inner
 
 
@@ -182,6 +182,5 @@ def _include_usage(body: GenerationBody) -> bool:
     if body.stream_options is None:
         return False
     if not body.stream:
-        message = "'stream_options' is only allowed together with 'stream'."
-        raise wrong(message, "stream_options")
+        raise wrong("'stream_options' is only allowed together with 'stream'.", "stream_options")
     return bool(body.stream_options.include_usage)

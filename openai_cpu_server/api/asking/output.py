@@ -15,12 +15,11 @@ from openai_cpu_server.api.asking.ask import (
     AskedTools,
     JsonObject,
     ToolUse,
-    wrong,
 )
 from openai_cpu_server.api.asking.call import CallThinking, ToolCallStyle
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.tool_formats import Callee, Parameter, Spelling, ToolFormat
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 from openai_cpu_server.answers.store import LastTurn
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedTexts, wrong
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedTexts
 from openai_cpu_server.api.asking.call import Prompt, fingerprint
 from openai_cpu_server.api.asking.output import ToolPlan
 from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.asking.thinking import thinking_plan
 from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
-from openai_cpu_server.errors import InvalidRequest, TemplateFailed
+from openai_cpu_server.errors import InvalidRequest, TemplateFailed, wrong
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Written, whole_prompt
 from openai_cpu_server.prompt.template import fim_tokens
@@ -166,7 +166,7 @@ def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo:
     tokens = _tokens(prompt, tokenizer, most_tokens, add_special=True)
     if not tokens:
         message = "Invalid value for 'prompt': it is empty, and this model has no token to begin with."
-        raise InvalidRequest(message, param="prompt", code="invalid_value")
+        raise wrong(message, "prompt")
     return Prompt(tokens, _text(prompt, tokenizer) if echo else None)
 
 

@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedLimit, wrong
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedLimit
 from openai_cpu_server.api.asking.body import SharedBody
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.errors import InvalidRequest, PromptTooLong
+from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.options import ApiOptions
 
 _SEEDS = 2**63
@@ -58,8 +58,7 @@ def for_choice(sampling: Sampling, choice: int) -> Sampling:
 def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tuple[int, ...]:
     """Raises InvalidRequest for an id that the vocabulary does not have."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
-        message = f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}."
-        raise InvalidRequest(message, param=param, code="invalid_value")
+        raise wrong(f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}.", param)
     return tokens
 
 
@@ -69,8 +68,7 @@ def _or(value: T | None, default: T) -> T:
 
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        message = "Invalid value for 'logit_bias': its keys must be token ids."
-        raise InvalidRequest(message, param="logit_bias", code="invalid_value")
+        raise wrong("Invalid value for 'logit_bias': its keys must be token ids.", "logit_bias")
     return int(key)
 
 
@@ -145,5 +143,4 @@ def _check_best(best_of: int, ask: Ask) -> None:
     if best_of < n:
         raise wrong("'best_of' must not be smaller than 'n'.", "best_of")
     if best_of > n and ask.stream:
-        message = "'best_of' above 'n' cannot be streamed: the best is known at the end only."
-        raise wrong(message, "best_of")
+        raise wrong("'best_of' above 'n' cannot be streamed: the best is known at the end only.", "best_of")

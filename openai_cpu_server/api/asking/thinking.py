@@ -8,12 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import AskedThinking, wrong
+from openai_cpu_server.api.asking.ask import AskedThinking
 from openai_cpu_server.api.asking.body import OpenRouterReasoning, ReasoningBody
 from openai_cpu_server.api.asking.call import CallThinking
 from openai_cpu_server.api.asking.output import PlannedOutput
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint, Thinking
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage, switch

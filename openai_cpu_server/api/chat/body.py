@@ -19,7 +19,7 @@ from openai_cpu_server.api.asking.body import (
     Several,
     TopLogprobs,
 )
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import MESSAGE_REFUSALS, Refusals
 
@@ -216,17 +216,17 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 def _check(message: Message, at: str) -> None:
     says = _has_content(message) or (message.role == "assistant" and reasoning_of(message))
     if not says and not message.tool_calls and not message.function_call:
-        raise _missing(f"{at}.content")
+        raise missing(f"{at}.content")
     if message.function_call and message.role != "assistant":
         raise _misplaced(f"{at}.function_call", "assistant")
     if message.name is None and message.role == "function":
-        raise _missing(f"{at}.name")
+        raise missing(f"{at}.name")
     if message.tool_calls and message.role != "assistant":
         raise _misplaced(f"{at}.tool_calls", "assistant")
     if message.tool_call_id is not None and message.role != "tool":
         raise _misplaced(f"{at}.tool_call_id", "tool")
     if message.tool_call_id is None and message.role == "tool":
-        raise _missing(f"{at}.tool_call_id")
+        raise missing(f"{at}.tool_call_id")
 
 
 def reasoning_of(message: Message) -> str | None:
@@ -272,13 +272,5 @@ def _tool_call(call: SentToolCall) -> dict[str, object]:
     return {"id": call.id, "type": call.type, "function": function}
 
 
-def _missing(param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-    )
-
-
 def _misplaced(param: str, role: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"'{param}' belongs to messages of role '{role}'.", param=param, code="invalid_value"
-    )
+    return wrong(f"'{param}' belongs to messages of role '{role}'.", param)

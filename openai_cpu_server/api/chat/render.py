@@ -33,7 +33,7 @@ from openai_cpu_server.api.asking.renderer import (
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part, ThinkingText
 
@@ -68,8 +68,7 @@ def reason_with_tool_calls(finish: Finish, reader: PartsReader, style: ToolCallS
     if finish.reason is not FinishReason.STOP or not reader.has_calls:
         return reason
     if reader.is_cut:
-        message = "A stop string has cut a function call; choose one that no call contains."
-        raise InvalidRequest(message, param="stop", code="invalid_value")
+        raise wrong("A stop string has cut a function call; choose one that no call contains.", "stop")
     return style.reason
 
 

@@ -15,7 +15,6 @@ from openai_cpu_server.api.asking.ask import (
     AskedMessage,
     AskedTools,
     ToolUse,
-    wrong,
 )
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute, InputTokens
@@ -32,6 +31,7 @@ from openai_cpu_server.api.chat.body import (
 from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.socket import ChatExchange
 from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.clients import SUBPROTOCOL
 from openai_cpu_server.http.keys import CALLS, INFERENCE, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
@@ -55,8 +55,7 @@ def _logprobs(body: ChatBody) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs is not None:
-        message = "'top_logprobs' is only allowed together with 'logprobs'."
-        raise wrong(message, "top_logprobs")
+        raise wrong("'top_logprobs' is only allowed together with 'logprobs'.", "top_logprobs")
     return None
 
 

@@ -14,7 +14,14 @@ from openai_cpu_server.api.asking.generation import CascadeAttempt
 from openai_cpu_server.api.asking.route import GenerationRoute
 from openai_cpu_server.api.asking.running import RunningCall
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
-from openai_cpu_server.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestNotFound, Unauthorized
+from openai_cpu_server.errors import (
+    BodyTooLarge,
+    Forbidden,
+    RequestNotFound,
+    Unauthorized,
+    wrong,
+    wrong_value,
+)
 from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, Ticket
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of, headers_of
@@ -103,10 +110,8 @@ def read_message(data: bytes) -> Union[SocketAsk, SocketCancel]:
 def _cancel(fields: _Fields) -> SocketCancel:
     name = _name(fields, "cancel")
     if name is None or len(fields) > 1:
-        raise InvalidRequest(
-            "A message that cancels has the field 'cancel' alone, with the id of a request.",
-            param="cancel",
-            code="invalid_value",
+        raise wrong(
+            "A message that cancels has the field 'cancel' alone, with the id of a request.", "cancel"
         )
     return SocketCancel(name)
 
@@ -117,8 +122,7 @@ def _name(fields: _Fields, field: str) -> str | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         name = ""
     if name is not None and not 0 < len(name) <= _MAX_NAME_CHARS:
-        message = f"Invalid value for '{field}': expected a string of 1 to {_MAX_NAME_CHARS} characters."
-        raise InvalidRequest(message, param=field, code="invalid_value")
+        raise wrong_value(field, f"a string of 1 to {_MAX_NAME_CHARS} characters")
     return name
 
 
@@ -239,7 +243,7 @@ class ChatExchange:
             raise too_many("requests at once", limit)
         if ask.name in self._running:
             message = f"A request with the request_id '{ask.name}' is running on this socket."
-            raise InvalidRequest(message, param="request_id", code="invalid_value")
+            raise wrong(message, "request_id")
         ticket = self._socket.ticket(has_headers=True)
         request = _Request(ask.name or ticket.id, ticket, ask.body, held)
         self._running[request.name] = request

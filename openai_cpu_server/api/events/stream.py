@@ -20,7 +20,7 @@ from openai_cpu_server.api.events.hub import StepFeed, Watcher
 from openai_cpu_server.api.events.objects import EVENTS, VERSION, Event, Hello, Restart, Steps, name_of
 from openai_cpu_server.api.events.view import EventFilter, Snapshots, told_steps
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import InvalidRequest, ServerError
+from openai_cpu_server.errors import ServerError, wrong_value
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import error_object
@@ -236,8 +236,7 @@ def _kinds(request: Request) -> frozenset[str]:
         return frozenset(PERIODS_S)
     kinds = frozenset(name.strip() for name in asked.split(",") if name.strip())
     if not kinds or not kinds <= PERIODS_S.keys():
-        message = f"Invalid value for 'types': expected some of {', '.join(PERIODS_S)}, with commas."
-        raise InvalidRequest(message, param="types", code="invalid_value")
+        raise wrong_value("types", f"some of {', '.join(PERIODS_S)}, with commas")
     return kinds
 
 

@@ -13,7 +13,14 @@ from starlette.responses import Response, StreamingResponse
 
 from openai_cpu_server.api.files.batches import ExpiresAfter
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.errors import (
+    InvalidRequest,
+    JobObjectNotFound,
+    missing,
+    unknown_parameter,
+    wrong,
+    wrong_value,
+)
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, UPLOADS
@@ -68,7 +75,7 @@ class FileRoutes:
             _check_form(form)
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
             if not isinstance(upload, UploadFile):
-                raise _missing("file")
+                raise missing("file")
             if not upload.size:
                 raise InvalidRequest("The file is empty.", param="file", code="empty_file")
             name = (upload.filename or "upload")[:_MAX_NAME_CHARS]
@@ -115,11 +122,6 @@ class FileRoutes:
         return await self._jobs.file(context_of(request.scope).owner, request.path_params["id"])
 
 
-def owner_of(request: Request) -> str:
-    """Objects belong to a key by its name, so that they outlive the key's change; "" where it has none."""
-    return context_of(request.scope).identity.holder or ""
-
-
 def _file_object(record: FileRecord) -> FileObject:
     return FileObject(
         id=record.id,
@@ -160,15 +162,14 @@ async def _to_the_end(adding: asyncio.Future[FileRecord]) -> FileRecord:
 def _check_form(form: FormData) -> None:
     unknown = next((name for name in form if name not in _FIELDS), None)
     if unknown is not None:
-        message = f"Unknown parameter: '{unknown[:64]}'."
-        raise InvalidRequest(message, param=unknown[:64], code="unknown_parameter")
+        raise unknown_parameter(unknown)
     purpose = form.get("purpose")
     if purpose is None:
-        raise _missing("purpose")
+        raise missing("purpose")
     if purpose != FilePurpose.BATCH.value:
         shown = purpose[:64] if isinstance(purpose, str) else "a file"
         message = f"Invalid value for 'purpose': {shown!r} is not supported by this server, 'batch' is."
-        raise InvalidRequest(message, param="purpose", code="invalid_value")
+        raise wrong(message, "purpose")
 
 
 def _lifetime_s(form: FormData) -> int | None:
@@ -177,8 +178,7 @@ def _lifetime_s(form: FormData) -> int | None:
     if anchor is None and seconds is None:
         return None
     if not (isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10):
-        message = "Invalid value for 'expires_after.seconds': expected a number."
-        raise InvalidRequest(message, param="expires_after.seconds", code="invalid_value")
+        raise wrong_value("expires_after.seconds", "a number")
     given = msgspec.json.encode({"anchor": anchor, "seconds": int(seconds)})
     try:
         return parse(ExpiresAfter, given, lenient=False)[0].seconds
@@ -188,11 +188,6 @@ def _lifetime_s(form: FormData) -> int | None:
             param=f"expires_after.{error.param}",
             code=error.code,
         ) from None
-
-
-def _missing(name: str) -> InvalidRequest:
-    message = f"Missing required parameter: '{name}'."
-    return InvalidRequest(message, param=name, code="missing_required_parameter")
 
 
 _UPLOAD: JsonSchema = {

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.admin.models import ModelCard, model_card
 from openai_cpu_server.api.asking.as_ask import any_object, generation_ask
-from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts, wrong
+from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.body import GenerationBody, JsonObject, Several
 from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute, while_connected
@@ -28,7 +28,7 @@ from openai_cpu_server.api.generate.render import (
     refused,
 )
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import BodyTooLarge, InvalidRequest
+from openai_cpu_server.errors import BodyTooLarge, InvalidRequest, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import EndedRequests, RequestContext, context_of, served
 from openai_cpu_server.http.errors import CLIENT_GONE, error_object, failure_of, json_response
@@ -97,8 +97,7 @@ def _form(body: GenerateBody, given: AskedForm | None) -> AskedForm | None:
     if body.format != "json" or _names_schema(body):
         return given
     if given is not None:
-        message = f"'format' and '{given.path}' cannot be combined: ask for one structure."
-        raise wrong(message, given.path)
+        raise wrong(f"'format' and '{given.path}' cannot be combined: ask for one structure.", given.path)
     return any_object("format")
 
 
@@ -220,8 +219,7 @@ def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> PromptBatch:
     """Raises InvalidRequest; BodyTooLarge, for what all share must not make much work of few bytes."""
     body, ignored = parse(GenerateBatchBody, data, lenient=lenient)
     if (body.prompts is None) == (body.requests is None):
-        message = "Give exactly one of 'prompts' and 'requests'."
-        raise InvalidRequest(message, param="prompts", code="invalid_value")
+        raise wrong("Give exactly one of 'prompts' and 'requests'.", "prompts")
     if body.stream:
         raise _no_stream()
     lists = {"prompts", "requests"}
@@ -236,8 +234,7 @@ def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> PromptBatch:
 
 
 def _no_stream() -> InvalidRequest:
-    message = "'stream' is not possible in a batch."
-    return InvalidRequest(message, param="stream", code="unsupported_value")
+    return InvalidRequest("'stream' is not possible in a batch.", param="stream", code="unsupported_value")
 
 
 class ModelInfoRoute:

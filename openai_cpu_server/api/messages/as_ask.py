@@ -22,8 +22,6 @@ from openai_cpu_server.api.asking.ask import (
     AskedThinking,
     AskedTools,
     ToolUse,
-    missing,
-    wrong,
 )
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.sampling import seed_of, top_k_of
@@ -43,6 +41,7 @@ from openai_cpu_server.api.messages.body import (
     ToolUseBlock,
 )
 from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import MOST_NAMED, Ignored, header_safe
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")

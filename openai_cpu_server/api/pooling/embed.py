@@ -12,7 +12,7 @@ from openai_cpu_server.api.pooling.body import EmbeddingBody, PoolingBody, Pooli
 from openai_cpu_server.api.pooling.render import EmbeddingWriter
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong
+from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong, wrong
 from openai_cpu_server.http.clients import Client, account_of
 
 Tokens = tuple[int, ...]
@@ -39,8 +39,7 @@ class InputReader(msgspec.Struct, frozen=True):
         read = self._read(texts, params, add_special=True)
         for tokens, param in zip(read, params, strict=True):
             if not tokens:
-                message = f"Invalid value for '{param}': this model has no tokens for it."
-                raise InvalidRequest(message, param=param, code="invalid_value")
+                raise wrong(f"Invalid value for '{param}': this model has no tokens for it.", param)
         return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
@@ -160,6 +159,5 @@ def _inputs(body: EmbeddingBody, reader: InputReader) -> tuple[Tokens, ...]:
 
 def _dimensions(body: EmbeddingBody, size: int) -> int | None:
     if body.dimensions is not None and body.dimensions > size:
-        message = f"Invalid value for 'dimensions': this model's vectors have {size}."
-        raise InvalidRequest(message, param="dimensions", code="invalid_value")
+        raise wrong(f"Invalid value for 'dimensions': this model's vectors have {size}.", "dimensions")
     return body.dimensions

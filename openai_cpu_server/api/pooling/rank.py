@@ -12,7 +12,7 @@ from openai_cpu_server.api.pooling.render import CosineWriter, ScoreWriter
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.errors import InputTooLong, InvalidRequest
+from openai_cpu_server.errors import InputTooLong, InvalidRequest, wrong
 from openai_cpu_server.http.clients import Client, account_of
 from openai_cpu_server.prompt.rerank_template import RerankPrompts
 
@@ -71,7 +71,7 @@ def _by_yes_or_no(body: RerankBody, asking: ModelContext) -> PoolingCall:
     assert model.rerank is not None, "a model without one cannot rerank"
     if len(documents) > asking.options.max_sequences:
         message = f"{len(documents)} documents: one call may have {asking.options.max_sequences} sequences."
-        raise InvalidRequest(message, param="documents", code="invalid_value")
+        raise wrong(message, "documents")
     reader = InputReader.of(asking, truncate=body.truncate, room=1)
     prompts = _Prompts(reader, model.rerank).about(body.query, documents)
     work = _questions(prompts, _answers(reader, model.rerank), body, asking)

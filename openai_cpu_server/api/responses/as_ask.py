@@ -18,8 +18,6 @@ from openai_cpu_server.api.asking.ask import (
     AskedThinking,
     AskedTools,
     ToolUse,
-    missing,
-    wrong,
 )
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.thinking import asked_thinking
@@ -30,6 +28,7 @@ from openai_cpu_server.api.responses.body import (
     ResponsesBody,
     TextFormat,
 )
+from openai_cpu_server.errors import missing, wrong
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
@@ -69,8 +68,7 @@ def check_supported(body: ResponsesBody) -> None:
             message = f"Invalid value for 'include[{index}]': expected one of {known}."
             raise wrong(message, f"include[{index}]")
     if body.stream_options is not None and not body.stream:
-        message = "'stream_options' is only allowed together with 'stream'."
-        raise wrong(message, "stream_options")
+        raise wrong("'stream_options' is only allowed together with 'stream'.", "stream_options")
 
 
 def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:

@@ -24,7 +24,7 @@ from openai_cpu_server.api.responses.objects import (
     SummaryText,
     new_item_id,
 )
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, wrong
 
 _SYSTEM = ("system", "developer")
 
@@ -157,7 +157,7 @@ def _message(item: Item, calls: set[str], param: str) -> Mapping[str, object]:
     if isinstance(item, FunctionCallOutputItem):
         if item.call_id not in calls:
             message = f"No tool call found for function call output with call_id {item.call_id[:64]}."
-            raise InvalidRequest(message, param=param, code="invalid_value")
+            raise wrong(message, param)
         return {"role": "tool", "content": parts_text(item.output), "tool_call_id": item.call_id}
     assert isinstance(item, MessageItem)
     assert item.role in ("user", *_SYSTEM), "the schema refuses other roles"

@@ -15,7 +15,14 @@ import msgspec
 from openai_cpu_server.api.responses.making import ResponseMaker, RunningResponse
 from openai_cpu_server.api.responses.turns import LastResponse, ResponseReader
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
-from openai_cpu_server.errors import BodiesFull, BodyTooLarge, InvalidRequest, RequestsLimited
+from openai_cpu_server.errors import (
+    BodiesFull,
+    BodyTooLarge,
+    InvalidRequest,
+    RequestsLimited,
+    wrong,
+    wrong_value,
+)
 from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, ServedRequest, Ticket
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
@@ -167,11 +174,9 @@ def _body(data: bytes) -> tuple[bytes, bool]:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.pop("type", b"null"), type=str)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        message = f"A message is a JSON object with the type '{_CREATE}'."
-        raise InvalidRequest(message, param="type", code="invalid_value") from None
+        raise wrong(f"A message is a JSON object with the type '{_CREATE}'.", "type") from None
     if kind != _CREATE:
-        message = f"Invalid value for 'type': expected '{_CREATE}'."
-        raise InvalidRequest(message, param="type", code="invalid_value")
+        raise wrong_value("type", f"'{_CREATE}'")
     if "background" in fields and bytes(fields["background"]).strip() == b"true":
         message = "'background' is not possible over a WebSocket."
         raise InvalidRequest(message, param="background", code="unsupported_value")

@@ -25,7 +25,7 @@ from openai_cpu_server.api.responses.objects import (
 )
 from openai_cpu_server.api.responses.stream import EventNumbers, encoded
 from openai_cpu_server.api.responses.turns import NO_DATABASE
-from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject, json_response, page_of
@@ -75,7 +75,7 @@ class StoredResponses:
         shelf, owner, response_id = self._there(), context_of(request.scope).owner, _id(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
-            raise _refused("Cannot cancel a response that was not created with 'background'.")
+            raise wrong("Cannot cancel a response that was not created with 'background'.", "id")
         if record.status is ResponseStatus.CANCELLED:
             return _json(record.response)
         if record.status.has_ended:
@@ -136,8 +136,7 @@ class StoredResponses:
             return live.log.read(first)
         record = await self._record(owner, response_id)
         if not record.is_background:
-            message = "Only a response that was created with 'background' can be streamed again."
-            raise InvalidRequest(message, param="stream", code="invalid_value")
+            raise wrong("Only a response that was created with 'background' can be streamed again.", "stream")
         return self._replayed(record, first)
 
     async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
@@ -183,26 +182,20 @@ def _with(record: ResponseRecord, response: ResponseObject) -> ResponseRecord:
     return msgspec.structs.replace(record, status=status, response=encoded(response))
 
 
-def _refused(message: str) -> InvalidRequest:
-    return InvalidRequest(message, param="id", code="invalid_value")
-
-
 def _has_ended(status: ResponseStatus) -> InvalidRequest:
-    return _refused(f"Cannot cancel a response that is {status.value}.")
+    return wrong(f"Cannot cancel a response that is {status.value}.", "id")
 
 
 def _check_known(query: QueryParams) -> None:
     for name in query:
         if name not in ("stream", "starting_after", *_IGNORED):
-            message = f"Unknown parameter: '{name[:64]}'."
-            raise InvalidRequest(message, param=name[:64], code="unknown_parameter")
+            raise unknown_parameter(name)
 
 
 def _wants_stream(query: QueryParams) -> bool:
     given = query.get("stream", "false")
     if given not in ("true", "false"):
-        message = "Invalid value for 'stream': expected 'true' or 'false'."
-        raise InvalidRequest(message, param="stream", code="invalid_value")
+        raise wrong_value("stream", "'true' or 'false'")
     return given == "true"
 
 
@@ -212,6 +205,5 @@ def _starting_after(query: QueryParams) -> int:
     if given is None:
         return -1
     if not (given.isascii() and given.isdecimal() and len(given) < 10):
-        message = "Invalid value for 'starting_after': expected the number of an event."
-        raise InvalidRequest(message, param="starting_after", code="invalid_value")
+        raise wrong_value("starting_after", "the number of an event")
     return int(given)

@@ -18,7 +18,7 @@ from openai_cpu_server.api.responses.conversation import (
     with_instructions,
 )
 from openai_cpu_server.api.responses.objects import Item, decoded
-from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
+from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
@@ -135,8 +135,7 @@ class ResponseReader:
 
     def _is_stored(self, body: ResponsesBody) -> bool:
         if body.background and body.store is False:
-            message = "'background' needs a stored response: 'store' must not be false."
-            raise InvalidRequest(message, param="store", code="invalid_value")
+            raise wrong("'background' needs a stored response: 'store' must not be false.", "store")
         if self._shelf is None and (body.background or body.store):
             param = "background" if body.background else "store"
             raise InvalidRequest(
