@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
@@ -75,12 +74,7 @@ class AnswerLookup:
         self._files.begin(self._models.default)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._cache.close()
 
     async def find(

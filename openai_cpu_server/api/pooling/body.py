@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Annotated, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 import msgspec
 import numpy as np
@@ -170,13 +169,8 @@ class YesOrNoScores:
         await self._generation.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._generation.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._generation.__aexit__(*error)
 
     async def vectors(self) -> bytes:
         scores: dict[str, float] = {}

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from pydantic import JsonValue
 
-from openai_cpu_server.api.asking.as_ask import any_object, one_form, schema_form, shared_ask, shared_forms
+from openai_cpu_server.api.asking.as_ask import (
+    any_object,
+    check_stream_options,
+    one_form,
+    schema_form,
+    shared_ask,
+    shared_forms,
+)
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -28,7 +35,7 @@ from openai_cpu_server.api.responses.body import (
     ResponsesBody,
     TextFormat,
 )
-from openai_cpu_server.errors import missing, wrong
+from openai_cpu_server.errors import missing, wrong, wrong_value
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
@@ -65,10 +72,8 @@ def check_supported(body: ResponsesBody) -> None:
     for index, wanted in enumerate(body.include or ()):
         if wanted not in _INCLUDABLE:
             known = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
-            message = f"Invalid value for 'include[{index}]': expected one of {known}."
-            raise wrong(message, f"include[{index}]")
-    if body.stream_options is not None and not body.stream:
-        raise wrong("'stream_options' is only allowed together with 'stream'.", "stream_options")
+            raise wrong_value(f"include[{index}]", f"one of {known}")
+    check_stream_options(body.stream_options, stream=body.stream)
 
 
 def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
