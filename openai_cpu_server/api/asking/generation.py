@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -50,6 +51,11 @@ ROUTED_WHY = "x-routed-why"
 
 def asked_of(ask: Ask, sender: Sender) -> RouterInput:
     texts, request, given_tokens = _prompt(ask)
+    identity = sender.identity
+    # The holder of a key goes before all else; without one it is the key, else the address.
+    holder = Client.of(identity, None).label
+    # Users of one key with a name are several, for a router.
+    nameless = Identity(None, identity.digest, identity.address)
     return RouterInput(
         texts=texts,
         request=request,
@@ -58,8 +64,8 @@ def asked_of(ask: Ask, sender: Sender) -> RouterInput:
         has_tools=ask.tools is not None,
         has_schema=ask.form is not None,
         stream=ask.stream,
-        user=Client.of(_nameless(sender.identity), ask.user).label if ask.user else _holder(sender.identity),
-        key=_holder(sender.identity),
+        user=Client.of(nameless, ask.user).label if ask.user else holder,
+        key=holder,
     )
 
 
@@ -92,33 +98,15 @@ def _prompt(ask: Ask) -> tuple[tuple[str, ...], str, int]:
     return texts, texts[-1] if texts else "", sum(ids)
 
 
-def _holder(identity: Identity) -> str:
-    """The holder of a key goes before all else; without one it is the key, else the address."""
-    return Client.of(identity, None).label
-
-
-def _nameless(identity: Identity) -> Identity:
-    """Users of one key with a name are several, for a router."""
-    return Identity(None, identity.digest, identity.address)
-
-
 Holding = Callable[[], Awaitable[list[TimedEvent]]]
 
 
-async def _await(holding: Holding) -> list[TimedEvent]:
-    return await holding()
-
-
-def _unheard(running: RunningCall) -> None:
-    """Nobody can cancel it by name."""
-
-
 class CascadeAttempt(NamedTuple):
-    """Who looks after an answer that is held."""
+    """Who looks after an answer that is held: by itself nobody, who could leave or cancel it by name."""
 
-    watched: Callable[[Holding], Awaitable[list[TimedEvent]]] = _await
+    watched: Callable[[Holding], Awaitable[list[TimedEvent]]] = lambda holding: holding()
     """Does the work as long as somebody wants it."""
-    submitted: Callable[[RunningCall], None] = _unheard
+    submitted: Callable[[RunningCall], None] = lambda running: None
     """Is told of the call that may be cancelled meanwhile."""
 
 
@@ -158,39 +146,30 @@ class AskedModel(NamedTuple):
     """What routers had to say about it."""
 
 
+@dataclass(frozen=True)
 class GenerationService:
     """Turns what a client asks for into a call that runs."""
 
-    def __init__(
-        self, models: ModelRegistry, options: ApiOptions, recall: AnswerLookup | None = None
-    ) -> None:
-        """`recall`: None is no cache of answers."""
-        self._models = models
-        self._options = options
-        self._recall = recall
+    models: ModelRegistry
+    options: ApiOptions
+    recall: AnswerLookup | None = None
+    """None: there is no cache of answers."""
 
     async def begin(
         self, ask: Ask, context: RequestContext, trial: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
         """Whoever gets the call must enter it. Raises ModelNotFound and its kin, InvalidRequest and its kin,
         the limits of keys and of queues, and EngineUnavailable."""
-        return await _Begun(self._models, self._options, self._recall, ask, context).run(trial)
+        return await _Begun(self, ask, context).run(trial)
 
 
 class _Begun:
     """One ask on its way."""
 
-    def __init__(
-        self,
-        models: ModelRegistry,
-        options: ApiOptions,
-        recall: AnswerLookup | None,
-        ask: Ask,
-        context: RequestContext,
-    ) -> None:
-        self._models = models
-        self._options = options
-        self._recall = recall
+    def __init__(self, service: GenerationService, ask: Ask, context: RequestContext) -> None:
+        self._models = service.models
+        self._options = service.options
+        self._recall = service.recall
         self._ask = ask
         self._context = context
         self._ticket = context.ticket
@@ -214,14 +193,13 @@ class _Begun:
         ask, allowed = self._ask, self._context.identity.allowed_models
         router = self._models.router(ask.model, allowed)
         if router is None:
-            return AskedModel(
-                choose_able(self._models, ask.model, allowed, Ability.GENERATE, adapter=ask.lora)
-            )
+            chosen = choose_able(self._models, ask.model, allowed, Ability.GENERATE, adapter=ask.lora)
+            return AskedModel(chosen)
         if ask.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
             raise InvalidRequest(message, param="lora", code="unsupported_value")
-        asked, who = asked_of(ask, self._context.sender), questioner(ask, self._context.sender)
-        routed = await follow(self._models, router, asked, who, ask.model or router.name)
+        asked, caller = asked_of(ask, self._context.sender), questioner(ask, self._context.sender)
+        routed = await follow(self._models, router, asked, caller, ask.model or router.name)
         if routed.cascade is None:  # else it is known when the small model's answer has been judged
             self._ticket.sent_to(taken(routed))
         return AskedModel(routed.chosen, routed)

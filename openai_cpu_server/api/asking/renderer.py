@@ -6,7 +6,7 @@ import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Union
+from typing import Generic, NamedTuple, Protocol, TypeVar, Union
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -168,6 +168,40 @@ class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
 
 
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+class Completion(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
+    """An answer with choices."""
+
+    id: str
+    object: str = ""
+    """Each kind has its own."""
+    created: int
+    model: str
+    choices: list[C]
+    usage: Usage
+    timings: dict[str, float]
+    service_tier: Tier = UNSET
+    system_fingerprint: str
+    metadata: Metadata = UNSET
+
+
+def completion(kind: type[Completion[C]], call: Call, choices: list[C], figures: Figures) -> bytes:
+    whole = kind(
+        id=call.id,
+        created=call.created,
+        model=call.model,
+        choices=choices,
+        usage=Usage.of(figures),
+        timings=timings(figures),
+        service_tier=service_tier(call),
+        system_fingerprint=call.fingerprint,
+        metadata=UNSET if call.metadata is None else call.metadata,
+    )
+    return msgspec.json.encode(whole)
+
+
 def new_tool_call_id() -> str:
     return "call_" + random_letters()
 
@@ -188,17 +222,11 @@ def service_tier(call: Call) -> Tier:
     return UNSET if call.service_tier is None else call.service_tier
 
 
-def metadata(call: Call) -> Metadata:
-    return UNSET if call.metadata is None else call.metadata
-
-
 def timings(figures: Figures) -> dict[str, float]:
     """Where the time of a call went. Milliseconds and rates have three decimals."""
+    milliseconds = ("queue_ms", "prefill_ms", "generation_ms", "latency_ms")
     return {
-        "queue_ms": round(figures.queue_ms, 3),
-        "prefill_ms": round(figures.prefill_ms, 3),
-        "generation_ms": round(figures.generation_ms, 3),
-        "latency_ms": round(figures.latency_ms, 3),
+        **{name: round(getattr(figures, name), 3) for name in milliseconds},
         "tokens_generated": figures.output_tokens,
         "tokens_per_second": round(figures.tokens_per_second, 3),
         "preemptions": figures.preemptions,

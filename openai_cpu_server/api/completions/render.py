@@ -6,28 +6,21 @@ import codecs
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from msgspec import UNSET
 
 from openai_cpu_server.api.asking.call import Call, Prompt
 from openai_cpu_server.api.asking.renderer import (
     ChunkStream,
+    Completion,
     GatheredAnswer,
-    Metadata,
-    Tier,
-    Usage,
+    completion,
     finish_reason,
     json_text,
-    metadata,
-    service_tier,
     shown,
-    timings,
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.served import ShownPieces, finite
-
-_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class LegacyLogprobs(msgspec.Struct, frozen=True):
@@ -50,7 +43,7 @@ class TextPosition:
 
     def __init__(self, start: int) -> None:
         self._characters = start
-        self._decoder = _utf8(errors="replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def advance(self, piece: bytes) -> int:
         """Returns where the token with these bytes begins, and goes behind it."""
@@ -115,17 +108,8 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
     object: str = "text_completion"
-    created: int
-    model: str
-    choices: list[TextChoice]
-    usage: Usage
-    timings: dict[str, float]
-    service_tier: Tier = UNSET
-    system_fingerprint: str
-    metadata: Metadata = UNSET
 
 
 class CompletionRenderer:
@@ -135,18 +119,8 @@ class CompletionRenderer:
         self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
     ) -> bytes:
         ranked = enumerate(shown(call, answers))
-        completion = TextCompletion(
-            id=call.id,
-            created=call.created,
-            model=call.model,
-            choices=[_choice(call, pieces, position, *found) for position, found in ranked],
-            usage=Usage.of(figures),
-            timings=timings(figures),
-            service_tier=service_tier(call),
-            system_fingerprint=call.fingerprint,
-            metadata=metadata(call),
-        )
-        return msgspec.json.encode(completion)
+        choices = [_choice(call, pieces, position, *found) for position, found in ranked]
+        return completion(TextCompletion, call, choices, figures)
 
     def stream(self, call: Call, pieces: ShownPieces) -> ChunkStream:
         shown_pieces = pieces if call.shown_logprobs is not None else None
@@ -162,9 +136,7 @@ def _choice(
 ) -> TextChoice:
     assert answer.finish is not None, "an answer is rendered after its end"
     prompt = call.prompt_of(request_index)
-    logprobs = None
-    if call.shown_logprobs is not None:
-        logprobs = _logprobs(prompt, answer, pieces)
+    logprobs = None if call.shown_logprobs is None else _logprobs(prompt, answer, pieces)
     text = (prompt.echo or "") + answer.text
     return TextChoice(text, position, logprobs, finish_reason(answer.finish))
 
