@@ -3,7 +3,7 @@ somebody is there."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +25,7 @@ from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, Ticket, context_of, ticket_of
-from openai_cpu_server.http.errors import ErrorObject, error_object, json_response
+from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
@@ -62,9 +62,30 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
     scope.cancel()
 
 
+UNKEPT = {"cache-control": "no-cache"}
 _FAREWELL_S = 1.0
 """When the server ends, a stream may still say that it does."""
 _KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+
+
+def event_source(
+    told: AsyncIterator[bytes],
+    headers: Mapping[str, str],
+    *,
+    keep_alive_s: float,
+    sign: Callable[[], ServerSentEvent] = lambda: _KEEP_ALIVE,
+    grace_s: float = 0,
+) -> EventSourceResponse:
+    """Server-sent events, with a `sign` of life where nothing comes for so long. `grace_s`: so long it may go
+    on when the server ends."""
+    return EventSourceResponse(
+        told,
+        headers=headers,
+        sep="\n",
+        ping=keep_alive_s,
+        ping_message_factory=sign,
+        shutdown_grace_period=grace_s,
+    )
 
 
 class _Encoded(ServerSentEvent):
@@ -107,13 +128,12 @@ class EventStream:
                 ticket.client_gone()
 
     def _response(self, ticket: Ticket) -> EventSourceResponse:
-        return EventSourceResponse(
+        return event_source(
             self._messages(ticket),
-            headers={"cache-control": "no-cache", **self._running.call.headers},
-            sep="\n",
-            ping=self._keep_alive_s,
-            ping_message_factory=self._keep_alive,
-            shutdown_grace_period=_FAREWELL_S,
+            {**UNKEPT, **self._running.call.headers},
+            keep_alive_s=self._keep_alive_s,
+            sign=self._keep_alive,
+            grace_s=_FAREWELL_S,
         )
 
     async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
@@ -124,8 +144,10 @@ class EventStream:
             if (last_words := self._renderer.last_words) is not None:
                 yield b"data: " + last_words + b"\n\n"
         except Exception as error:
+            # The status is out already, so the last event says what went wrong; no last words follow.
             self._is_told = True
-            yield events(self._renderer.error(_told(error, ticket)))
+            ticket.failed(error)
+            yield events(self._renderer.error(error_object(error, request_id=ticket.id)))
 
     def _news(self, news: QueuePlace | ModelLoading) -> bytes:
         chunks = self._renderer.waits(news)
@@ -146,21 +168,13 @@ def comment(news: QueuePlace | ModelLoading) -> bytes:
     events never see."""
     if isinstance(news, ModelLoading):
         return b": model is loading (%d %%)\n\n" % int(100 * news.fraction)
-    place = news
-    return b": queued position=%d first_token_ms=%d\n\n" % (place.position, round(place.first_token_ms))
+    return b": queued position=%d first_token_ms=%d\n\n" % (news.position, round(news.first_token_ms))
 
 
 def _event(chunk: Chunk) -> bytes:
     if chunk.event is None:
         return b"data: %b\n\n" % chunk.json
     return b"event: %b\ndata: %b\n\n" % (chunk.event.encode(), chunk.json)
-
-
-def _told(error: Exception, ticket: Ticket) -> ErrorObject:
-    """Logs the failure. The status is out already, so the last event says what went wrong; no last words
-    follow."""
-    ticket.failed(error)
-    return error_object(error, request_id=ticket.id)
 
 
 B = TypeVar("B", bound=Body)
@@ -193,10 +207,6 @@ class Family(msgspec.Struct, Generic[B], frozen=True):
     renderer: AnswerRenderer
 
 
-async def _do(work: Gathering) -> dict[str, GatheredAnswer]:
-    return await work()
-
-
 class GenerationRoute:
     def __init__(self, family: Family[Any], service: GenerationService, options: ApiOptions) -> None:
         self._family = family
@@ -223,7 +233,7 @@ class GenerationRoute:
         """The renderer of a call that is streamed."""
         return self._family.renderer.stream(running.call, running.model.pieces)
 
-    async def whole(self, running: RunningCall, do: Doing = _do) -> bytes:
+    async def whole(self, running: RunningCall, do: Doing = lambda work: work()) -> bytes:
         """The answer of a call that is not streamed. `do` does the work as long as somebody wants it."""
         async with running:
             answers = await do(running.gather)
@@ -272,10 +282,6 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
 
 
-def input_tokens(num_tokens: int) -> InputTokens:
-    return InputTokens(input_tokens=num_tokens)
-
-
 class CountRoute:
     """It needs no engine."""
 
@@ -285,19 +291,19 @@ class CountRoute:
         models: ModelRegistry,
         *,
         lenient: bool,
-        told: Callable[[int], msgspec.Struct] = input_tokens,
+        answer: Callable[..., msgspec.Struct] = InputTokens,
     ) -> None:
         self._reader = reader
         self._models = models
         self._lenient = lenient
-        self._told = told
+        self._answer = answer
 
     async def count(self, request: Request) -> Response:
         data = await unkept_body(request)
         ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
         model = self._model(ask.model, request)
         num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
-        return json_response(self._told(num_tokens), headers=ask.ignored.headers)
+        return json_response(self._answer(input_tokens=num_tokens), headers=ask.ignored.headers)
 
     def _model(self, name: str | None, request: Request) -> ServedModel:
         """Raises ModelNotFound, WrongModelKind, RouterNotModel."""

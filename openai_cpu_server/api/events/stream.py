@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import msgspec
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from openai_cpu_server import __version__
+from openai_cpu_server.api.asking.renderer import Chunk
+from openai_cpu_server.api.asking.route import event_source, events
 from openai_cpu_server.api.events.hub import StepFeed, Watcher
 from openai_cpu_server.api.events.objects import EVENTS, VERSION, Event, Hello, Restart, Steps, name_of
 from openai_cpu_server.api.events.view import EventFilter, Snapshots, told_steps
@@ -24,10 +25,9 @@ from openai_cpu_server.errors import ServerError, wrong_value
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import error_object
-from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import INFERENCE, Identity
 from openai_cpu_server.http.keys import Scope as AccessScope
-from openai_cpu_server.http.options import ApiOptions, SchedulingOptions
+from openai_cpu_server.http.options import SchedulingOptions
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.recent import RecentActivity
@@ -42,7 +42,7 @@ class EventSchedule:
     def due(self, now_s: float) -> Iterator[str]:
         """The kinds that are due now. Each counts as looked at when it is taken."""
         kinds = [kind for kind, due_s in self._due_s.items() if due_s <= now_s]
-        for kind in sorted(kinds, key=lambda kind: self._due_s[kind]):
+        for kind in sorted(kinds, key=self._due_s.__getitem__):
             self._due_s[kind] = now_s + self._periods_s[kind]
             yield kind
 
@@ -150,25 +150,12 @@ logger = logging.getLogger(__name__)
 _KEY_S = 1.0
 """A key that was taken back, or got other rights, ends its streams within so long."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-_KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 
 
 class EventRoutes:
-    def __init__(
-        self,
-        models: ModelRegistry,
-        recent: RecentActivity,
-        keys: KeyRing,
-        options: ApiOptions,
-        *,
-        has_usage: bool,
-    ) -> None:
-        self._has_usage = has_usage
-        self._models = models
-        self._recent = recent
-        self._keys = keys
-        self._options = options
-        self._hub = StepFeed(models)
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
+        self._hub = StepFeed(parts.models)
 
     async def stream(self, request: Request) -> Response:
         """`?types=step,restart`: only these. Raises InvalidRequest, TooManyWatchers."""
@@ -179,24 +166,19 @@ class EventRoutes:
         return _Stream(self, kinds)
 
     async def tell(self, scope: Scope, receive: Receive, send: Send, kinds: frozenset[str]) -> None:
-        identity = context_of(scope).identity
+        identity, parts = context_of(scope).identity, self._parts
         with self._hub.listening(_watcher(identity)):
             listener = EventListener(
                 self._hub,
-                self._models,
-                self._recent,
+                parts.models,
+                parts.watch.recent,
                 identity,
                 kinds=kinds,
-                scheduling=self._options.scheduling,
-                has_usage=self._has_usage,
+                scheduling=parts.options.scheduling,
+                has_usage=parts.jobs is not None,
             )
-            response = EventSourceResponse(
-                self._messages(listener, scope),
-                headers=_HEADERS,
-                sep="\n",
-                ping=self._options.keep_alive_s,
-                ping_message_factory=lambda: _KEEP_ALIVE,
-            )
+            told = self._messages(listener, scope)
+            response = event_source(told, _HEADERS, keep_alive_s=parts.options.keep_alive_s)
             await response(scope, receive, send)
 
     async def _messages(self, listener: EventListener, scope: Scope) -> AsyncIterator[bytes]:
@@ -208,11 +190,11 @@ class EventRoutes:
             if time.monotonic() - checked_s >= _KEY_S:
                 checked_s = time.monotonic()
                 try:
-                    if context.identity_now(self._keys) != context.identity:
+                    if context.identity_now(self._parts.keys) != context.identity:
                         return  # its rights are others now: who connects again sees what they allow
                 except ServerError as error:
                     said = error_object(error, request_id=context.ticket.id)
-                    yield b"event: error\ndata: %b\n\n" % msgspec.json.encode(said)
+                    yield events([Chunk(msgspec.json.encode(said), "error")])
                     return
             if (event := listener.next()) is not None:
                 yield _encoded(event)
@@ -245,13 +227,11 @@ def _watcher(identity: Identity) -> Watcher:
 
 
 def _encoded(event: Event) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name_of(event).encode(), msgspec.json.encode(event))
+    return events([Chunk(msgspec.json.encode(event), name_of(event))])
 
 
 ROOM = RouteRoom[ServerParts, EventRoutes](
-    lambda parts: EventRoutes(
-        parts.models, parts.watch.recent, parts.keys, parts.options, has_usage=parts.jobs is not None
-    ),
+    EventRoutes,
     (
         RouteRow(
             "GET",

@@ -34,7 +34,7 @@ class TokensCounted(msgspec.Struct, frozen=True):
 class MessagesRoutes:
     def __init__(self, parts: ServerParts) -> None:
         self.route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
-        self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, told=TokensCounted)
+        self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, answer=TokensCounted)
 
 
 ROOM = RouteRoom[ServerParts, MessagesRoutes](

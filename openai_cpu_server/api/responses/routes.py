@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.asking.generation import CascadeAttempt
 from openai_cpu_server.api.asking.resolve import prompt_tokens
-from openai_cpu_server.api.asking.route import EventStream, InputTokens, input_tokens, while_connected
+from openai_cpu_server.api.asking.route import EventStream, InputTokens, while_connected
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
@@ -93,7 +93,7 @@ class ResponsesRoute:
         ask, model = read.ask(), chosen.model
         model.loaded()
         num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
-        return json_response(input_tokens(num_tokens), headers=ask.ignored.headers)
+        return json_response(InputTokens(input_tokens=num_tokens), headers=ask.ignored.headers)
 
     async def _behind(self, outer: RequestContext, read: AskedResponse, background: Background) -> ASGIApp:
         """It goes on when this request has ended. The server's limit of time is not for it."""

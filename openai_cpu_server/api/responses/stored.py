@@ -7,13 +7,12 @@ from functools import partial
 
 import anyio
 import msgspec
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.route import events
+from openai_cpu_server.api.asking.route import UNKEPT, event_source, events
 from openai_cpu_server.api.responses.background import Background
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
@@ -155,13 +154,7 @@ class StoredResponses:
 
 def logged_stream(told: AsyncIterator[bytes], headers: Mapping[str, str], *, keep_alive_s: float) -> ASGIApp:
     """Events that are there whether this client listens or not."""
-    return EventSourceResponse(
-        told,
-        headers={"cache-control": "no-cache", **headers},
-        sep="\n",
-        ping=keep_alive_s,
-        ping_message_factory=lambda: ServerSentEvent(comment="keep-alive", sep="\n"),
-    )
+    return event_source(told, {**UNKEPT, **headers}, keep_alive_s=keep_alive_s)
 
 
 def _json(body: bytes) -> Response:
