@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Union
 
 import msgspec
 
@@ -45,7 +45,7 @@ from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Cont
 
 NewItemId = Callable[[type], str]
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
-_PART_ADDED = "response.content_part.added"
+_PART_ADDED, _PART_DONE = "response.content_part.added", "response.content_part.done"
 
 
 class EventNumbers:
@@ -67,18 +67,6 @@ class EventNumbers:
         number = self._next
         self._next += 1
         return number
-
-
-class ItemWriter(Protocol):
-    """Writes one item, from its first event to its last."""
-
-    def begin(self) -> list[Chunk]: ...
-
-    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]: ...
-
-    def end(self, status: str) -> list[Chunk]: ...
-
-    def item(self, status: str) -> OutputItem: ...
 
 
 class ItemWriting:
@@ -180,15 +168,18 @@ class _MessageWriter:
         return [self._place.part_delta("response.output_text.delta", text, tail)]
 
     def end(self, status: str) -> list[Chunk]:
-        text, scores = "".join(self._texts), tuple(self._scores)
-        done = self._place.event("response.output_text.done", content_index=0, text=text, logprobs=scores)
-        part = OutputText(text, logprobs=scores)
-        closed = self._place.event("response.content_part.done", content_index=0, part=part)
-        return [done, closed, self._place.item(_DONE, self.item(status))]
+        part, place = self._part, self._place
+        done = place.event(
+            "response.output_text.done", content_index=0, text=part.text, logprobs=part.logprobs
+        )
+        return [done, place.event(_PART_DONE, content_index=0, part=part), place.item(_DONE, self.item(status))]
 
     def item(self, status: str) -> OutputItem:
-        part = OutputText("".join(self._texts), logprobs=tuple(self._scores))
-        return MessageItem(id=self._place.id, status=status, role="assistant", content=(part,))
+        return MessageItem(id=self._place.id, status=status, role="assistant", content=(self._part,))
+
+    @property
+    def _part(self) -> OutputText:
+        return OutputText("".join(self._texts), logprobs=tuple(self._scores))
 
 
 class _ReasoningWriter:
@@ -208,7 +199,7 @@ class _ReasoningWriter:
     def end(self, status: str) -> list[Chunk]:
         text = "".join(self._texts)
         done = self._place.event("response.reasoning_text.done", content_index=0, text=text)
-        closed = self._place.event("response.content_part.done", content_index=0, part=ReasoningText(text))
+        closed = self._place.event(_PART_DONE, content_index=0, part=ReasoningText(text))
         return [done, closed, self._place.item(_DONE, self.item(status))]
 
     def item(self, status: str) -> OutputItem:
@@ -232,9 +223,8 @@ class _CallWriter:
 
     def end(self, status: str) -> list[Chunk]:
         arguments = "".join(self._texts)
-        done = self._place.event(
-            "response.function_call_arguments.done", name=self._name, arguments=arguments
-        )
+        kind = "response.function_call_arguments.done"
+        done = self._place.event(kind, name=self._name, arguments=arguments)
         return [done, self._place.item(_DONE, self.item(status))]
 
     def item(self, status: str) -> OutputItem:
@@ -245,6 +235,10 @@ class _CallWriter:
             name=self._name,
             arguments="".join(self._texts),
         )
+
+
+ItemWriter = Union[_MessageWriter, _ReasoningWriter, _CallWriter]
+"""Writes one item, from its first event to its last."""
 
 
 class StreamStage(enum.Enum):
