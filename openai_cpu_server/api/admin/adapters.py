@@ -140,36 +140,25 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
     )
 
 
+_row = partial(RouteRow[AdapterRoutes], access=ADMIN, tag="Models")
 ROOM = RouteRoom[ServerParts, AdapterRoutes](
     lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient),
     (
-        RouteRow(
+        _row(
             "POST",
             "/v1/adapters",
             lambda at: at.load,
-            ADMIN,
-            "Models",
-            "Load a LoRA adapter, or put it in the place of one of the same name",
+            summary="Load a LoRA adapter, or put it in the place of one of the same name",
             body=AdapterBody,
             answer=AdapterCard,
             errors=(404,),
         ),
-        RouteRow(
-            "GET",
-            "/v1/adapters",
-            lambda at: at.list,
-            ADMIN,
-            "Models",
-            "Adapters of all models",
-            answer=AdapterList,
-        ),
-        RouteRow(
+        _row("GET", "/v1/adapters", lambda at: at.list, summary="Adapters of all models", answer=AdapterList),
+        _row(
             "DELETE",
             "/v1/adapters/{id:path}",
             lambda at: at.unload,
-            ADMIN,
-            "Models",
-            "Unload one",
+            summary="Unload one",
             answer=AdapterDeleted,
         ),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -211,27 +212,24 @@ def _amount(
     return Amount(sum(blocks), sum(tokens), sum(sizes))
 
 
+_row = partial(RouteRow[CacheRoutes], access=ADMIN, tag="Cache")
 ROOM = RouteRoom[ServerParts, CacheRoutes](
     lambda parts: CacheRoutes(parts.models, parts.recall),
     (
-        RouteRow(
+        _row(
             "DELETE",
             "/v1/cache",
             lambda at: at.clear,
-            ADMIN,
-            "Cache",
-            "Empty the caches of prompts and of answers",
+            summary="Empty the caches of prompts and of answers",
             query={"only": {"enum": list(ONLY), "description": "this one alone"}},
             status=204,
             errors=(400,),
         ),
-        RouteRow(
+        _row(
             "GET",
             "/v1/cache/stats",
             lambda at: at.stats,
-            ADMIN,
-            "Cache",
-            "Both tiers of KV memory, and the cache of answers",
+            summary="Both tiers of KV memory, and the cache of answers",
             answer=CacheStats,
             errors=(503,),
         ),

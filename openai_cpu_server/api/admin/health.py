@@ -3,6 +3,7 @@ the few metrics that gateways choose by."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Union
 
 import msgspec
@@ -128,35 +129,25 @@ def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
 
 
+_row = partial(RouteRow[HealthRoutes], access=PROBES, tag="Operation")
 ROOM = RouteRoom[ServerParts, HealthRoutes](
     lambda parts: HealthRoutes(parts.models),
     (
-        RouteRow(
-            "GET",
-            "/health",
-            lambda at: at.health,
-            PROBES,
-            "Operation",
-            "The process lives",
-            answer=HealthReport,
-        ),
-        RouteRow(
+        _row("GET", "/health", lambda at: at.health, summary="The process lives", answer=HealthReport),
+        _row(
             "GET",
             "/ready",
             lambda at: at.ready,
-            PROBES,
-            "Operation",
-            "It can generate",
+            summary="It can generate",
             answer=HealthReport,
             errors=(503,),
         ),
-        RouteRow(
+        _row(
             "GET",
             "/version",
             lambda at: at.version,
-            GATEWAYS,
-            "Operation",
-            "The version of this server",
+            access=GATEWAYS,
+            summary="The version of this server",
             answer=Version,
         ),
     ),
@@ -188,25 +179,16 @@ def _response(text: bytes) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
+_metrics_row = partial(RouteRow[MetricsRoutes], access=GATEWAY_METRICS, tag="Operation")
 METRICS_ROOM = RouteRoom[ServerParts, MetricsRoutes](
     lambda parts: MetricsRoutes(parts.models, parts.watch.metrics),
     (
-        RouteRow(
-            "GET",
-            "/metrics",
-            lambda at: at.page,
-            GATEWAY_METRICS,
-            "Operation",
-            "For Prometheus",
-            media="text/plain",
-        ),
-        RouteRow(
+        _metrics_row("GET", "/metrics", lambda at: at.page, summary="For Prometheus", media="text/plain"),
+        _metrics_row(
             "GET",
             GATEWAY_METRICS_PATH,
             lambda at: at.for_gateways,
-            GATEWAY_METRICS,
-            "Operation",
-            "What gateways in front of several servers choose by",
+            summary="What gateways in front of several servers choose by",
             media="text/plain",
         ),
     ),

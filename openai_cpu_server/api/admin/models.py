@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -122,27 +123,12 @@ def _meta(info: ModelInfo, quantisation: str | None) -> ModelMeta:
     )
 
 
+_row = partial(RouteRow[ModelRoutes], access=INFERENCE, tag="Models")
 ROOM = RouteRoom[ServerParts, ModelRoutes](
     lambda parts: ModelRoutes(parts.models),
     (
-        RouteRow(
-            "GET",
-            "/v1/models",
-            lambda at: at.list,
-            INFERENCE,
-            "Models",
-            "The names that are served",
-            answer=ModelList,
-        ),
-        RouteRow(
-            "GET",
-            "/v1/models/{id:path}",
-            lambda at: at.one,
-            INFERENCE,
-            "Models",
-            "One of them",
-            answer=ModelCard,
-        ),
+        _row("GET", "/v1/models", lambda at: at.list, summary="The names that are served", answer=ModelList),
+        _row("GET", "/v1/models/{id:path}", lambda at: at.one, summary="One of them", answer=ModelCard),
     ),
 )
 
@@ -228,16 +214,16 @@ def _flag(name: str, text: str | None) -> bool | None:
     return _WORDS[text]
 
 
+_keeping_row = partial(RouteRow[ModelKeepingRoutes], access=ADMIN, tag="Models")
 KEEPING_ROOM = RouteRoom[ServerParts, ModelKeepingRoutes](
     lambda parts: ModelKeepingRoutes(parts.models, parts.keeping),
     (
-        RouteRow(
+        _keeping_row(
             "POST",
             "/v1/models/{id:path}/load",
             lambda at: at.load,
-            ADMIN,
-            "Models",
-            "Load it into memory, or anew if its file has changed; the answer comes when that is done",
+            summary="Load it into memory, or anew if its file has changed; the answer comes when that is"
+            " done",
             query={
                 "wait": {
                     "type": "boolean",
@@ -253,13 +239,11 @@ KEEPING_ROOM = RouteRoom[ServerParts, ModelKeepingRoutes](
             answer=ModelCard,
             errors=(503,),
         ),
-        RouteRow(
+        _keeping_row(
             "POST",
             "/v1/models/{id:path}/unload",
             lambda at: at.unload,
-            ADMIN,
-            "Models",
-            "Free its memory, if it has no requests; the next one loads it again",
+            summary="Free its memory, if it has no requests; the next one loads it again",
             answer=ModelCard,
             errors=(409,),
         ),

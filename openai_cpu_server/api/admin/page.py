@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from anyio import Lock, to_thread
 from starlette.exceptions import HTTPException
@@ -100,25 +101,22 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
+_row = partial(RouteRow[PageRoutes | NoPage], access=OPEN, tag="Page")
 ROOM = RouteRoom[ServerParts, PageRoutes | NoPage](
     lambda parts: PageRoutes() if parts.options.page else NoPage(),
     (
-        RouteRow(
+        _row(
             "GET",
             "/",
             lambda at: at.index,
-            OPEN,
-            "Page",
-            "The page for browsers: chat, control room",
+            summary="The page for browsers: chat, control room",
             media="text/html",
         ),
-        RouteRow(
+        _row(
             "GET",
             "/page/{version}/{name}",
             lambda at: at.file,
-            OPEN,
-            "Page",
-            "Its scripts and styles",
+            summary="Its scripts and styles",
             media="text/javascript",
         ),
     ),

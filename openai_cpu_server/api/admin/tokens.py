@@ -142,27 +142,24 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
     return msgspec.json.encode(Detokenized(text, text))
 
 
+_row = partial(RouteRow[TokenRoutes], access=WORK, tag="Tokens")
 ROOM = RouteRoom[ServerParts, TokenRoutes](
     lambda parts: TokenRoutes(parts.models, lenient=parts.options.lenient),
     (
-        RouteRow(
+        _row(
             "POST",
             "/tokenize",
             lambda at: at.tokenize,
-            access=WORK,
             summary="Text or messages as tokens",
-            tag="Tokens",
             body=TokenizeBody,
             answer=Tokenized,
             errors=(404,),
         ),
-        RouteRow(
+        _row(
             "POST",
             "/detokenize",
             lambda at: at.detokenize,
-            access=WORK,
             summary="Tokens as text",
-            tag="Tokens",
             body=DetokenizeBody,
             answer=Detokenized,
             errors=(404,),

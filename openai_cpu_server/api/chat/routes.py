@@ -137,37 +137,35 @@ class ChatRoutes:
         self.socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
 
 
+_row = partial(RouteRow[ChatRoutes], access=CALLS, tag="Generation")
 ROOM = RouteRoom[ServerParts, ChatRoutes](
     ChatRoutes,
     (
-        RouteRow(
+        _row(
             "POST",
             "/v1/chat/completions",
             lambda at: at.route.create,
-            access=CALLS,
             summary="Answer a conversation, whole or as server-sent events",
-            tag="Generation",
             body=ChatBody,
             answer=ChatCompletion,
             streams=True,
             errors=GENERATION_ERRORS,
             batched=lambda at: at.route.answer,
         ),
-        RouteRow(
+        _row(
             WEBSOCKET,
             "/v1/chat/completions",
             lambda at: at.socket.serve,
             access=INFERENCE,
             summary="The same over a WebSocket: one JSON object a message, many requests at once",
-            tag="Generation",
         ),
-        RouteRow(
+        _row(
             "POST",
             "/v1/chat/completions/input_tokens",
             lambda at: at.counting.count,
             access=WORK,
-            summary="The tokens of a chat's conversation",
             tag="Tokens",
+            summary="The tokens of a chat's conversation",
             body=ChatBody,
             answer=InputTokens,
             errors=(404,),

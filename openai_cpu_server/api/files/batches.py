@@ -320,47 +320,34 @@ def _usage(batch: BatchRecord) -> BatchUsage:
     )
 
 
+_row = partial(RouteRow[BatchJobRoutes], access=INFERENCE, tag="Batches")
 ROOM = RouteRoom[ServerParts, BatchJobRoutes](
     lambda parts: BatchJobRoutes(parts.jobs, parts.models, parts.options) if parts.jobs is not None else None,
     (
-        RouteRow(
+        _row(
             "POST",
             "/v1/batches",
             lambda at: at.create,
-            INFERENCE,
-            "Batches",
-            "Run a file's requests when nobody else needs the machine",
+            summary="Run a file's requests when nobody else needs the machine",
             body=BatchBody,
             answer=BatchObject,
             errors=(404,),
         ),
-        RouteRow(
+        _row(
             "GET",
             "/v1/batches",
             lambda at: at.list,
-            INFERENCE,
-            "Batches",
-            "Batches",
+            summary="Batches",
             query=PAGE_QUERY,
             answer=BatchList,
             errors=(404,),
         ),
-        RouteRow(
-            "GET",
-            "/v1/batches/{id}",
-            lambda at: at.one,
-            INFERENCE,
-            "Batches",
-            "One batch",
-            answer=BatchObject,
-        ),
-        RouteRow(
+        _row("GET", "/v1/batches/{id}", lambda at: at.one, summary="One batch", answer=BatchObject),
+        _row(
             "POST",
             "/v1/batches/{id}/cancel",
             lambda at: at.cancel,
-            INFERENCE,
-            "Batches",
-            "End it",
+            summary="End it",
             answer=BatchObject,
             errors=(409,),
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from urllib.parse import quote
 
 import msgspec
@@ -201,51 +202,43 @@ _UPLOAD: JsonSchema = {
     "required": ["file", "purpose"],
     "additionalProperties": False,
 }
+_row = partial(RouteRow[FileRoutes], access=INFERENCE, tag="Batches")
 ROOM = RouteRoom[ServerParts, FileRoutes](
     lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None,
     (
-        RouteRow(
+        _row(
             "POST",
             "/v1/files",
             lambda at: at.create,
-            UPLOADS,
-            "Batches",
-            "Upload the input of a batch",
+            access=UPLOADS,
+            summary="Upload the input of a batch",
             form=_UPLOAD,
             answer=FileObject,
             errors=(400,),
         ),
-        RouteRow(
+        _row(
             "GET",
             "/v1/files",
             lambda at: at.list,
-            INFERENCE,
-            "Batches",
-            "Files",
+            summary="Files",
             query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
             answer=FileList,
             errors=(404,),
         ),
-        RouteRow(
-            "GET", "/v1/files/{id}", lambda at: at.one, INFERENCE, "Batches", "One file", answer=FileObject
-        ),
-        RouteRow(
+        _row("GET", "/v1/files/{id}", lambda at: at.one, summary="One file", answer=FileObject),
+        _row(
             "DELETE",
             "/v1/files/{id}",
             lambda at: at.delete,
-            INFERENCE,
-            "Batches",
-            "Delete it",
+            summary="Delete it",
             answer=FileDeleted,
             errors=(409,),
         ),
-        RouteRow(
+        _row(
             "GET",
             "/v1/files/{id}/content",
             lambda at: at.content,
-            INFERENCE,
-            "Batches",
-            "Its bytes",
+            summary="Its bytes",
             media="application/octet-stream",
         ),
     ),

@@ -279,29 +279,26 @@ _ONE = RouteRow[GenerateRoutes](
     stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the `metrics`.",
     errors=GENERATION_ERRORS,
 )
+_row = partial(RouteRow[GenerateRoutes], access=INFERENCE, tag="Compatibility")
 ROOM = RouteRoom[ServerParts, GenerateRoutes](
     GenerateRoutes,
     (
         _ONE,
         _ONE.at("/v1/generate"),
-        RouteRow(
+        _row(
             "POST",
             "/v1/generate/batch",
             lambda at: at.batch.create,
-            access=INFERENCE,
             summary="Several of them at once; one that fails fails alone",
-            tag="Compatibility",
             body=GenerateBatchBody,
             answer=GeneratedBatch,
             errors=(429, CLIENT_GONE),
         ),
-        RouteRow(
+        _row(
             "GET",
             "/v1/model/info",
             lambda at: at.model.info,
-            access=INFERENCE,
             summary="The model that is asked when none is named, or the one named",
-            tag="Compatibility",
             query={"model": {"type": "string"}},
             answer=ModelCard,
             errors=(404,),

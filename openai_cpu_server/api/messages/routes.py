@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute
@@ -37,16 +39,15 @@ class MessagesRoutes:
         self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, answer=TokensCounted)
 
 
+_row = partial(RouteRow[MessagesRoutes], access=CALLS, tag="Generation")
 ROOM = RouteRoom[ServerParts, MessagesRoutes](
     MessagesRoutes,
     (
-        RouteRow(
+        _row(
             "POST",
             MESSAGES,
             lambda at: at.route.create,
-            access=CALLS,
             summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
-            tag="Generation",
             body=MessagesBody,
             answer=AnswerMessage,
             streams=True,
@@ -54,13 +55,13 @@ ROOM = RouteRoom[ServerParts, MessagesRoutes](
             error=MessagesError,
             errors=GENERATION_ERRORS,
         ),
-        RouteRow(
+        _row(
             "POST",
             COUNT_TOKENS,
             lambda at: at.counting.count,
             access=WORK,
-            summary="The tokens of such a conversation",
             tag="Tokens",
+            summary="The tokens of such a conversation",
             body=CountBody,
             answer=TokensCounted,
             error=MessagesError,

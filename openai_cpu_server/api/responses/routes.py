@@ -124,48 +124,44 @@ class ResponsesRoutes:
         self.socket = SocketServer(partial(ResponsesExchange, reader, maker), parts.sockets)
 
 
+_row = partial(RouteRow[ResponsesRoutes], access=REQUESTS, tag="Responses")
 ROOM = RouteRoom[ServerParts, ResponsesRoutes](
     ResponsesRoutes,
     (
-        RouteRow(
+        _row(
             "POST",
             "/v1/responses",
             lambda at: at.route.create,
             access=CALLS,
             summary="Make a response: whole, as server-sent events, or in the background",
-            tag="Responses",
             body=ResponsesBody,
             answer=ResponseObject,
             streams=True,
             errors=GENERATION_ERRORS,
             batched=lambda at: at.route.answer,
         ),
-        RouteRow(
+        _row(
             WEBSOCKET,
             "/v1/responses",
             lambda at: at.socket.serve,
             access=INFERENCE,
             summary="OpenAI's WebSocket mode: response.create in, the events of a stream out",
-            tag="Responses",
         ),
-        RouteRow(
+        _row(
             "POST",
             "/v1/responses/input_tokens",
             lambda at: at.route.input_tokens,
             access=WORK,
             summary="How many tokens a response's prompt would have",
-            tag="Responses",
             body=InputTokensBody,
             answer=InputTokens,
             errors=(404, 503),
         ),
-        RouteRow(
+        _row(
             "GET",
             "/v1/responses/{id}",
             lambda at: at.stored.one,
-            access=REQUESTS,
             summary="A stored response, or the events of one that was made in the background",
-            tag="Responses",
             query={
                 "stream": {"type": "boolean", "default": False},
                 "starting_after": {
@@ -182,32 +178,27 @@ ROOM = RouteRoom[ServerParts, ResponsesRoutes](
             streams=True,
             errors=(400,),
         ),
-        RouteRow(
+        _row(
             "DELETE",
             "/v1/responses/{id}",
             lambda at: at.stored.delete,
-            access=REQUESTS,
             summary="Delete it",
-            tag="Responses",
             answer=ResponseDeleted,
         ),
-        RouteRow(
+        _row(
             "POST",
             "/v1/responses/{id}/cancel",
             lambda at: at.stored.cancel,
             access=INFERENCE,
             summary="End one that is made in the background",
-            tag="Responses",
             answer=ResponseObject,
             errors=(400,),
         ),
-        RouteRow(
+        _row(
             "GET",
             "/v1/responses/{id}/input_items",
             lambda at: at.stored.input_items,
-            access=REQUESTS,
             summary="What went into it",
-            tag="Responses",
             query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
             answer=ItemList,
         ),

@@ -172,7 +172,11 @@ class _MessageWriter:
         done = place.event(
             "response.output_text.done", content_index=0, text=part.text, logprobs=part.logprobs
         )
-        return [done, place.event(_PART_DONE, content_index=0, part=part), place.item(_DONE, self.item(status))]
+        return [
+            done,
+            place.event(_PART_DONE, content_index=0, part=part),
+            place.item(_DONE, self.item(status)),
+        ]
 
     def item(self, status: str) -> OutputItem:
         return MessageItem(id=self._place.id, status=status, role="assistant", content=(self._part,))
