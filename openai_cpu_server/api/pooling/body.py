@@ -14,6 +14,7 @@ from openai_cpu_server.api.asking.body import (
     DOCUMENT_KIND,
     PROMPT_KIND,
     NonEmpty,
+    OpenBody,
     Seconds,
     Several,
     Tier,
@@ -93,9 +94,7 @@ class EmbeddingBody(PoolingBody):
     dimensions: Several | None = None
 
 
-class TextDocument(Body):
-    is_open: ClassVar[bool] = True
-
+class TextDocument(OpenBody):
     text: str
 
 
