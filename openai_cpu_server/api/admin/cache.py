@@ -168,9 +168,7 @@ def cache_stats(held: Sequence[EngineCache]) -> CacheStats:
 
 
 def _pool(held: Sequence[EngineCache]) -> KvPool:
-    def amount(blocks_of: Callable[[KVStats], int]) -> Amount:
-        return _amount(held, blocks_of, lambda kv: kv.block_tokens)
-
+    amount = partial(_amount, held, tokens_of=lambda kv: kv.block_tokens)
     return KvPool(
         block_tokens=held[0].kv.block_tokens,
         total=amount(lambda kv: kv.pool_blocks),
@@ -180,9 +178,7 @@ def _pool(held: Sequence[EngineCache]) -> KvPool:
 
 
 def _cache(held: Sequence[EngineCache]) -> PrefixCache:
-    def amount(blocks_of: Callable[[KVStats], int]) -> Amount:
-        return _amount(held, blocks_of, lambda kv: kv.cache_block_tokens)
-
+    amount = partial(_amount, held, tokens_of=lambda kv: kv.cache_block_tokens)
     return PrefixCache(
         block_tokens=held[0].kv.cache_block_tokens,
         capacity=amount(lambda kv: kv.cache_capacity_blocks),

@@ -57,6 +57,9 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """By the prices of now; null where no model in the sum has one."""
 
 
+_COUNTS = tuple(name for name in UsageRow.__struct_fields__ if name.endswith(("requests", "_tokens")))
+
+
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[UsageRow]
@@ -160,14 +163,8 @@ def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
         day=one.day,
         key=one.key,
         model=one.model,
-        requests=used.requests,
-        input_tokens=used.input_tokens,
-        cached_tokens=used.cached_tokens,
-        output_tokens=used.output_tokens,
         cpu_seconds=round(used.cpu_ms / 1000, 6),
-        recalled_requests=used.recalled_requests,
-        recalled_input_tokens=used.recalled_input_tokens,
-        recalled_output_tokens=used.recalled_output_tokens,
+        **{name: getattr(used, name) for name in _COUNTS},
         cost=None if one.cost is None else round(one.cost, 9),
     )
 

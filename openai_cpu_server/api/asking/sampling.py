@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedLimit
-from openai_cpu_server.api.asking.body import SharedBody
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import Body
 
 _SEEDS = 2**63
-T = TypeVar("T")
 
 
-def sampling_of(body: SharedBody) -> Sampling:
-    """Raises InvalidRequest for a bias of what is no token id; `check_bias` knows which ids there are."""
+_AS_SENT = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+)
+"""What bodies and the contract call alike. Where it is not sent, the contract's default is meant."""
+
+
+def sampling_of(body: Body) -> Sampling:
+    """Of the fields that this family's bodies have. Raises InvalidRequest for a bias of what is no token id;
+    `check_bias` knows which ids there are."""
+    sent = {name: getattr(body, name, None) for name in ("seed", "top_k", "logit_bias", *_AS_SENT)}
+    seed, top_k, bias = sent.pop("seed"), sent.pop("top_k"), sent.pop("logit_bias")
     return Sampling(
-        seed=seed_of(body.seed),
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=top_k_of(body.top_k),
-        min_p=_or(body.min_p, 0.0),
-        typical_p=_or(body.typical_p, 1.0),
-        repeat_penalty=_or(body.repeat_penalty, 1.0),
-        repeat_last_n=_or(body.repeat_last_n, 64),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        logit_bias={_token_id(key): bias for key, bias in (body.logit_bias or {}).items()},
-        ignore_eos=_or(body.ignore_eos, False),
+        seed=secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS,
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        logit_bias={_token_id(key): number for key, number in (bias or {}).items()},
+        **{name: value for name, value in sent.items() if value is not None},
     )
-
-
-def seed_of(asked: int | None) -> int:
-    return secrets.randbelow(_SEEDS) if asked is None else asked % _SEEDS
-
-
-def top_k_of(asked: int | None) -> int | None:
-    return asked if asked is not None and asked > 0 else None
 
 
 def check_bias(sampling: Sampling, *, vocab_size: int) -> Sampling:
@@ -60,10 +60,6 @@ def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tup
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         raise wrong(f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}.", param)
     return tokens
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 def _token_id(key: str) -> int:

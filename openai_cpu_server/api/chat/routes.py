@@ -116,13 +116,10 @@ def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> AskedTools
 
 
 def _asked(function: LegacyFunction, path: str) -> AskedFunction:
+    is_strict = isinstance(function, Function) and bool(function.strict)
+    at = f"{path}.parameters"
     return AskedFunction(
-        function.name,
-        path,
-        f"{path}.parameters",
-        description=function.description,
-        parameters=function.parameters,
-        is_strict=isinstance(function, Function) and bool(function.strict),
+        function.name, path, at, function.description, function.parameters, is_strict=is_strict
     )
 
 

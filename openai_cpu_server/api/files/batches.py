@@ -78,8 +78,8 @@ class RowRunner:
             origin=RequestOrigin.BATCH,
             client=owner or None,
             priority=Priority.BATCH,
+            has_headers=False,
         )
-        ticket.has_headers = False
         self._endings.row_begins()
         is_over = False
         try:
@@ -243,17 +243,17 @@ class BatchJobRoutes:
 
     async def create(self, request: Request) -> Response:
         self._models.check_not_ending()
-        data = await small_body(request)
+        data, context = await small_body(request), context_of(request.scope)
         body, ignored = await off_loop(len(data), partial(parse, BatchBody, data, lenient=self._lenient))
         lifetime = body.output_expires_after
         batch = await self._jobs.create_batch(
-            context_of(request.scope).owner,
+            context.owner,
             input_file_id=body.input_file_id,
             endpoint=body.endpoint,
             completion_window=body.completion_window,
             metadata=body.metadata,
             output_lifetime_s=lifetime.seconds if lifetime else None,
-            limits=context_of(request.scope).identity.storage,
+            limits=context.identity.storage,
         )
         return json_response(_batch_object(batch), headers=ignored.headers)
 
@@ -270,54 +270,32 @@ class BatchJobRoutes:
         return json_response(listing)
 
     async def one(self, request: Request) -> Response:
-        return json_response(
-            _batch_object(await self._jobs.batch(context_of(request.scope).owner, _id(request)))
-        )
+        return json_response(_batch_object(await self._jobs.batch(*_named(request))))
 
     async def cancel(self, request: Request) -> Response:
-        return json_response(
-            _batch_object(await self._jobs.cancel_batch(context_of(request.scope).owner, _id(request)))
-        )
+        return json_response(_batch_object(await self._jobs.cancel_batch(*_named(request))))
 
 
-def _id(request: Request) -> str:
-    batch_id: str = request.path_params["id"]
-    return batch_id
+def _named(request: Request) -> tuple[str, str]:
+    """An owner, and the id of their batch."""
+    return context_of(request.scope).owner, request.path_params["id"]
 
 
 def _batch_object(batch: BatchRecord) -> BatchObject:
-    return BatchObject(
-        id=batch.id,
-        endpoint=batch.endpoint,
-        model=batch.model,
-        errors=BatchErrors(batch.errors) if batch.errors else None,
-        input_file_id=batch.input_file_id,
-        completion_window=batch.completion_window,
-        status=batch.status.value,
-        output_file_id=batch.output_file_id,
-        error_file_id=batch.error_file_id,
-        created_at=batch.created_at,
-        in_progress_at=batch.in_progress_at,
-        expires_at=batch.expires_at,
-        finalizing_at=batch.finalizing_at,
-        completed_at=batch.completed_at,
-        failed_at=batch.failed_at,
-        expired_at=batch.expired_at,
-        cancelling_at=batch.cancelling_at,
-        cancelled_at=batch.cancelled_at,
-        request_counts=RequestCounts(batch.total, batch.completed, batch.failed),
-        usage=_usage(batch),
-        metadata=batch.metadata,
-    )
-
-
-def _usage(batch: BatchRecord) -> BatchUsage:
-    return BatchUsage(
+    alike = {name: getattr(batch, name) for name in BatchObject.__struct_fields__ if hasattr(batch, name)}
+    usage = BatchUsage(
         input_tokens=batch.input_tokens,
         input_tokens_details=BatchInputDetails(batch.cached_tokens),
         output_tokens=batch.output_tokens,
         total_tokens=batch.input_tokens + batch.output_tokens,
     )
+    changed = {
+        "errors": BatchErrors(batch.errors) if batch.errors else None,
+        "status": batch.status.value,
+        "request_counts": RequestCounts(batch.total, batch.completed, batch.failed),
+        "usage": usage,
+    }
+    return BatchObject(**{**alike, **changed})
 
 
 _row = partial(RouteRow[BatchJobRoutes], access=INFERENCE, tag="Batches")

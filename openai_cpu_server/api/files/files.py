@@ -70,7 +70,8 @@ class FileRoutes:
 
     async def create(self, request: Request) -> Response:
         self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
-        owner, limits = context_of(request.scope).owner, context_of(request.scope).identity.storage
+        context = context_of(request.scope)
+        owner, limits = context.owner, context.identity.storage
         await self._jobs.storage.check(owner, limits, StoredAmount(num_bytes=1, num_files=1))
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             _check_form(form)
@@ -82,12 +83,7 @@ class FileRoutes:
             name = (upload.filename or "upload")[:_MAX_NAME_CHARS]
             # Shielded: a client that leaves must not close the file that the database is reading.
             adding = self._jobs.add_file(
-                owner,
-                name,
-                upload.file,
-                num_bytes=upload.size,
-                limits=limits,
-                lifetime_s=lifetime_s,
+                owner, name, upload.file, num_bytes=upload.size, limits=limits, lifetime_s=lifetime_s
             )
             record = await _to_the_end(asyncio.ensure_future(adding))
         return json_response(_file_object(record))

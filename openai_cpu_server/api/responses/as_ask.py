@@ -159,11 +159,6 @@ def _allowed(tools: Sequence[Mapping[str, JsonValue]]) -> tuple[str, ...]:
 
 
 def _function(tool: FunctionTool, path: str) -> AskedFunction:
-    return AskedFunction(
-        tool.name,
-        path,
-        f"{path}.parameters",
-        description=tool.description,
-        parameters=tool.parameters,
-        is_strict=bool(tool.strict),
-    )
+    is_strict = bool(tool.strict)
+    at = f"{path}.parameters"
+    return AskedFunction(tool.name, path, at, tool.description, tool.parameters, is_strict=is_strict)
