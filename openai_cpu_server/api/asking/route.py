@@ -182,6 +182,11 @@ Gathering = Callable[[], Awaitable[dict[str, GatheredAnswer]]]
 Doing = Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]]
 
 
+def not_in_batches(param: str) -> InvalidRequest:
+    message = f"'{param}' is not possible in a batch."
+    return InvalidRequest(message, param=param, code="unsupported_value")
+
+
 class BodyReader(msgspec.Struct, Generic[B], frozen=True):
     """What a family's bodies are, and what they ask for."""
 
@@ -248,8 +253,7 @@ class GenerationRoute:
         """
         ask = await self._read(data)
         if ask.stream:
-            message = "'stream' is not possible in a batch."
-            raise InvalidRequest(message, param="stream", code="unsupported_value")
+            raise not_in_batches("stream")
         running = await self._service.begin(ask, context)
         try:
             return await self.whole(running)

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.asking.generation import CascadeAttempt
 from openai_cpu_server.api.asking.resolve import prompt_tokens
-from openai_cpu_server.api.asking.route import EventStream, InputTokens, while_connected
+from openai_cpu_server.api.asking.route import EventStream, InputTokens, not_in_batches, while_connected
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
@@ -20,7 +20,7 @@ from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
 from openai_cpu_server.api.responses.stream import encoded
 from openai_cpu_server.api.responses.turns import AskedResponse, ResponseReader
-from openai_cpu_server.errors import GenerationFailed, InvalidRequest
+from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
@@ -71,8 +71,7 @@ class ResponsesRoute:
         read = await self._reader.read(data, context.identity, stores_unasked=False)
         for name in ("stream", "background"):
             if getattr(read.body, name):
-                message = f"'{name}' is not possible in a batch."
-                raise InvalidRequest(message, param=name, code="unsupported_value")
+                raise not_in_batches(name)
         making = await self._maker.begin(read, context)
         try:
             return await making.whole()
