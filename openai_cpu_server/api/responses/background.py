@@ -61,6 +61,7 @@ class EventLog:
 
 
 logger = logging.getLogger(__name__)
+_CLOSE_S = 5.0
 
 
 class LiveResponse:
@@ -82,6 +83,11 @@ class LiveResponse:
 
     def cancel(self) -> None:
         self.making.running.cancel()
+
+    async def cancelled(self) -> None:
+        """Returns when its end is stored, be that another one which was faster."""
+        self.cancel()
+        await self.log.ended()
 
 
 class Background:
@@ -106,7 +112,6 @@ class Background:
         await asyncio.shield(stored)
 
     def find(self, owner: str, response_id: str) -> LiveResponse | None:
-        """None: it is not this process that makes it, or it is made no more."""
         live = self._live.get(response_id)
         return live if live is not None and live.owner == owner else None
 
@@ -161,13 +166,11 @@ class Background:
                         ticket.status = 200
                         return chunks
                     live.log.add(chunks)
-        except RequestCancelled as error:
-            ticket.failed(error)
-            ticket.status = failure_of(error).status
-            return stream.cancel()
         except Exception as error:
             ticket.failed(error)
             ticket.status = failure_of(error).status
+            if isinstance(error, RequestCancelled):
+                return stream.cancel()
             return stream.error(error_object(error, request_id=ticket.id))
         raise AssertionError("a call tells its end")
 
@@ -178,6 +181,3 @@ class Background:
             with contextlib.suppress(JobsUnavailable):
                 if not await self._shelf.renew(live.making.record(self._shelf)):
                     live.cancel()
-
-
-_CLOSE_S = 5.0

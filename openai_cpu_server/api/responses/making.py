@@ -99,8 +99,8 @@ class RunningResponse:
         try:
             async for said in self._told():
                 yield said
-        except Exception as error:
-            await self._keep_failed(error)
+        except Exception as error:  # its client has heard of its id
+            await self._keep(self.stream.failed(error_object(error, request_id=self._request_id)))
             raise
 
     async def _told(self) -> AsyncIterator[Said]:
@@ -134,7 +134,7 @@ class RunningResponse:
 
     def record(self, shelf: KeptResponses, response: ResponseObject | None = None) -> ResponseRecord:
         """It as it is now; `response`: as it is to be seen."""
-        response = self.response if response is None else response
+        response = response or self.response
         return ResponseRecord(
             id=response.id,
             owner=self.read.owner,
@@ -152,21 +152,15 @@ class RunningResponse:
         return [_record(one.item, is_output=False) for one in self.read.items]
 
     def outputs(self) -> list[ItemRecord]:
-        return [_record(item, is_output=True) for item in self.response.output]
-
-    async def _keep_failed(self, error: Exception) -> None:
-        """Its client has heard of its id."""
-        await self._keep(self.stream.failed(error_object(error, request_id=self._request_id)))
+        return _outputs(self.response)
 
     async def _keep(self, response: ResponseObject | None = None) -> None:
         """An answer that was computed is given also where it cannot be stored."""
-        shelf = self._shelf
+        shelf, response = self._shelf, response or self.response
         if shelf is None:
             return
-        response = self.response if response is None else response
-        outputs = [_record(item, is_output=True) for item in response.output]
         try:
-            await shelf.add(self.record(shelf, response), [*self.inputs(), *outputs])
+            await shelf.add(self.record(shelf, response), [*self.inputs(), *_outputs(response)])
         except JobsUnavailable as error:
             logger.error("response %s was not stored: %s", self.response.id, error.reason)
 
@@ -207,6 +201,10 @@ class ResponseMaker:
             keep_alive_s=self._options.keep_alive_s,
             request_id=context.ticket.id,
         )
+
+
+def _outputs(response: ResponseObject) -> list[ItemRecord]:
+    return [_record(item, is_output=True) for item in response.output]
 
 
 def _record(item: Item, *, is_output: bool) -> ItemRecord:

@@ -192,22 +192,12 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-SERVER_ERROR = "server_error"
+SERVER_ERROR, _LIMIT = "server_error", "rate_limit_exceeded"
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 
 
-def begun(response: ResponseObject, status: ResponseStatus) -> ResponseObject:
-    """The response while it waits or is made."""
-    return msgspec.structs.replace(response, status=status.value)
-
-
 def ended(
-    response: ResponseObject,
-    output: Sequence[OutputItem],
-    figures: Figures,
-    *,
-    is_whole: bool,
-    now_s: int,
+    response: ResponseObject, output: Sequence[OutputItem], figures: Figures, *, is_whole: bool, now_s: int
 ) -> ResponseObject:
     """`is_whole`: it ended by itself, not for the want of tokens."""
     status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
@@ -222,22 +212,18 @@ def ended(
 
 
 def failed(response: ResponseObject, output: Sequence[OutputItem], error: ErrorObject) -> ResponseObject:
-    """The response with what there was of its output."""
+    """The response with what there was of its output, and one of the few codes that OpenAI's clients know."""
+    is_limit = error.error.code == _LIMIT
     return msgspec.structs.replace(
         response,
         status=ResponseStatus.FAILED.value,
         output=tuple(output),
-        error=ResponseError(error_code(error), error.error.message),
+        error=ResponseError(_LIMIT if is_limit else SERVER_ERROR, error.error.message),
     )
 
 
 def cancelled(response: ResponseObject, output: Sequence[OutputItem]) -> ResponseObject:
     return msgspec.structs.replace(response, status=ResponseStatus.CANCELLED.value, output=tuple(output))
-
-
-def error_code(error: ErrorObject) -> str:
-    """One of the few codes that OpenAI's clients know in a response."""
-    return "rate_limit_exceeded" if error.error.code == "rate_limit_exceeded" else SERVER_ERROR
 
 
 _TEXT = msgspec.Raw(b'{"type":"text"}')

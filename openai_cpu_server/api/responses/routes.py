@@ -25,31 +25,25 @@ from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
+from openai_cpu_server.models.registry import Ability, choose_able
 from openai_cpu_server.observe.ended import RequestOrigin
 
 
-class ResponsesRoute:
-    """`background`: None where responses are not stored."""
-
-    def __init__(
-        self,
-        models: ModelRegistry,
-        options: ApiOptions,
-        reader: ResponseReader,
-        maker: ResponseMaker,
-        background: Background | None,
-    ) -> None:
-        self._models = models
-        self._options = options
-        self._reader = reader
-        self._maker = maker
-        self._background = background
+class ResponsesRoutes:
+    def __init__(self, parts: ServerParts) -> None:
+        self._models, self._options = parts.models, parts.options
+        shelf = parts.jobs.responses if parts.jobs else None
+        self._background = Background(shelf, parts.endings) if shelf else None
+        if self._background is not None:
+            parts.at_end.append(self._background.close)
+        self._reader = ResponseReader(shelf, self._options)
+        self._maker = ResponseMaker(parts.generation, self._options, shelf)
+        self.stored = StoredResponses(shelf, self._background, self._options)
+        self.socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
 
     async def create(self, request: Request) -> ASGIApp:
         data, context = await unkept_body(request), context_of(request.scope)
@@ -86,10 +80,9 @@ class ResponsesRoute:
         asked, ignored = await off_loop(len(data), reading)
         body, context = asked.as_response(), context_of(request.scope)
         read = await self._reader.of_body(body, ignored, context.owner, size=len(data))
-        chosen = choose_able(
-            self._models, body.model, context.identity.allowed_models, Ability.GENERATE, adapter=body.lora
-        )
-        ask, model = read.ask(), chosen.model
+        allowed = context.identity.allowed_models
+        model = choose_able(self._models, body.model, allowed, Ability.GENERATE, adapter=body.lora).model
+        ask = read.ask()
         model.loaded()
         num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
         return json_response(InputTokens(input_tokens=num_tokens), headers=ask.ignored.headers)
@@ -102,25 +95,11 @@ class ResponsesRoute:
         context = RequestContext(ticket, outer.sender, outer.lease)
         making = await self._maker.begin(read, context, status=ResponseStatus.QUEUED)
         live = LiveResponse(making, ticket, outer.lease)
-        headers = dict(making.running.call.headers)
-        first = encoded(making.response)
+        headers, first = dict(making.running.call.headers), encoded(making.response)
         await background.begin(live)
         if making.running.call.stream:
             return logged_stream(live.log.read(0), headers, keep_alive_s=self._options.keep_alive_s)
         return Response(first, media_type="application/json", headers=headers)
-
-
-class ResponsesRoutes:
-    def __init__(self, parts: ServerParts) -> None:
-        models, options = parts.models, parts.options
-        shelf = parts.jobs.responses if parts.jobs else None
-        background = Background(shelf, parts.endings) if shelf else None
-        if background is not None:
-            parts.at_end.append(background.close)
-        reader, maker = ResponseReader(shelf, options), ResponseMaker(parts.generation, options, shelf)
-        self.route = ResponsesRoute(models, options, reader, maker, background)
-        self.stored = StoredResponses(shelf, background, options)
-        self.socket = SocketServer(partial(ResponsesExchange, reader, maker), parts.sockets)
 
 
 _row = partial(RouteRow[ResponsesRoutes], access=REQUESTS, tag="Responses")
@@ -130,14 +109,14 @@ ROOM = RouteRoom[ServerParts, ResponsesRoutes](
         _row(
             "POST",
             "/v1/responses",
-            lambda at: at.route.create,
+            lambda at: at.create,
             access=CALLS,
             summary="Make a response: whole, as server-sent events, or in the background",
             body=ResponsesBody,
             answer=ResponseObject,
             streams=True,
             errors=GENERATION_ERRORS,
-            batched=lambda at: at.route.answer,
+            batched=lambda at: at.answer,
         ),
         _row(
             WEBSOCKET,
@@ -149,7 +128,7 @@ ROOM = RouteRoom[ServerParts, ResponsesRoutes](
         _row(
             "POST",
             "/v1/responses/input_tokens",
-            lambda at: at.route.input_tokens,
+            lambda at: at.input_tokens,
             access=WORK,
             summary="How many tokens a response's prompt would have",
             body=InputTokensBody,

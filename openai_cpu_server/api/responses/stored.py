@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.asking.route import UNKEPT, event_source, events
-from openai_cpu_server.api.responses.background import Background
+from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
     ItemList,
@@ -52,7 +52,7 @@ class StoredResponses:
 
     async def one(self, request: Request) -> ASGIApp:
         _check_known(request.query_params)
-        owner, response_id = context_of(request.scope).owner, _id(request)
+        owner, response_id = _named(request)
         after = _starting_after(request.query_params)
         if _wants_stream(request.query_params):
             told = await self._events(owner, response_id, after + 1)
@@ -61,17 +61,15 @@ class StoredResponses:
 
     async def delete(self, request: Request) -> Response:
         """One that is still made is cancelled first."""
-        shelf, owner, response_id = self._there(), context_of(request.scope).owner, _id(request)
-        live = self._background.find(owner, response_id) if self._background else None
-        if live is not None:
-            live.cancel()
-            await live.log.ended()
+        shelf, (owner, response_id) = self._there(), _named(request)
+        if (live := self._live(owner, response_id)) is not None:
+            await live.cancelled()
         await shelf.delete(owner, response_id)
         return json_response(ResponseDeleted(response_id))
 
     async def cancel(self, request: Request) -> Response:
         """One that is cancelled already is shown once more. Raises InvalidRequest for others that ended."""
-        shelf, owner, response_id = self._there(), context_of(request.scope).owner, _id(request)
+        shelf, (owner, response_id) = self._there(), _named(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
             raise wrong("Cannot cancel a response that was not created with 'background'.", "id")
@@ -79,10 +77,8 @@ class StoredResponses:
             return _json(record.response)
         if record.status.has_ended:
             raise _has_ended(record.status)
-        live = self._background.find(owner, response_id) if self._background else None
-        if live is not None:
-            live.cancel()
-            await live.log.ended()
+        if (live := self._live(owner, response_id)) is not None:
+            await live.cancelled()
             status = ResponseStatus(live.response.status)
             if status is not ResponseStatus.CANCELLED:  # its own end was faster
                 raise _has_ended(status)
@@ -95,7 +91,7 @@ class StoredResponses:
     async def input_items(self, request: Request) -> Response:
         known = frozenset({"limit", "after", "order", "include", "include[]"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
-        items, has_more = await self._there().inputs(context_of(request.scope).owner, _id(request), page)
+        items, has_more = await self._there().inputs(*_named(request), page)
         listed = ItemList(
             data=[msgspec.Raw(item.content) for item in items],
             first_id=items[0].id if items else None,
@@ -110,9 +106,12 @@ class StoredResponses:
             raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
         return self._shelf
 
+    def _live(self, owner: str, response_id: str) -> LiveResponse | None:
+        """None: it is not this process that makes it, or it is made no more."""
+        return self._background.find(owner, response_id) if self._background else None
+
     async def _shown(self, owner: str, response_id: str) -> bytes:
-        live = self._background.find(owner, response_id) if self._background else None
-        if live is not None:
+        if (live := self._live(owner, response_id)) is not None:
             if not ResponseStatus(live.response.status).has_ended:
                 return encoded(live.response)
             await live.log.ended()  # whoever sees its end may go on from it, so it is stored by then
@@ -130,8 +129,7 @@ class StoredResponses:
 
     async def _events(self, owner: str, response_id: str, first: int) -> AsyncIterator[bytes]:
         """Raises InvalidRequest for a response that was not made in the background."""
-        live = self._background.find(owner, response_id) if self._background else None
-        if live is not None:
+        if (live := self._live(owner, response_id)) is not None:
             return live.log.read(first)
         record = await self._record(owner, response_id)
         if not record.is_background:
@@ -161,9 +159,9 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _id(request: Request) -> str:
-    response_id: str = request.path_params["id"]
-    return response_id
+def _named(request: Request) -> tuple[str, str]:
+    """An owner, and the id of their response."""
+    return context_of(request.scope).owner, request.path_params["id"]
 
 
 def _object(record: ResponseRecord) -> ResponseObject:

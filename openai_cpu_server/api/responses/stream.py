@@ -29,7 +29,6 @@ from openai_cpu_server.api.responses.objects import (
     ReasoningItem,
     ReasoningText,
     ResponseObject,
-    begun,
     cancelled,
     ended,
     failed,
@@ -314,16 +313,14 @@ class ResponseStream:
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.lives()
         self._stage = StreamStage.QUEUED
-        self.response = begun(self.response, ResponseStatus.QUEUED)
-        return [self._about("response.queued")]
+        return [self._about("response.queued", ResponseStatus.QUEUED)]
 
     def lives(self) -> Sequence[Chunk]:
         """For clients that give up a stream on which nothing comes: it waits or reads its prompt."""
         if self._stage is StreamStage.SPEAKING:
             return ()
         self._stage = StreamStage.IN_PROGRESS
-        self.response = begun(self.response, ResponseStatus.IN_PROGRESS)
-        return [self._about("response.in_progress")]
+        return [self._about("response.in_progress", ResponseStatus.IN_PROGRESS)]
 
     def silence(self) -> Sequence[Chunk]:
         """Its signs of life stand among its events, for they are numbered."""
@@ -381,7 +378,10 @@ class ResponseStream:
     def _scores(self, held: Sequence[TokenLogprob]) -> Sequence[TokenEntry]:
         return chat_logprobs(held, self._pieces).content if held else ()
 
-    def _about(self, kind: str) -> Chunk:
+    def _about(self, kind: str, status: ResponseStatus | None = None) -> Chunk:
+        """`status`: what it is from now on."""
+        if status is not None:
+            self.response = msgspec.structs.replace(self.response, status=status.value)
         return self._numbers.event(kind, {"response": self.response})
 
 

@@ -89,7 +89,7 @@ class ResponseReader:
         if body.store is None and not stores_unasked:
             body = body.model_copy(update={"store": False})
         read = await self.of_body(body, ignored, identity.holder or "", size=len(data), recent=recent)
-        return await self._with_room(read, identity.storage, num_bytes=len(data))
+        return await self._with_room(read, identity.storage, len(data))
 
     async def of_body(
         self,
@@ -106,8 +106,7 @@ class ResponseReader:
         earlier = await self._earlier(body, owner, recent)
         found = await self._found(references(body.input), owner, earlier)
         size += sum(len(one.param) for one in earlier) * 64
-        telling = partial(_conversation, body, earlier, found)
-        messages, items = await off_loop(size, telling)
+        messages, items = await off_loop(size, partial(_conversation, body, earlier, found))
         return AskedResponse(
             body=body,
             messages=messages,
@@ -119,9 +118,7 @@ class ResponseReader:
             is_stored=is_stored,
         )
 
-    async def _with_room(
-        self, read: AskedResponse, limits: StorageLimits, *, num_bytes: int
-    ) -> AskedResponse:
+    async def _with_room(self, read: AskedResponse, limits: StorageLimits, num_bytes: int) -> AskedResponse:
         """On a disk that is nearly full, who has not asked for it in words gets one that is not stored."""
         if self._shelf is None or not read.is_stored:
             return read
