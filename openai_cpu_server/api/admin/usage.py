@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import ServerParts, page_ends
 from openai_cpu_server.errors import Forbidden, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
@@ -83,8 +83,7 @@ class UsageRoutes:
         listing = UsageList(
             data=rows,
             total=_row(page.total, ()),
-            first_id=rows[0].id if rows else None,
-            last_id=rows[-1].id if rows else None,
+            **page_ends(rows),
             has_more=page.has_more,
         )
         return json_response(listing)

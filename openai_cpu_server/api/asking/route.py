@@ -23,7 +23,7 @@ from openai_cpu_server.api.asking.running import RunningCall, Said
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import BodyQuota, in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, Ticket, context_of, ticket_of
 from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
@@ -180,6 +180,24 @@ def _event(chunk: Chunk) -> bytes:
 B = TypeVar("B", bound=Body)
 Gathering = Callable[[], Awaitable[dict[str, GatheredAnswer]]]
 Doing = Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]]
+
+
+class HeldBody:
+    """A WebSocket's message that waits or is read, and its part of what all bodies may have."""
+
+    def __init__(self, data: bytes, held: BodyQuota) -> None:
+        self.data = data
+        self._held = held
+
+    def take(self) -> bytes:
+        """Gives the data away: nothing is kept of it while the answer waits and is told."""
+        data, self.data = self.data, b""
+        return data
+
+    def release(self) -> None:
+        """It is understood, or will never be."""
+        self.data = b""
+        self._held.release()
 
 
 def not_in_batches(param: str) -> InvalidRequest:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.asking.body import Notes
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import ListPage, ServerParts, page_ends
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     CulpritsLimited,
@@ -227,12 +227,8 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
 
 
-class BatchList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class BatchList(ListPage[BatchObject], frozen=True, kw_only=True):
+    pass
 
 
 class BatchJobRoutes:
@@ -261,13 +257,8 @@ class BatchJobRoutes:
         known = frozenset({"limit", "after"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
         batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
-        listing = BatchList(
-            data=[_batch_object(batch) for batch in batches],
-            first_id=batches[0].id if batches else None,
-            last_id=batches[-1].id if batches else None,
-            has_more=has_more,
-        )
-        return json_response(listing)
+        listed = [*map(_batch_object, batches)]
+        return json_response(BatchList(data=listed, **page_ends(batches), has_more=has_more))
 
     async def one(self, request: Request) -> Response:
         return json_response(_batch_object(await self._jobs.batch(*_named(request))))

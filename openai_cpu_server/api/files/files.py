@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from openai_cpu_server.api.files.batches import ExpiresAfter
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import ListPage, ServerParts, page_ends
 from openai_cpu_server.errors import (
     InvalidRequest,
     JobObjectNotFound,
@@ -49,12 +49,8 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     status_details: None = None
 
 
-class FileList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class FileList(ListPage[FileObject], frozen=True, kw_only=True):
+    pass
 
 
 class FileDeleted(msgspec.Struct, frozen=True):
@@ -131,12 +127,7 @@ def _file_object(record: FileRecord) -> FileObject:
 
 
 def _listing(records: list[FileRecord], *, has_more: bool) -> FileList:
-    return FileList(
-        data=[_file_object(record) for record in records],
-        first_id=records[0].id if records else None,
-        last_id=records[-1].id if records else None,
-        has_more=has_more,
-    )
+    return FileList(data=[*map(_file_object, records)], **page_ends(records), has_more=has_more)
 
 
 async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIterator[bytes]:

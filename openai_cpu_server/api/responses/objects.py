@@ -11,6 +11,7 @@ import msgspec
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import TokenEntry
 from openai_cpu_server.api.asking.resolve import served_tier
+from openai_cpu_server.api.parts import ListPage
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.as_ask import functions_of
 from openai_cpu_server.contract.figures import Figures
@@ -184,12 +185,8 @@ class ResponseDeleted(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
-class ItemList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: Sequence[msgspec.Raw]
-    first_id: Union[str, None]
-    last_id: Union[str, None]
-    has_more: bool
+class ItemList(ListPage[msgspec.Raw], frozen=True, kw_only=True):
+    pass
 
 
 SERVER_ERROR, _LIMIT = "server_error", "rate_limit_exceeded"

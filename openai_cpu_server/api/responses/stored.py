@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.asking.route import UNKEPT, event_source, events
+from openai_cpu_server.api.parts import page_ends
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
@@ -92,12 +93,8 @@ class StoredResponses:
         known = frozenset({"limit", "after", "order", "include", "include[]"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
         items, has_more = await self._there().inputs(*_named(request), page)
-        listed = ItemList(
-            data=[msgspec.Raw(item.content) for item in items],
-            first_id=items[0].id if items else None,
-            last_id=items[-1].id if items else None,
-            has_more=has_more,
-        )
+        told = [msgspec.Raw(item.content) for item in items]
+        listed = ItemList(data=told, **page_ends(items), has_more=has_more)
         size = sum(len(item.content) for item in items)
         return _json(await off_loop(size, partial(msgspec.json.encode, listed)))
 
