@@ -91,15 +91,15 @@ class HealthRoutes:
             return json_response(report)
         why = unavailable(status)
         error = error_object(why, request_id=context_of(request.scope).ticket.id).error
-        return json_response(
-            msgspec.structs.replace(report, error=error), 503, {"retry-after": str(why.retry_after_s)}
-        )
+        told = msgspec.structs.replace(report, error=error)
+        return json_response(told, 503, {"retry-after": str(why.retry_after_s)})
 
     async def version(self, request: Request) -> Response:
         return json_response(Version(__version__))
 
     def _report(self, status: EngineStatus) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None
+        last = status.last_death
         return HealthReport(
             status="degraded" if degraded else status.state.value,
             reason=degraded or status.reason,
@@ -110,18 +110,13 @@ class HealthRoutes:
             memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
             kernels=status.kernels,
             restarts=status.restarts,
-            last_restart=_last_restart(status),
+            last_restart=LastRestart(last.cause, last.message, round(last.age_s, 1)) if last else None,
         )
 
 
 def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
     return ModelHealth(status.state.value, status.reason)
-
-
-def _last_restart(status: EngineStatus) -> LastRestart | None:
-    last = status.last_death
-    return None if last is None else LastRestart(last.cause, last.message, round(last.age_s, 1))
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:

@@ -172,17 +172,15 @@ class ModelKeepingRoutes:
             await asyncio.wait([loading], timeout=_AT_ONCE_S)
             if loading.done():
                 loading.result()
-            card = model_card(self._models.choose(name, allowed))
-            return json_response(card, _ACCEPTED)
+            return json_response(model_card(self._models.choose(name, allowed)), _ACCEPTED)
         await asyncio.shield(loading)
         return json_response(model_card(self._models.choose(name, allowed)))
 
     async def unload(self, request: Request) -> Response:
         """200 with the model's card when its memory is free."""
         _flags(request)
-        chosen = self._models.choose(
-            request.path_params["id"], context_of(request.scope).identity.allowed_models
-        )
+        allowed = context_of(request.scope).identity.allowed_models
+        chosen = self._models.choose(request.path_params["id"], allowed)
         await self._keeping.unload(chosen.model)
         return json_response(model_card(chosen))
 

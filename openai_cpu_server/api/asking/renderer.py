@@ -376,10 +376,6 @@ def chat_logprobs(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> ChatL
 
 def _entry(entry: TokenLogprob, pieces: ShownPieces) -> TokenEntry:
     piece = pieces[entry.token]
-    top = [_top(token, logprob, pieces) for token, logprob in entry.top]
+    others = [(pieces[token], finite(logprob)) for token, logprob in entry.top]
+    top = [TopToken(other.text, logprob, other.bytes) for other, logprob in others]
     return TokenEntry(piece.text, finite(entry.logprob), piece.bytes, top)
-
-
-def _top(token: int, logprob: float, pieces: ShownPieces) -> TopToken:
-    piece = pieces[token]
-    return TopToken(piece.text, finite(logprob), piece.bytes)

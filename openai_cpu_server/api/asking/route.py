@@ -29,7 +29,6 @@ from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
-from openai_cpu_server.models.served import ServedModel
 
 T = TypeVar("T")
 
@@ -139,7 +138,11 @@ class EventStream:
     async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
         try:
             async for said in self._told:
-                yield self._news(said) if isinstance(said, (QueuePlace, ModelLoading)) else events(said)
+                if isinstance(said, (QueuePlace, ModelLoading)):
+                    chunks = self._renderer.waits(said)
+                    yield events(chunks) if chunks else comment(said)
+                else:
+                    yield events(said)
             self._is_told = True
             if (last_words := self._renderer.last_words) is not None:
                 yield b"data: " + last_words + b"\n\n"
@@ -148,10 +151,6 @@ class EventStream:
             self._is_told = True
             ticket.failed(error)
             yield events(self._renderer.error(error_object(error, request_id=ticket.id)))
-
-    def _news(self, news: QueuePlace | ModelLoading) -> bytes:
-        chunks = self._renderer.waits(news)
-        return events(chunks) if chunks else comment(news)
 
     def _keep_alive(self) -> ServerSentEvent:
         chunks = self._renderer.silence()
@@ -239,7 +238,10 @@ class GenerationRoute:
     async def create(self, request: Request) -> ASGIApp:
         running = await self._begun(request)
         context_of(request.scope).body.release()
-        return self._streamed(running) if running.call.stream else await self._gathered(request, running)
+        if running.call.stream:
+            return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)
+        body = await self.whole(running, partial(while_connected, request.receive))
+        return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
     async def _begun(self, request: Request) -> RunningCall:
         """It keeps nothing of the body: the call may wait for long."""
@@ -283,13 +285,6 @@ class GenerationRoute:
         reading = partial(self._family.reader.read, data, lenient=self._options.lenient)
         return await off_loop(len(data), reading)
 
-    def _streamed(self, running: RunningCall) -> ASGIApp:
-        return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)
-
-    async def _gathered(self, request: Request, running: RunningCall) -> Response:
-        body = await self.whole(running, partial(while_connected, request.receive))
-        return Response(body, media_type="application/json", headers=dict(running.call.headers))
-
 
 def _shown_bytes(call: Call, figures: Figures) -> int:
     """About the size of the response: with log-probabilities it can be megabytes."""
@@ -323,11 +318,7 @@ class CountRoute:
     async def count(self, request: Request) -> Response:
         data = await unkept_body(request)
         ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
-        model = self._model(ask.model, request)
+        allowed = context_of(request.scope).identity.allowed_models
+        model = choose_able(self._models, ask.model, allowed, Ability.GENERATE).model
         num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
         return json_response(self._answer(input_tokens=num_tokens), headers=ask.ignored.headers)
-
-    def _model(self, name: str | None, request: Request) -> ServedModel:
-        """Raises ModelNotFound, WrongModelKind, RouterNotModel."""
-        allowed = context_of(request.scope).identity.allowed_models
-        return choose_able(self._models, name, allowed, Ability.GENERATE).model

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedLimit
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
@@ -76,14 +76,14 @@ class OutputRoom(NamedTuple):
     """The context leaves fewer than the client and the server allow."""
 
 
-def output_room(
-    asked: AskedLimit | None, prompt_tokens: int, info: ModelInfo, options: ApiOptions, *, param: str
-) -> OutputRoom:
-    """Without `asked` it is all that the context leaves, one at least. `param` is the prompt's field.
+def output_room(ask: Ask, prompt_tokens: int, info: ModelInfo, options: ApiOptions) -> OutputRoom:
+    """Output tokens that a choice of this prompt may have: unasked, all that the context leaves, one at
+    least.
 
     Raises InvalidRequest beyond the server's own limits, PromptTooLong beyond the context's.
     """
     context, max_output = info.context_limit, options.max_output_tokens
+    asked, param = ask.max_tokens, ask.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
         raise InvalidRequest(
             f"The prompt has {prompt_tokens} tokens; this server takes at most {options.max_prompt_tokens}.",

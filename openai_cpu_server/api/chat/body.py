@@ -195,7 +195,8 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def _check(message: Message, at: str) -> None:
-    says = _has_content(message) or (message.role == "assistant" and reasoning_of(message))
+    has_content = message.content not in (None, []) or message.refusal is not None
+    says = has_content or (message.role == "assistant" and reasoning_of(message))
     if not says and not message.tool_calls and not message.function_call:
         raise missing(f"{at}.content")
     if message.function_call and message.role != "assistant":
@@ -213,10 +214,6 @@ def _check(message: Message, at: str) -> None:
 def reasoning_of(message: Message) -> str | None:
     """Clients send it back under the name that they read, or under all."""
     return message.reasoning_content or message.reasoning or message.thinking
-
-
-def _has_content(message: Message) -> bool:
-    return message.content not in (None, []) or message.refusal is not None
 
 
 def _known_fields(message: Message) -> dict[str, object]:

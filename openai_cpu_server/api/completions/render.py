@@ -162,22 +162,18 @@ class _ChoiceStream:
     def choices(self, event: TokenEvent) -> list[bytes]:
         parts = []
         self._scores.extend(event.prompt_logprobs)
-        if not self._echoed and (event.tokens or event.finish or self._all_scored):
+        all_scored = len(self._scores) >= len(self._prompt.tokens) - 1
+        if not self._echoed and (event.tokens or event.finish or all_scored):
             self._echoed = True
-            parts.append(self._part(self._prompt.echo or "", self._prompt_logprobs()))
+            pieces = self._pieces
+            scores = prompt_logprobs(self._prompt, self._scores, pieces) if pieces is not None else None
+            parts.append(self._part(self._prompt.echo or "", scores))
         logprobs = self._writer.write(event.logprobs) if self._writer is not None else None
         if event.text or event.logprobs:
             parts.append(self._part(event.text, logprobs))
         if event.finish is not None:
             parts.append(self._part("", None, finish_reason(event.finish)))
         return parts
-
-    @property
-    def _all_scored(self) -> bool:
-        return len(self._scores) >= len(self._prompt.tokens) - 1
-
-    def _prompt_logprobs(self) -> LegacyLogprobs | None:
-        return prompt_logprobs(self._prompt, self._scores, self._pieces) if self._pieces is not None else None
 
     def _part(self, text: str, logprobs: LegacyLogprobs | None, reason: str | None = None) -> bytes:
         numbers = msgspec.json.encode(logprobs) + b',"finish_reason":' + msgspec.json.encode(reason)

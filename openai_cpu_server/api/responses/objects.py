@@ -15,7 +15,6 @@ from openai_cpu_server.api.parts import ListPage
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.as_ask import functions_of
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.jobs.records import ResponseStatus
@@ -230,6 +229,7 @@ _AUTO = msgspec.Raw(b'"auto"')
 def new_response(
     body: schema.ResponsesBody, call: Call, status: ResponseStatus, *, is_stored: bool
 ) -> ResponseObject:
+    tier = body.service_tier
     return ResponseObject(
         id=call.id,
         created_at=call.created,
@@ -244,7 +244,7 @@ def new_response(
         prompt_cache_key=body.prompt_cache_key,
         reasoning=_reasoning(body.reasoning),
         safety_identifier=body.safety_identifier,
-        service_tier=_tier(body.service_tier, call.priority),
+        service_tier="default" if tier is None or tier == "auto" else served_tier(tier, call.priority),
         store=is_stored,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=_text(body.text),
@@ -256,10 +256,6 @@ def new_response(
         user=body.user,
         metadata=body.metadata or {},
     )
-
-
-def _tier(asked: str | None, priority: Priority) -> str:
-    return "default" if asked is None or asked == "auto" else served_tier(asked, priority)
 
 
 def _reasoning(given: schema.ReasoningOptions | None) -> ReasoningSettings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -158,7 +158,7 @@ class ResponseReader:
             status = links[-1].record.status.value
             raise _no_previous(f"The response '{wanted}' cannot be gone on from: it is {status}.")
         size = sum(len(item.content) for link in links for item in link.items)
-        return await off_loop(size, partial(_sourced, links))
+        return await off_loop(size, lambda: tuple(one for link in links for one in _of_link(link)))
 
     async def _found(self, ids: Sequence[str], owner: str, earlier: Sequence[SourcedItem]) -> dict[str, Item]:
         """What references mean."""
@@ -166,7 +166,8 @@ class ResponseReader:
         missing = [item_id for item_id in ids if item_id not in found]
         if missing and self._shelf is not None:
             stored = await self._shelf.items(owner, missing)
-            found |= await off_loop(sum(map(len, stored.values())), partial(_decoded, stored))
+            size = sum(map(len, stored.values()))
+            found |= await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
         return found
 
 
@@ -176,14 +177,6 @@ def _conversation(
     """All messages, and the items that are the body's own."""
     items = new_items(body.input, found)
     return tuple(with_instructions(turns([*earlier, *items]), body.instructions)), tuple(items)
-
-
-def _decoded(stored: Mapping[str, bytes]) -> dict[str, Item]:
-    return {item_id: decoded(content) for item_id, content in stored.items()}
-
-
-def _sourced(links: Sequence[ChainedResponse]) -> tuple[SourcedItem, ...]:
-    return tuple(sourced for link in links for sourced in _of_link(link))
 
 
 def _of_link(link: ChainedResponse) -> list[SourcedItem]:
