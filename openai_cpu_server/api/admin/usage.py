@@ -80,12 +80,7 @@ class UsageRoutes:
         query = self._query(request.query_params, context_of(request.scope).identity)
         page = await self._jobs.usage.page(query)
         rows = [_row(one, query.by) for one in page.rows]
-        listing = UsageList(
-            data=rows,
-            total=_row(page.total, ()),
-            **page_ends(rows),
-            has_more=page.has_more,
-        )
+        listing = UsageList(data=rows, total=_row(page.total, ()), **page_ends(rows), has_more=page.has_more)
         return json_response(listing)
 
     def _query(self, given: QueryParams, identity: Identity) -> UsageQuery:

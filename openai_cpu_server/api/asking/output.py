@@ -8,14 +8,7 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedForm,
-    AskedFunction,
-    AskedTools,
-    JsonObject,
-    ToolUse,
-)
+from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedFunction, AskedTools, JsonObject, ToolUse
 from openai_cpu_server.api.asking.call import CallThinking, ToolCallStyle
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint

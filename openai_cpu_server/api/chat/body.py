@@ -97,10 +97,7 @@ ToolChoice = Annotated[
 
 
 FunctionCall = Annotated[
-    Union[
-        Annotated[Literal["none", "auto"], Tag("<text>")],
-        Annotated[FunctionName, Tag("<object>")],
-    ],
+    Union[Annotated[Literal["none", "auto"], Tag("<text>")], Annotated[FunctionName, Tag("<object>")]],
     Discriminator(
         text_or_object,
         custom_error_type="function_call",

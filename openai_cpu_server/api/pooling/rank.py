@@ -166,8 +166,4 @@ def _texts(body: RerankBody) -> tuple[str, ...]:
     return tuple(item if isinstance(item, str) else item.text for item in body.documents)
 
 
-_WAYS = {
-    ModelKind.EMBEDS: _by_cosine,
-    ModelKind.RERANKS: _by_scores,
-    ModelKind.GENERATES: _by_yes_or_no,
-}
+_WAYS = {ModelKind.EMBEDS: _by_cosine, ModelKind.RERANKS: _by_scores, ModelKind.GENERATES: _by_yes_or_no}

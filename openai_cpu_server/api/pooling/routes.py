@@ -176,9 +176,5 @@ _RERANK = RouteRow[PoolingRoute[RerankBody]](
 )
 RERANKING_ROOM = RouteRoom[ServerParts, PoolingRoute[RerankBody]](
     lambda parts: PoolingRoute(RERANKING, parts.models, parts.options),
-    (
-        replace(_RERANK, batched=lambda at: at.answer),
-        _RERANK.at("/v2/rerank"),
-        _RERANK.at("/rerank"),
-    ),
+    (replace(_RERANK, batched=lambda at: at.answer), _RERANK.at("/v2/rerank"), _RERANK.at("/rerank")),
 )

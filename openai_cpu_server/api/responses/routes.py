@@ -146,10 +146,7 @@ ROOM = RouteRoom[ServerParts, ResponsesRoutes](
                     "type": "integer",
                     "description": "number of the last event that is known",
                 },
-                "include[]": {
-                    "type": "string",
-                    "description": "changes nothing: all that there is is shown",
-                },
+                "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
                 "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
             },
             answer=ResponseObject,
