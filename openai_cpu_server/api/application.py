@@ -4,7 +4,6 @@ it owns the engine's life."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
@@ -144,9 +143,9 @@ def create_api(
         storage=jobs.storage if jobs else None,
         endings=parts.endings,
     )
-    return ServedApplication(app, rows, partial(_settle, parts), parts.bodies)
 
+    async def settle() -> None:
+        for ended in parts.at_end:
+            await ended()
 
-async def _settle(parts: ServerParts) -> None:
-    for ended in parts.at_end:
-        await ended()
+    return ServedApplication(app, rows, settle, parts.bodies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Union
 
 from openai_cpu_server.answers.store import LastTurn
@@ -123,8 +124,8 @@ def _ways(messages: list[AskedMessage]) -> list[list[AskedMessage]]:
     head = [one for one in messages[:1] if one.role == "system"]
     exchanges = _split(messages[len(head) :], "user")
     last = _split(exchanges[-1], "assistant") if exchanges else []
-    ways = [head + _joined(exchanges[count:]) for count in _counts(len(exchanges))]
-    ways += [head + last[0] + _joined(last[count:]) for count in range(2, len(last))]
+    ways = [[*head, *chain(*exchanges[count:])] for count in _counts(len(exchanges))]
+    ways += [[*head, *last[0], *chain(*last[count:])] for count in range(2, len(last))]
     return ways
 
 
@@ -143,10 +144,6 @@ def _split(messages: Messages, role: str) -> list[list[AskedMessage]]:
             parts.append([])
         parts[-1].append(one)
     return parts
-
-
-def _joined(parts: Sequence[Messages]) -> list[AskedMessage]:
-    return [one for part in parts for one in part]
 
 
 Text = Union[str, Sequence[int]]

@@ -43,6 +43,11 @@ class GatheredAnswer:
         self.finish = event.finish
 
     @property
+    def ended(self) -> Finish:
+        assert self.finish is not None, "an answer is rendered after its end"
+        return self.finish
+
+    @property
     def text(self) -> str:
         """All but the thoughts."""
         return "".join(self.texts)

@@ -32,10 +32,13 @@ _AS_SENT = (
 
 
 def sampling_of(body: Body) -> Sampling:
-    """Of the fields that this family's bodies have. Raises InvalidRequest for a bias of what is no token id;
-    `check_bias` knows which ids there are."""
-    sent = {name: getattr(body, name, None) for name in ("seed", "top_k", "logit_bias", *_AS_SENT)}
-    seed, top_k, bias = sent.pop("seed"), sent.pop("top_k"), sent.pop("logit_bias")
+    """Of the fields that this family's bodies have; what is called so and none of them was not checked.
+
+    Raises InvalidRequest for a bias of what is no token id; `check_bias` knows which ids there are.
+    """
+    names = type(body).model_fields.keys() & {"seed", "top_k", "logit_bias", *_AS_SENT}
+    sent = {name: getattr(body, name) for name in names}
+    seed, top_k, bias = (sent.pop(name, None) for name in ("seed", "top_k", "logit_bias"))
     return Sampling(
         seed=secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS,
         top_k=top_k if top_k is not None and top_k > 0 else None,

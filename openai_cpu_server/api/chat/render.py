@@ -117,13 +117,12 @@ class ChatRenderer:
         return ChunkStream(call, "chat.completion.chunk", choices)
 
     def _choice(self, call: Call, pieces: ShownPieces, index: int, answer: GatheredAnswer) -> ChatChoice:
-        assert answer.finish is not None, "an answer is rendered after its end"
         logprobs = None
         if call.shown_logprobs is not None:
             logprobs = chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
         reader = call.reader()
         parts = answer.parts(reader)
-        reason = _reason(answer.finish, reader, call.tool_calls)
+        reason = _reason(answer.ended, reader, call.tool_calls)
         return ChatChoice(index, self._message(parts, call.tool_calls), logprobs, reason)
 
     def _message(self, parts: Sequence[Part], style: ToolCallStyle | None) -> AssistantMessage:

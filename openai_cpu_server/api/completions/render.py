@@ -134,11 +134,10 @@ class CompletionRenderer:
 def _choice(
     call: Call, pieces: ShownPieces, position: int, request_index: int, answer: GatheredAnswer
 ) -> TextChoice:
-    assert answer.finish is not None, "an answer is rendered after its end"
     prompt = call.prompt_of(request_index)
     logprobs = None if call.shown_logprobs is None else _logprobs(prompt, answer, pieces)
     text = (prompt.echo or "") + answer.text
-    return TextChoice(text, position, logprobs, finish_reason(answer.finish))
+    return TextChoice(text, position, logprobs, finish_reason(answer.ended))
 
 
 def _logprobs(prompt: Prompt, answer: GatheredAnswer, pieces: ShownPieces) -> LegacyLogprobs:

@@ -8,11 +8,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server import __version__
 from openai_cpu_server.api.asking.renderer import Chunk
@@ -157,15 +158,16 @@ class EventRoutes:
         self._parts = parts
         self._hub = StepFeed(parts.models)
 
-    async def stream(self, request: Request) -> Response:
+    async def stream(self, request: Request) -> ASGIApp:
         """`?types=step,restart`: only these. Raises InvalidRequest, TooManyWatchers."""
         kinds, identity = _kinds(request), context_of(request.scope).identity
         self._hub.check_room(_watcher(identity))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_HEADERS)
-        return _Stream(self, kinds)
+        return partial(self._tell, kinds)
 
-    async def tell(self, scope: Scope, receive: Receive, send: Send, kinds: frozenset[str]) -> None:
+    async def _tell(self, kinds: frozenset[str], scope: Scope, receive: Receive, send: Send) -> None:
+        """The response, which begins when it is sent."""
         identity, parts = context_of(scope).identity, self._parts
         with self._hub.listening(_watcher(identity)):
             listener = EventListener(
@@ -198,18 +200,6 @@ class EventRoutes:
                     return
             if (event := listener.next()) is not None:
                 yield _encoded(event)
-
-
-class _Stream(Response):
-    """The stream as a response, which begins when it is sent."""
-
-    def __init__(self, routes: EventRoutes, kinds: frozenset[str]) -> None:
-        super().__init__()
-        self._routes = routes
-        self._kinds = kinds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._routes.tell(scope, receive, send, self._kinds)
 
 
 def _kinds(request: Request) -> frozenset[str]:

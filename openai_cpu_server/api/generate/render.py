@@ -91,7 +91,6 @@ class GenerateRenderer:
         self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
     ) -> bytes:
         answer = answers[call.requests[0].id]
-        assert answer.finish is not None, "an answer is rendered after its end"
         parts = answer.parts(call.reader())
         text = content_of(parts)
         generated = Generated(
@@ -100,7 +99,7 @@ class GenerateRenderer:
             text=text,
             structured_data=_as_json(text) if call.is_json else NO_JSON,
             reasoning=reasoning_of(parts) or UNSET,
-            finish_reason=finish_reason(answer.finish),
+            finish_reason=finish_reason(answer.ended),
             metrics=GenerateMetrics.of(figures),
         )
         return msgspec.json.encode(generated)
