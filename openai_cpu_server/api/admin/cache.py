@@ -134,8 +134,6 @@ class CacheRoutes:
 
 
 class EngineCache(NamedTuple):
-    """What one engine holds."""
-
     kv: KVStats
     info: ModelInfo
     num_running: int

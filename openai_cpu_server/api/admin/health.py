@@ -120,7 +120,6 @@ def _health(model: ServedModel) -> ModelHealth:
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
-    """The sizes by the labels of priorities."""
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
 
 

@@ -84,7 +84,6 @@ class UsageRoutes:
         return json_response(listing)
 
     def _query(self, given: QueryParams, identity: Identity) -> UsageQuery:
-        """Raises InvalidRequest, Forbidden."""
         page = page_of(given, known=_KNOWN, default=_LISTED, most=_MAX_LISTED)
         by = _groups(given)
         start, end = _day(given, "start"), _day(given, "end")

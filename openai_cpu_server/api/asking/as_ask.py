@@ -166,7 +166,6 @@ def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: A
 
 
 def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str) -> Ask:
-    """Raises InvalidRequest."""
     ask = shared_ask(body, prompt, id_prefix=id_prefix, form=one_form(_forms(body)))
     return msgspec.structs.replace(
         ask,

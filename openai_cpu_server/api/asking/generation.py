@@ -205,7 +205,6 @@ class _Begun:
         return AskedModel(routed.chosen, routed)
 
     async def _submitted(self, goal: AskedModel) -> RunningCall:
-        """Resolves for this model and submits."""
         call = await self._resolved(goal)
         recalled = await self._recalled(call, goal.chosen)
         running = await self._running(recalled, goal.chosen)

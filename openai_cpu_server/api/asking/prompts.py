@@ -38,7 +38,6 @@ class PromptMaker:
         self._info = info
 
     def prompt(self, messages: Messages) -> ChatPrompt:
-        """Raises InvalidRequest."""
         try:
             return self._rendered(messages, self.thinking.variables)
         except TemplateFailed as error:

@@ -353,20 +353,24 @@ class TokenEntry(msgspec.Struct, frozen=True):
 
 class ContentScores:
     """Log-probabilities of one output's answer alone, as `logprobs.content` has them, and not of thoughts or
-    their marks. What may still be one is held back."""
+    their marks. What may still be one is held back, and the rest until its text is told."""
 
     def __init__(self) -> None:
         self._num_heard = 0
         self._held: list[TokenLogprob] = []
+        self._known: list[TokenLogprob] = []
 
-    def known(self, event: TokenEvent) -> list[TokenLogprob]:
-        """Those of the answer that are known with this event."""
+    def hear(self, event: TokenEvent) -> None:
         self._num_heard += len(event.logprobs)
         self._held += event.logprobs
-        if event.answer_start is None:
-            return []
-        first = max(0, event.answer_start - self._num_heard + len(self._held))
-        known, self._held = self._held[first:], []
+        if event.answer_start is not None:
+            first = max(0, event.answer_start - self._num_heard + len(self._held))
+            self._known += self._held[first:]
+            self._held = []
+
+    def take(self) -> list[TokenLogprob]:
+        """Those of the answer that are known and were not taken yet."""
+        known, self._known = self._known, []
         return known
 
 

@@ -255,7 +255,6 @@ class GenerationRoute:
         return await self._service.begin(await self._read(data), context, trial)
 
     def renderer(self, running: RunningCall) -> Renderer:
-        """The renderer of a call that is streamed."""
         return self._family.renderer.stream(running.call, running.model.pieces)
 
     async def whole(self, running: RunningCall, do: Doing = lambda work: work()) -> bytes:

@@ -96,8 +96,6 @@ class ChatCompletion(Completion[ChatChoice], frozen=True, kw_only=True):
 
 
 class ChatRenderer:
-    """Makes the answers of chat calls."""
-
     def __init__(self, new_id: NewId = new_tool_call_id) -> None:
         self._new_id = new_id
 
@@ -197,10 +195,9 @@ class _PartsChoice:
         self._num_calls = 0
         self._is_open = False
         self._content_scores = ContentScores()
-        self._held_scores: list[TokenLogprob] = []
 
     def choices(self, event: TokenEvent) -> list[bytes]:
-        self._held_scores += self._content_scores.known(event)
+        self._content_scores.hear(event)
         parts = self._reader.read(event)
         shown = [self._opening(parts)] if parts or event.finish is not None else []
         shown += [self._shown(part) for part in parts]
@@ -246,7 +243,5 @@ class _PartsChoice:
         return _delta(self._index, b"{}", self._released_scores(), f'"{reason}"'.encode())
 
     def _released_scores(self) -> bytes:
-        if not self._held_scores:
-            return _NO_LOGPROBS
-        held, self._held_scores = self._held_scores, []
-        return self._scores(held)
+        known = self._content_scores.take()
+        return self._scores(known) if known else _NO_LOGPROBS

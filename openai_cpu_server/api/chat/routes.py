@@ -39,7 +39,6 @@ from openai_cpu_server.http.sockets import SocketServer
 
 
 def chat_ask(body: ChatBody) -> Ask:
-    """Raises InvalidRequest for what contradicts itself."""
     messages = [AskedMessage(fields) for fields in checked_messages(body.messages)]
     ask = generation_ask(body, AskedConversation(messages, "messages"), id_prefix="chatcmpl-")
     return msgspec.structs.replace(

@@ -204,7 +204,6 @@ class ChatExchange:
         await self._socket.send(_failed(None, ticket, error, {}))
 
     def _cancel(self, name: str) -> None:
-        """Raises RequestNotFound."""
         named = [request for request in self._running.values() if request.goes_by(name)]
         if not named:
             raise RequestNotFound(name)

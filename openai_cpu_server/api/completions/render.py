@@ -113,8 +113,6 @@ class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
 
 
 class CompletionRenderer:
-    """Makes the answers of text completion calls."""
-
     def whole(
         self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
     ) -> bytes:

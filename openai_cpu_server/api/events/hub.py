@@ -103,8 +103,6 @@ _LOOK_S = 0.1
 
 
 class SeenStep(NamedTuple):
-    """A step that was computed."""
-
     model: ServedModel
     ended_s: float
     """On the monotonic clock."""
@@ -113,8 +111,6 @@ class SeenStep(NamedTuple):
 
 
 class Watcher(NamedTuple):
-    """Who listens."""
-
     client: str
     is_administrator: bool
 

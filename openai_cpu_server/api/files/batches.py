@@ -86,7 +86,11 @@ class RowRunner:
             answer = await self._answer(ticket, body, owner)
             is_over = answer.retry_after_s is None
         finally:
-            self._leave(ticket, is_over=is_over)
+            if is_over:
+                self._endings.end(ticket)
+            else:  # it is tried again, or a stop has cut it short
+                self._endings.row_put_off()
+            self._endings.row_left()
         return answer
 
     async def _answer(self, ticket: Ticket, body: bytes, owner: str) -> RowAnswer:
@@ -102,14 +106,6 @@ class RowRunner:
             return _failed(error, ticket)
         ticket.status = 200
         return RowAnswer(status=200, request_id=ticket.id, body=answer)
-
-    def _leave(self, ticket: Ticket, *, is_over: bool) -> None:
-        """A row that is tried again, or that a stop has cut short, has not ended."""
-        if is_over:
-            self._endings.end(ticket)
-        else:
-            self._endings.row_put_off()
-        self._endings.row_left()
 
     def _key_of(self, owner: str) -> Key | None:
         """The key of a batch job's owner; None: everything is allowed. Raises Unauthorized."""

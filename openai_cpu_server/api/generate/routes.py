@@ -76,7 +76,6 @@ class GenerateBatchBody(GenerateFields):
 
 
 def generate_ask(body: GenerateBody) -> Ask:
-    """Raises InvalidRequest for what contradicts itself."""
     if (body.n or 1) > 1:
         raise wrong("'n' above 1 is not possible here: an answer has one text.", "n")
     ask = generation_ask(body, AskedTexts([body.prompt], is_said=not body.raw), id_prefix="gen-")

@@ -26,7 +26,7 @@ from openai_cpu_server.api.asking.ask import (
 )
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.sampling import sampling_of
-from openai_cpu_server.api.asking.thinking import asked_thinking
+from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
 from openai_cpu_server.api.messages.body import (
     Block,
     CountBody,
@@ -115,11 +115,10 @@ def _thinking(body: CountBody) -> AskedThinking:
         return asked_thinking(efforts=efforts, is_hidden=is_hidden)
     if not _SWITCHES[body.thinking.type]:
         return asked_thinking(switches=[("thinking.type", False)])
-    budget = body.thinking.budget_tokens
     return asked_thinking(
         efforts=efforts,
         switches=[("thinking.type", True)],
-        budgets=[] if budget is None else [("thinking.budget_tokens", budget)],
+        budgets=said_by(body, "thinking.budget_tokens"),
         is_hidden=is_hidden,
     )
 

@@ -189,7 +189,6 @@ class MessagesRenderer:
 
 
 def _ending(call: Call, reader: PartsReader, finish: Finish) -> _Ending:
-    """Raises GenerationFailed for an end that is nobody's result."""
     finish_reason(finish)
     if finish.reason is FinishReason.LENGTH:
         return _Ending("model_context_window_exceeded" if call.context_ends_it else "max_tokens", None)

@@ -105,7 +105,6 @@ def _listed(tokens: Tokens) -> str:
 
 
 def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall:
-    """Raises InvalidRequest, InputTooLong."""
     dimensions = _dimensions(body, asking.info.embedding_size)
     inputs = _inputs(body, InputReader.of(asking, truncate=body.truncate))
     request = embed_request(inputs, body, asking, id_prefix="embd-")

@@ -85,8 +85,6 @@ def _call(
 
 
 class _Prompts:
-    """The prompts of a template."""
-
     def __init__(self, reader: InputReader, asked: RerankPrompts) -> None:
         self._reader = reader
         self._asked = asked

@@ -101,7 +101,6 @@ class EmbeddingWriter(msgspec.Struct, frozen=True, kw_only=True):
     """So many of a vector's numbers are kept; None: all."""
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        """Raises GenerationFailed for vectors that are none."""
         vectors = normalised(checked(rows)[:, : self.dimensions])
         texts = as_base64(vectors) if self.is_base64 else as_numbers(vectors)
         return b"".join(self._parts(texts, figures))

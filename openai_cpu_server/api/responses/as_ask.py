@@ -27,7 +27,7 @@ from openai_cpu_server.api.asking.ask import (
     ToolUse,
 )
 from openai_cpu_server.api.asking.output import check_no_choice
-from openai_cpu_server.api.asking.thinking import asked_thinking
+from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
 from openai_cpu_server.api.responses.body import (
     AllowedToolsChoice,
     FunctionTool,
@@ -96,11 +96,10 @@ def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
 
 def _thinking(body: ResponsesBody) -> AskedThinking:
     effort = body.reasoning.effort if body.reasoning is not None else None
-    is_on, budget = body.enable_thinking, body.thinking_budget
     return asked_thinking(
         efforts=[] if effort is None else [("reasoning.effort", "xhigh" if effort == "max" else effort)],
-        switches=[] if is_on is None else [("enable_thinking", is_on)],
-        budgets=[] if budget is None else [("thinking_budget", budget)],
+        switches=said_by(body, "enable_thinking"),
+        budgets=said_by(body, "thinking_budget"),
         variables=body.chat_template_kwargs,
     )
 

@@ -73,7 +73,6 @@ class ResponsesExchange:
         self._waiting.clear()
 
     def _check_room(self, num_bytes: int) -> None:
-        """Raises RequestsLimited."""
         options = self._socket.options
         if len(self._waiting) >= options.max_socket_requests:
             raise too_many("requests at once", options.max_socket_requests)

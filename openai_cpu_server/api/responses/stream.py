@@ -36,7 +36,6 @@ from openai_cpu_server.api.responses.objects import (
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason, ModelLoading, QueuePlace, TokenEvent
-from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import ShownPieces
@@ -278,7 +277,6 @@ class ResponseStream:
         self._writing = ItemWriting(self._numbers, new_call_id, new_item_id)
         self._now = now
         self._content_scores = ContentScores()
-        self._held_scores: list[TokenLogprob] = []
         self._tokens: list[int] = []
         self._has_reasoned = False
         self._is_whole = False
@@ -330,7 +328,7 @@ class ResponseStream:
         chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
-            self._held_scores += self._content_scores.known(event)
+            self._content_scores.hear(event)
         if event.finish is not None:
             finish_reason(event.finish)  # raises for what is nobody's result
             self._is_whole = event.finish.reason is FinishReason.STOP
@@ -372,11 +370,9 @@ class ResponseStream:
 
     def _part(self, part: Part) -> list[Chunk]:
         self._has_reasoned |= isinstance(part, ThinkingText)
-        held, self._held_scores = self._held_scores, []
-        return self._writing.write(part, self._scores(held) if isinstance(part, Content) else ())
-
-    def _scores(self, held: Sequence[TokenLogprob]) -> Sequence[TokenEntry]:
-        return chat_logprobs(held, self._pieces).content if held else ()
+        known = self._content_scores.take()
+        is_shown = known and isinstance(part, Content)
+        return self._writing.write(part, chat_logprobs(known, self._pieces).content if is_shown else ())
 
     def _about(self, kind: str, status: ResponseStatus | None = None) -> Chunk:
         """`status`: what it is from now on."""

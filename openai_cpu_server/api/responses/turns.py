@@ -31,8 +31,6 @@ _USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 
 
 class AskedResponse(msgspec.Struct, frozen=True):
-    """A response that is asked for."""
-
     body: ResponsesBody
     messages: tuple[AskedMessage, ...]
     """Instructions, earlier turns and this one."""
@@ -46,7 +44,6 @@ class AskedResponse(msgspec.Struct, frozen=True):
     is_stored: bool
 
     def ask(self) -> Ask:
-        """Raises InvalidRequest."""
         return msgspec.structs.replace(
             response_ask(self.body, self.messages), num_bytes=self.num_bytes, ignored=self.ignored
         )
