@@ -141,25 +141,21 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
 
 
 _row = partial(RouteRow[AdapterRoutes], access=ADMIN, tag="Models")
-ROOM = RouteRoom[ServerParts, AdapterRoutes](
-    lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient),
-    (
-        _row(
-            "POST",
-            "/v1/adapters",
-            lambda at: at.load,
-            summary="Load a LoRA adapter, or put it in the place of one of the same name",
-            body=AdapterBody,
-            answer=AdapterCard,
-            errors=(404,),
-        ),
-        _row("GET", "/v1/adapters", lambda at: at.list, summary="Adapters of all models", answer=AdapterList),
-        _row(
-            "DELETE",
-            "/v1/adapters/{id:path}",
-            lambda at: at.unload,
-            summary="Unload one",
-            answer=AdapterDeleted,
-        ),
+_rows = (
+    _row(
+        "POST",
+        "/v1/adapters",
+        lambda at: at.load,
+        summary="Load a LoRA adapter, or put it in the place of one of the same name",
+        body=AdapterBody,
+        answer=AdapterCard,
+        errors=(404,),
     ),
+    _row("GET", "/v1/adapters", lambda at: at.list, summary="Adapters of all models", answer=AdapterList),
+    _row(
+        "DELETE", "/v1/adapters/{id:path}", lambda at: at.unload, summary="Unload one", answer=AdapterDeleted
+    ),
+)
+ROOM = RouteRoom[ServerParts, AdapterRoutes](
+    lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient), _rows
 )

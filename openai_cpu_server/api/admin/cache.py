@@ -207,25 +207,23 @@ def _amount(
 
 
 _row = partial(RouteRow[CacheRoutes], access=ADMIN, tag="Cache")
-ROOM = RouteRoom[ServerParts, CacheRoutes](
-    lambda parts: CacheRoutes(parts.models, parts.recall),
-    (
-        _row(
-            "DELETE",
-            "/v1/cache",
-            lambda at: at.clear,
-            summary="Empty the caches of prompts and of answers",
-            query={"only": {"enum": list(ONLY), "description": "this one alone"}},
-            status=204,
-            errors=(400,),
-        ),
-        _row(
-            "GET",
-            "/v1/cache/stats",
-            lambda at: at.stats,
-            summary="Both tiers of KV memory, and the cache of answers",
-            answer=CacheStats,
-            errors=(503,),
-        ),
+_rows = (
+    _row(
+        "DELETE",
+        "/v1/cache",
+        lambda at: at.clear,
+        summary="Empty the caches of prompts and of answers",
+        query={"only": {"enum": list(ONLY), "description": "this one alone"}},
+        status=204,
+        errors=(400,),
+    ),
+    _row(
+        "GET",
+        "/v1/cache/stats",
+        lambda at: at.stats,
+        summary="Both tiers of KV memory, and the cache of answers",
+        answer=CacheStats,
+        errors=(503,),
     ),
 )
+ROOM = RouteRoom[ServerParts, CacheRoutes](lambda parts: CacheRoutes(parts.models, parts.recall), _rows)

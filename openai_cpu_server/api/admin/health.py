@@ -124,28 +124,19 @@ def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
 
 
 _row = partial(RouteRow[HealthRoutes], access=PROBES, tag="Operation")
-ROOM = RouteRoom[ServerParts, HealthRoutes](
-    lambda parts: HealthRoutes(parts.models),
-    (
-        _row("GET", "/health", lambda at: at.health, summary="The process lives", answer=HealthReport),
-        _row(
-            "GET",
-            "/ready",
-            lambda at: at.ready,
-            summary="It can generate",
-            answer=HealthReport,
-            errors=(503,),
-        ),
-        _row(
-            "GET",
-            "/version",
-            lambda at: at.version,
-            access=GATEWAYS,
-            summary="The version of this server",
-            answer=Version,
-        ),
+_rows = (
+    _row("GET", "/health", lambda at: at.health, summary="The process lives", answer=HealthReport),
+    _row("GET", "/ready", lambda at: at.ready, summary="It can generate", answer=HealthReport, errors=(503,)),
+    _row(
+        "GET",
+        "/version",
+        lambda at: at.version,
+        access=GATEWAYS,
+        summary="The version of this server",
+        answer=Version,
     ),
 )
+ROOM = RouteRoom[ServerParts, HealthRoutes](lambda parts: HealthRoutes(parts.models), _rows)
 
 
 GATEWAY_METRICS_PATH = "/metrics/gateway"
@@ -174,16 +165,16 @@ def _response(text: bytes) -> Response:
 
 
 _metrics_row = partial(RouteRow[MetricsRoutes], access=GATEWAY_METRICS, tag="Operation")
-METRICS_ROOM = RouteRoom[ServerParts, MetricsRoutes](
-    lambda parts: MetricsRoutes(parts.models, parts.watch.metrics),
-    (
-        _metrics_row("GET", "/metrics", lambda at: at.page, summary="For Prometheus", media="text/plain"),
-        _metrics_row(
-            "GET",
-            GATEWAY_METRICS_PATH,
-            lambda at: at.for_gateways,
-            summary="What gateways in front of several servers choose by",
-            media="text/plain",
-        ),
+_metrics_rows = (
+    _metrics_row("GET", "/metrics", lambda at: at.page, summary="For Prometheus", media="text/plain"),
+    _metrics_row(
+        "GET",
+        GATEWAY_METRICS_PATH,
+        lambda at: at.for_gateways,
+        summary="What gateways in front of several servers choose by",
+        media="text/plain",
     ),
+)
+METRICS_ROOM = RouteRoom[ServerParts, MetricsRoutes](
+    lambda parts: MetricsRoutes(parts.models, parts.watch.metrics), _metrics_rows
 )

@@ -213,37 +213,28 @@ def _flag(name: str, text: str | None) -> bool | None:
 
 
 _keeping_row = partial(RouteRow[ModelKeepingRoutes], access=ADMIN, tag="Models")
-KEEPING_ROOM = RouteRoom[ServerParts, ModelKeepingRoutes](
-    lambda parts: ModelKeepingRoutes(parts.models, parts.keeping),
-    (
-        _keeping_row(
-            "POST",
-            "/v1/models/{id:path}/load",
-            lambda at: at.load,
-            summary="Load it into memory, or anew if its file has changed; the answer comes when that is"
-            " done",
-            query={
-                "wait": {
-                    "type": "boolean",
-                    "default": True,
-                    "description": "false: the answer is 202, at once",
-                },
-                "reload": {
-                    "type": "boolean",
-                    "default": False,
-                    "description": "true: also an unchanged file",
-                },
-            },
-            answer=ModelCard,
-            errors=(503,),
-        ),
-        _keeping_row(
-            "POST",
-            "/v1/models/{id:path}/unload",
-            lambda at: at.unload,
-            summary="Free its memory, if it has no requests; the next one loads it again",
-            answer=ModelCard,
-            errors=(409,),
-        ),
+_keeping_rows = (
+    _keeping_row(
+        "POST",
+        "/v1/models/{id:path}/load",
+        lambda at: at.load,
+        summary="Load it into memory, or anew if its file has changed; the answer comes when that is done",
+        query={
+            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
+            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
+        },
+        answer=ModelCard,
+        errors=(503,),
     ),
+    _keeping_row(
+        "POST",
+        "/v1/models/{id:path}/unload",
+        lambda at: at.unload,
+        summary="Free its memory, if it has no requests; the next one loads it again",
+        answer=ModelCard,
+        errors=(409,),
+    ),
+)
+KEEPING_ROOM = RouteRoom[ServerParts, ModelKeepingRoutes](
+    lambda parts: ModelKeepingRoutes(parts.models, parts.keeping), _keeping_rows
 )

@@ -102,24 +102,25 @@ def _takes_gzip(accepted: str) -> bool:
 
 
 _row = partial(RouteRow[PageRoutes | NoPage], access=OPEN, tag="Page")
+_rows = (
+    _row(
+        "GET",
+        "/",
+        lambda at: at.index,
+        summary="The page for browsers: chat, control room",
+        media="text/html",
+    ),
+    _row(
+        "GET",
+        "/page/{version}/{name}",
+        lambda at: at.file,
+        summary="Its scripts and styles",
+        media="text/javascript",
+    ),
+)
 ROOM = RouteRoom[ServerParts, PageRoutes | NoPage](
     lambda parts: PageRoutes() if parts.options.page else NoPage(),
-    (
-        _row(
-            "GET",
-            "/",
-            lambda at: at.index,
-            summary="The page for browsers: chat, control room",
-            media="text/html",
-        ),
-        _row(
-            "GET",
-            "/page/{version}/{name}",
-            lambda at: at.file,
-            summary="Its scripts and styles",
-            media="text/javascript",
-        ),
-    ),
+    _rows,
     is_hidden=lambda parts: not parts.options.page,
 )
 """Without the page its paths stay open: whoever asks is told that nothing is there."""

@@ -95,12 +95,8 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
 
 
 _row = partial(RouteRow[RequestRoutes], access=INFERENCE, tag="Requests")
-ROOM = RouteRoom[ServerParts, RequestRoutes](
-    lambda parts: RequestRoutes(parts.models),
-    (
-        _row(
-            "GET", "/v1/requests", lambda at: at.list, summary="Requests that run or wait", answer=RequestList
-        ),
-        _row("DELETE", "/v1/requests/{id:path}", lambda at: at.cancel, summary="End one", answer=Cancelled),
-    ),
+_rows = (
+    _row("GET", "/v1/requests", lambda at: at.list, summary="Requests that run or wait", answer=RequestList),
+    _row("DELETE", "/v1/requests/{id:path}", lambda at: at.cancel, summary="End one", answer=Cancelled),
 )
+ROOM = RouteRoom[ServerParts, RequestRoutes](lambda parts: RequestRoutes(parts.models), _rows)

@@ -143,26 +143,26 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
 
 
 _row = partial(RouteRow[TokenRoutes], access=WORK, tag="Tokens")
-ROOM = RouteRoom[ServerParts, TokenRoutes](
-    lambda parts: TokenRoutes(parts.models, lenient=parts.options.lenient),
-    (
-        _row(
-            "POST",
-            "/tokenize",
-            lambda at: at.tokenize,
-            summary="Text or messages as tokens",
-            body=TokenizeBody,
-            answer=Tokenized,
-            errors=(404,),
-        ),
-        _row(
-            "POST",
-            "/detokenize",
-            lambda at: at.detokenize,
-            summary="Tokens as text",
-            body=DetokenizeBody,
-            answer=Detokenized,
-            errors=(404,),
-        ),
+_rows = (
+    _row(
+        "POST",
+        "/tokenize",
+        lambda at: at.tokenize,
+        summary="Text or messages as tokens",
+        body=TokenizeBody,
+        answer=Tokenized,
+        errors=(404,),
     ),
+    _row(
+        "POST",
+        "/detokenize",
+        lambda at: at.detokenize,
+        summary="Tokens as text",
+        body=DetokenizeBody,
+        answer=Detokenized,
+        errors=(404,),
+    ),
+)
+ROOM = RouteRoom[ServerParts, TokenRoutes](
+    lambda parts: TokenRoutes(parts.models, lenient=parts.options.lenient), _rows
 )

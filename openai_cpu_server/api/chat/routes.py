@@ -134,37 +134,35 @@ class ChatRoutes:
 
 
 _row = partial(RouteRow[ChatRoutes], access=CALLS, tag="Generation")
-ROOM = RouteRoom[ServerParts, ChatRoutes](
-    ChatRoutes,
-    (
-        _row(
-            "POST",
-            "/v1/chat/completions",
-            lambda at: at.route.create,
-            summary="Answer a conversation, whole or as server-sent events",
-            body=ChatBody,
-            answer=ChatCompletion,
-            streams=True,
-            errors=GENERATION_ERRORS,
-            batched=lambda at: at.route.answer,
-        ),
-        _row(
-            WEBSOCKET,
-            "/v1/chat/completions",
-            lambda at: at.socket.serve,
-            access=INFERENCE,
-            summary="The same over a WebSocket: one JSON object a message, many requests at once",
-        ),
-        _row(
-            "POST",
-            "/v1/chat/completions/input_tokens",
-            lambda at: at.counting.count,
-            access=WORK,
-            tag="Tokens",
-            summary="The tokens of a chat's conversation",
-            body=ChatBody,
-            answer=InputTokens,
-            errors=(404,),
-        ),
+_rows = (
+    _row(
+        "POST",
+        "/v1/chat/completions",
+        lambda at: at.route.create,
+        summary="Answer a conversation, whole or as server-sent events",
+        body=ChatBody,
+        answer=ChatCompletion,
+        streams=True,
+        errors=GENERATION_ERRORS,
+        batched=lambda at: at.route.answer,
+    ),
+    _row(
+        WEBSOCKET,
+        "/v1/chat/completions",
+        lambda at: at.socket.serve,
+        access=INFERENCE,
+        summary="The same over a WebSocket: one JSON object a message, many requests at once",
+    ),
+    _row(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        lambda at: at.counting.count,
+        access=WORK,
+        tag="Tokens",
+        summary="The tokens of a chat's conversation",
+        body=ChatBody,
+        answer=InputTokens,
+        errors=(404,),
     ),
 )
+ROOM = RouteRoom[ServerParts, ChatRoutes](ChatRoutes, _rows)

@@ -286,35 +286,36 @@ def _batch_object(batch: BatchRecord) -> BatchObject:
 
 
 _row = partial(RouteRow[BatchJobRoutes], access=INFERENCE, tag="Batches")
+_rows = (
+    _row(
+        "POST",
+        "/v1/batches",
+        lambda at: at.create,
+        summary="Run a file's requests when nobody else needs the machine",
+        body=BatchBody,
+        answer=BatchObject,
+        errors=(404,),
+    ),
+    _row(
+        "GET",
+        "/v1/batches",
+        lambda at: at.list,
+        summary="Batches",
+        query=PAGE_QUERY,
+        answer=BatchList,
+        errors=(404,),
+    ),
+    _row("GET", "/v1/batches/{id}", lambda at: at.one, summary="One batch", answer=BatchObject),
+    _row(
+        "POST",
+        "/v1/batches/{id}/cancel",
+        lambda at: at.cancel,
+        summary="End it",
+        answer=BatchObject,
+        errors=(409,),
+    ),
+)
 ROOM = RouteRoom[ServerParts, BatchJobRoutes](
     lambda parts: BatchJobRoutes(parts.jobs, parts.models, parts.options) if parts.jobs is not None else None,
-    (
-        _row(
-            "POST",
-            "/v1/batches",
-            lambda at: at.create,
-            summary="Run a file's requests when nobody else needs the machine",
-            body=BatchBody,
-            answer=BatchObject,
-            errors=(404,),
-        ),
-        _row(
-            "GET",
-            "/v1/batches",
-            lambda at: at.list,
-            summary="Batches",
-            query=PAGE_QUERY,
-            answer=BatchList,
-            errors=(404,),
-        ),
-        _row("GET", "/v1/batches/{id}", lambda at: at.one, summary="One batch", answer=BatchObject),
-        _row(
-            "POST",
-            "/v1/batches/{id}/cancel",
-            lambda at: at.cancel,
-            summary="End it",
-            answer=BatchObject,
-            errors=(409,),
-        ),
-    ),
+    _rows,
 )

@@ -190,43 +190,43 @@ _UPLOAD: JsonSchema = {
     "additionalProperties": False,
 }
 _row = partial(RouteRow[FileRoutes], access=INFERENCE, tag="Batches")
-ROOM = RouteRoom[ServerParts, FileRoutes](
-    lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None,
-    (
-        _row(
-            "POST",
-            "/v1/files",
-            lambda at: at.create,
-            access=UPLOADS,
-            summary="Upload the input of a batch",
-            form=_UPLOAD,
-            answer=FileObject,
-            errors=(400,),
-        ),
-        _row(
-            "GET",
-            "/v1/files",
-            lambda at: at.list,
-            summary="Files",
-            query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
-            answer=FileList,
-            errors=(404,),
-        ),
-        _row("GET", "/v1/files/{id}", lambda at: at.one, summary="One file", answer=FileObject),
-        _row(
-            "DELETE",
-            "/v1/files/{id}",
-            lambda at: at.delete,
-            summary="Delete it",
-            answer=FileDeleted,
-            errors=(409,),
-        ),
-        _row(
-            "GET",
-            "/v1/files/{id}/content",
-            lambda at: at.content,
-            summary="Its bytes",
-            media="application/octet-stream",
-        ),
+_rows = (
+    _row(
+        "POST",
+        "/v1/files",
+        lambda at: at.create,
+        access=UPLOADS,
+        summary="Upload the input of a batch",
+        form=_UPLOAD,
+        answer=FileObject,
+        errors=(400,),
     ),
+    _row(
+        "GET",
+        "/v1/files",
+        lambda at: at.list,
+        summary="Files",
+        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
+        answer=FileList,
+        errors=(404,),
+    ),
+    _row("GET", "/v1/files/{id}", lambda at: at.one, summary="One file", answer=FileObject),
+    _row(
+        "DELETE",
+        "/v1/files/{id}",
+        lambda at: at.delete,
+        summary="Delete it",
+        answer=FileDeleted,
+        errors=(409,),
+    ),
+    _row(
+        "GET",
+        "/v1/files/{id}/content",
+        lambda at: at.content,
+        summary="Its bytes",
+        media="application/octet-stream",
+    ),
+)
+ROOM = RouteRoom[ServerParts, FileRoutes](
+    lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None, _rows
 )

@@ -248,28 +248,26 @@ _ONE = RouteRow[GenerateRoutes](
     errors=GENERATION_ERRORS,
 )
 _row = partial(RouteRow[GenerateRoutes], access=INFERENCE, tag="Compatibility")
-ROOM = RouteRoom[ServerParts, GenerateRoutes](
-    GenerateRoutes,
-    (
-        _ONE,
-        _ONE.at("/v1/generate"),
-        _row(
-            "POST",
-            "/v1/generate/batch",
-            lambda at: at.batch.create,
-            summary="Several of them at once; one that fails fails alone",
-            body=GenerateBatchBody,
-            answer=GeneratedBatch,
-            errors=(429, CLIENT_GONE),
-        ),
-        _row(
-            "GET",
-            "/v1/model/info",
-            lambda at: at.model_info,
-            summary="The model that is asked when none is named, or the one named",
-            query={"model": {"type": "string"}},
-            answer=ModelCard,
-            errors=(404,),
-        ),
+_rows = (
+    _ONE,
+    _ONE.at("/v1/generate"),
+    _row(
+        "POST",
+        "/v1/generate/batch",
+        lambda at: at.batch.create,
+        summary="Several of them at once; one that fails fails alone",
+        body=GenerateBatchBody,
+        answer=GeneratedBatch,
+        errors=(429, CLIENT_GONE),
+    ),
+    _row(
+        "GET",
+        "/v1/model/info",
+        lambda at: at.model_info,
+        summary="The model that is asked when none is named, or the one named",
+        query={"model": {"type": "string"}},
+        answer=ModelCard,
+        errors=(404,),
     ),
 )
+ROOM = RouteRoom[ServerParts, GenerateRoutes](GenerateRoutes, _rows)

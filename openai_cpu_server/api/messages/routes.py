@@ -40,33 +40,30 @@ class MessagesRoutes:
 
 
 _row = partial(RouteRow[MessagesRoutes], access=CALLS, tag="Generation")
-ROOM = RouteRoom[ServerParts, MessagesRoutes](
-    MessagesRoutes,
-    (
-        _row(
-            "POST",
-            MESSAGES,
-            lambda at: at.route.create,
-            summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
-            body=MessagesBody,
-            answer=AnswerMessage,
-            streams=True,
-            stream_form=_EVENTS,
-            error=MessagesError,
-            errors=GENERATION_ERRORS,
-        ),
-        _row(
-            "POST",
-            COUNT_TOKENS,
-            lambda at: at.counting.count,
-            access=WORK,
-            tag="Tokens",
-            summary="The tokens of such a conversation",
-            body=CountBody,
-            answer=TokensCounted,
-            error=MessagesError,
-            errors=(404,),
-        ),
+_rows = (
+    _row(
+        "POST",
+        MESSAGES,
+        lambda at: at.route.create,
+        summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
+        body=MessagesBody,
+        answer=AnswerMessage,
+        streams=True,
+        stream_form=_EVENTS,
+        error=MessagesError,
+        errors=GENERATION_ERRORS,
     ),
-    shape=SHAPE,
+    _row(
+        "POST",
+        COUNT_TOKENS,
+        lambda at: at.counting.count,
+        access=WORK,
+        tag="Tokens",
+        summary="The tokens of such a conversation",
+        body=CountBody,
+        answer=TokensCounted,
+        error=MessagesError,
+        errors=(404,),
+    ),
 )
+ROOM = RouteRoom[ServerParts, MessagesRoutes](MessagesRoutes, _rows, shape=SHAPE)

@@ -146,22 +146,22 @@ async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 
-EMBEDDING_ROOM = RouteRoom[ServerParts, PoolingRoute[EmbeddingBody]](
-    lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options),
-    (
-        RouteRow(
-            "POST",
-            "/v1/embeddings",
-            lambda at: at.create,
-            access=CALLS,
-            summary="Texts as vectors",
-            tag="Embeddings",
-            body=EmbeddingBody,
-            answer=EmbeddingList,
-            errors=GENERATION_ERRORS,
-            batched=lambda at: at.answer,
-        ),
+_embedding_rows = (
+    RouteRow[PoolingRoute[EmbeddingBody]](
+        "POST",
+        "/v1/embeddings",
+        lambda at: at.create,
+        access=CALLS,
+        summary="Texts as vectors",
+        tag="Embeddings",
+        body=EmbeddingBody,
+        answer=EmbeddingList,
+        errors=GENERATION_ERRORS,
+        batched=lambda at: at.answer,
     ),
+)
+EMBEDDING_ROOM = RouteRoom[ServerParts, PoolingRoute[EmbeddingBody]](
+    lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options), _embedding_rows
 )
 _RERANK = RouteRow[PoolingRoute[RerankBody]](
     "POST",
