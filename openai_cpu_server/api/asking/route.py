@@ -19,7 +19,7 @@ from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
 from openai_cpu_server.api.asking.renderer import AnswerRenderer, Chunk, GatheredAnswer, Renderer
 from openai_cpu_server.api.asking.resolve import prompt_tokens
-from openai_cpu_server.api.asking.running import RunningCall, Said
+from openai_cpu_server.api.asking.running import RunningCall, Said, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
@@ -138,11 +138,10 @@ class EventStream:
     async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
         try:
             async for said in self._told:
+                told = events(chunks_of(said, self._renderer))
                 if isinstance(said, (QueuePlace, ModelLoading)):
-                    chunks = self._renderer.waits(said)
-                    yield events(chunks) if chunks else comment(said)
-                else:
-                    yield events(said)
+                    told = told or comment(said)
+                yield told
             self._is_told = True
             if (last_words := self._renderer.last_words) is not None:
                 yield b"data: " + last_words + b"\n\n"

@@ -114,6 +114,11 @@ Said = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
 """What a client that streams is told: its place in the queue, or a part of the answer."""
 
 
+def chunks_of(said: Said, renderer: Renderer) -> Sequence[Chunk]:
+    """What is sent of it."""
+    return renderer.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
+
+
 class RunningCall:
     """A call that was submitted. `async with` it: leaving ends what still runs, and counts what there was."""
 

@@ -11,9 +11,9 @@ import anyio
 
 from openai_cpu_server.api.asking.renderer import Chunk
 from openai_cpu_server.api.asking.route import events
+from openai_cpu_server.api.asking.running import chunks_of
 from openai_cpu_server.api.responses.making import RunningResponse
 from openai_cpu_server.api.responses.objects import ResponseObject
-from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import JobsUnavailable, RequestCancelled
 from openai_cpu_server.http.context import EndedRequests, Ticket
 from openai_cpu_server.http.errors import error_object, failure_of
@@ -161,7 +161,7 @@ class Background:
         try:
             async with live.making.running as running:
                 async for said in running.tell(stream):
-                    chunks = stream.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
+                    chunks = chunks_of(said, stream)
                     if stream.has_ended:
                         ticket.status = 200
                         return chunks

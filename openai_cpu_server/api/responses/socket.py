@@ -13,9 +13,9 @@ from functools import partial
 import msgspec
 
 from openai_cpu_server.api.asking.route import HeldBody
+from openai_cpu_server.api.asking.running import chunks_of
 from openai_cpu_server.api.responses.making import ResponseMaker, RunningResponse
 from openai_cpu_server.api.responses.turns import LastResponse, ResponseReader
-from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import (
     BodiesFull,
     BodyTooLarge,
@@ -121,8 +121,7 @@ class ResponsesExchange:
             making.running.cancel()
         async with making.running:
             async for said in making.told():
-                chunks = making.stream.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
-                for chunk in chunks:
+                for chunk in chunks_of(said, making.stream):
                     await self._socket.send(chunk.json)
         self._recent = making.recent()
 
