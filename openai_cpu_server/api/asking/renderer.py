@@ -109,37 +109,36 @@ class Chunk(NamedTuple):
     """The event's name, in APIs whose events have names."""
 
 
-class Renderer(Protocol):
-    """Tells one answer as it comes. All methods return what is to be sent next, often nothing."""
+class Renderer:
+    """Tells one answer as it comes. All methods return what is to be sent next, often nothing: this one says
+    nothing but the answer, and what it failed with."""
 
-    @property
-    def last_words(self) -> bytes | None:
-        """What an event stream says when all went well (`[DONE]`); None: nothing."""
-        ...
+    last_words: bytes | None = None
+    """What an event stream says when all went well (`[DONE]`); None: nothing."""
 
     def begin(self) -> Sequence[Chunk]:
         """The call was submitted."""
-        ...
+        return ()
 
     def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         """The call has a place in the queue, or waits for its model. Nothing: a comment says so instead."""
-        ...
+        return ()
 
     def silence(self) -> Sequence[Chunk]:
         """Nothing was said for a while. Nothing: a comment shows that the server lives."""
-        ...
+        return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         """Raises GenerationFailed for an end that is nobody's result."""
-        ...
+        raise NotImplementedError
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         """All sequences have ended well."""
-        ...
+        raise NotImplementedError
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         """The call has failed; nothing follows."""
-        ...
+        return (Chunk(msgspec.json.encode(error), "error"),)
 
 
 class AnswerRenderer(Protocol):
@@ -281,32 +280,12 @@ def one_line(encoded: bytes) -> bytes:
     )
 
 
-class ChoiceStream(Protocol):
-    def choices(self, event: TokenEvent) -> list[bytes]:
-        """What the event adds to one choice, as the elements of `choices`, one for each chunk."""
-        ...
+ChoiceStream = Callable[[TokenEvent], list[bytes]]
+"""What an event adds to one choice, as the elements of `choices`, one for each chunk."""
 
 
-class QuietStream:
-    """What a `Renderer` does whose stream says nothing but the answer and what it failed with."""
-
-    last_words: bytes | None = None
-
-    def begin(self) -> Sequence[Chunk]:
-        return ()
-
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
-        return ()
-
-    def silence(self) -> Sequence[Chunk]:
-        return ()
-
-    def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        return (Chunk(msgspec.json.encode(error), "error"),)
-
-
-class ChunkStream(QuietStream):
-    """A `Renderer` for the families whose chunks have `choices`; all that is alike is encoded once."""
+class ChunkStream(Renderer):
+    """For the families whose chunks have `choices`; all that is alike is encoded once."""
 
     last_words = b"[DONE]"
 
@@ -326,7 +305,7 @@ class ChunkStream(QuietStream):
         self._choices = choices
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        choices = self._choices[event.id].choices(event)
+        choices = self._choices[event.id](event)
         return [Chunk(self._open + choice + self._close) for choice in choices]
 
     def end(self, figures: Figures) -> Sequence[Chunk]:

@@ -153,8 +153,8 @@ def _no_scores(entries: Sequence[TokenLogprob]) -> bytes:
 
 def _choice(index: int, scores: _Scores, call: Call, new_id: NewId) -> ChoiceStream:
     if call.tool_calls is None and call.thinking is None:
-        return _TextChoice(index, scores)
-    return _PartsChoice(index, scores, call, new_id)
+        return _TextChoice(index, scores).choices
+    return _PartsChoice(index, scores, call, new_id).choices
 
 
 def _delta(index: int, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:

@@ -123,7 +123,7 @@ class CompletionRenderer:
     def stream(self, call: Call, pieces: ShownPieces) -> ChunkStream:
         shown_pieces = pieces if call.shown_logprobs is not None else None
         choices = {
-            request.id: _ChoiceStream(index, call.prompt_of(index), shown_pieces)
+            request.id: _EchoingChoice(index, call.prompt_of(index), shown_pieces).choices
             for index, request in enumerate(call.requests)
         }
         return ChunkStream(call, "text_completion", choices)
@@ -145,7 +145,7 @@ def _logprobs(prompt: Prompt, answer: GatheredAnswer, pieces: ShownPieces) -> Le
     return prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + output
 
 
-class _ChoiceStream:
+class _EchoingChoice:
     """One choice of a stream; an echoed prompt comes first, with all its scores at once."""
 
     def __init__(self, index: int, prompt: Prompt, pieces: ShownPieces | None) -> None:

@@ -12,7 +12,7 @@ from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import (
     Chunk,
     GatheredAnswer,
-    QuietStream,
+    Renderer,
     content_of,
     finish_reason,
     json_text,
@@ -110,7 +110,7 @@ class GenerateRenderer:
         return GenerateStream(call)
 
 
-class GenerateStream(QuietStream):
+class GenerateStream(Renderer):
     """Objects with a `text` each; the last one has the numbers, and says what the text is as JSON."""
 
     def __init__(self, call: Call) -> None:

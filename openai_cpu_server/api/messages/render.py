@@ -17,6 +17,7 @@ from openai_cpu_server.api.asking.renderer import (
     Chunk,
     GatheredAnswer,
     NewId,
+    Renderer,
     finish_reason,
     json_text,
     random_letters,
@@ -248,10 +249,8 @@ def _object(arguments: str) -> bytes:
 # -- streamed ------------------------------------------------------------------------------------------
 
 
-class MessageStream:
-    """A `Renderer`. One block is open at a time."""
-
-    last_words = None
+class MessageStream(Renderer):
+    """One block is open at a time."""
 
     def __init__(self, call: Call, new_id: NewId) -> None:
         self._call = call

@@ -14,6 +14,7 @@ from openai_cpu_server.api.asking.renderer import (
     Chunk,
     ContentScores,
     NewId,
+    Renderer,
     TokenEntry,
     chat_logprobs,
     finish_reason,
@@ -252,10 +253,9 @@ class StreamStage(enum.Enum):
     SPEAKING = "speaking"
 
 
-class ResponseStream:
-    """A `Renderer`, for streams and for answers that are only wanted whole."""
-
-    last_words = None
+class ResponseStream(Renderer):
+    """For streams, and for answers that are only wanted whole. Signs of life stand among its events, for they
+    are numbered."""
 
     def __init__(
         self,
@@ -319,10 +319,6 @@ class ResponseStream:
             return ()
         self._stage = StreamStage.IN_PROGRESS
         return [self._about("response.in_progress", ResponseStatus.IN_PROGRESS)]
-
-    def silence(self) -> Sequence[Chunk]:
-        """Its signs of life stand among its events, for they are numbered."""
-        return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         chunks = [*self._started()]
