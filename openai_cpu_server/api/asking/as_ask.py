@@ -167,17 +167,13 @@ def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: A
 
 def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str) -> Ask:
     ask = shared_ask(body, prompt, id_prefix=id_prefix, form=one_form(_forms(body)))
+    check_stream_options(body.stream_options, stream=body.stream)
     return msgspec.structs.replace(
         ask,
         n=body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        include_usage=_include_usage(body),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
     )
-
-
-def _include_usage(body: GenerationBody) -> bool:
-    check_stream_options(body.stream_options, stream=body.stream)
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
 def check_stream_options(given: object, *, stream: bool | None) -> None:

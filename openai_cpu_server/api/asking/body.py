@@ -135,17 +135,14 @@ def _no_dust(number: float) -> float:
     return 0.0 if abs(number) < SMALLEST else number
 
 
-def _typical(number: float) -> float:
-    return max(number, TYPICAL_P.least)
-
-
-def _greedy(temperature: float) -> float:
-    return 0.0 if temperature < COLDEST else temperature
-
-
-Temperature = Annotated[float, Field(ge=TEMPERATURE.least, le=TEMPERATURE.most), AfterValidator(_greedy)]
+Temperature = Annotated[
+    float,
+    Field(ge=TEMPERATURE.least, le=TEMPERATURE.most),
+    AfterValidator(lambda temperature: 0.0 if temperature < COLDEST else temperature),
+]
 Share = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
-TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), AfterValidator(_typical)]
+_Raised = AfterValidator(lambda number: max(number, TYPICAL_P.least))
+TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), _Raised]
 RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
 Penalty = Annotated[float, Field(ge=USAGE_PENALTY.least, le=USAGE_PENALTY.most), AfterValidator(_no_dust)]
 Bias = Annotated[float, Field(ge=LOGIT_BIAS.least, le=LOGIT_BIAS.most)]
