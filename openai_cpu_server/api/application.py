@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
-from starlette.types import Lifespan
 
 from openai_cpu_server.api.admin import adapters, cache, health, page, requests, stats, tokens, usage
 from openai_cpu_server.api.admin import models as model_rooms
@@ -95,7 +94,6 @@ def create_api(
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
     recall: AnswerLookup | None = None,
-    lifespan: Lifespan[Starlette] | None = None,
 ) -> ServedApplication:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
 
@@ -124,9 +122,7 @@ def create_api(
     )
     served = list(served_routes(ROOMS, parts))
     guard = RouteGuard(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
-    app = application(
-        served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=lifespan
-    )
+    app = application(served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(
         {route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
         keys=parts.keys,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from anyio import Lock, to_thread
@@ -47,8 +46,7 @@ _NOT_MODIFIED = 304
 class PageRoutes:
     """The files are read when somebody first asks: a server without browsers has them not in memory."""
 
-    def __init__(self, read: Callable[[], Bundle] = read_bundle) -> None:
-        self._read = read
+    def __init__(self) -> None:
         self._bundle: Bundle | None = None
         self._reading = Lock()
 
@@ -67,7 +65,7 @@ class PageRoutes:
     async def _known(self) -> Bundle:
         async with self._reading:
             if self._bundle is None:
-                self._bundle = await to_thread.run_sync(self._read)
+                self._bundle = await to_thread.run_sync(read_bundle)
         return self._bundle
 
 

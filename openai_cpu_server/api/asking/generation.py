@@ -156,14 +156,14 @@ class GenerationService:
     """None: there is no cache of answers."""
 
     async def begin(
-        self, ask: Ask, context: RequestContext, trial: CascadeAttempt = UNWATCHED
+        self, ask: Ask, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
         """Whoever gets the call must enter it. Raises ModelNotFound and its kin, InvalidRequest and its kin,
         the limits of keys and of queues, and EngineUnavailable."""
-        return await _Begun(self, ask, context).run(trial)
+        return await _AskOnItsWay(self, ask, context).run(attempt)
 
 
-class _Begun:
+class _AskOnItsWay:
     """One ask on its way."""
 
     def __init__(self, service: GenerationService, ask: Ask, context: RequestContext) -> None:
@@ -174,13 +174,13 @@ class _Begun:
         self._context = context
         self._ticket = context.ticket
 
-    async def run(self, trial: CascadeAttempt) -> RunningCall:
+    async def run(self, attempt: CascadeAttempt) -> RunningCall:
         """Of a cascade: the small model's answer, if that is good enough; else the large one is asked."""
         goal = await self._goal()
         routed = goal.routed
         if routed is None or routed.cascade is None:
             return await self._submitted(goal)
-        tried = await self._tried(goal, routed, routed.cascade, trial)
+        tried = await self._tried(goal, routed, routed.cascade, attempt)
         if isinstance(tried, RunningCall):
             return tried
         await self._context.refund()
@@ -255,7 +255,7 @@ class _Begun:
         return generation
 
     async def _tried(
-        self, goal: AskedModel, routed: RoutedCall, cascade: Cascade, trial: CascadeAttempt
+        self, goal: AskedModel, routed: RoutedCall, cascade: Cascade, attempt: CascadeAttempt
     ) -> RunningCall | RouteDecision:
         """The small model's answers, held, or why the large one is to answer."""
         try:
@@ -264,9 +264,9 @@ class _Begun:
             first = await self._running(recalled, goal.chosen)
             if first is None:
                 raise EngineUnavailable("The model is being replaced.")
-            trial.submitted(first)
+            attempt.submitted(first)
             async with first:
-                heard = await trial.watched(first.hold)
+                heard = await attempt.watched(first.hold)
         except PromptTooLong as error:
             return RouteDecision(cascade.large, RouteReason.TOO_LONG, str(error))
         except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:

@@ -244,14 +244,14 @@ class GenerationRoute:
 
     async def _begun(self, request: Request) -> RunningCall:
         """It keeps nothing of the body: the call may wait for long."""
-        data, trial = await unkept_body(request), CascadeAttempt(partial(while_connected, request.receive))
-        return await self.begin(data, context_of(request.scope), trial)
+        data, attempt = await unkept_body(request), CascadeAttempt(partial(while_connected, request.receive))
+        return await self.begin(data, context_of(request.scope), attempt)
 
     async def begin(
-        self, data: bytes, context: RequestContext, trial: CascadeAttempt = UNWATCHED
+        self, data: bytes, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
         """Whoever gets the call must enter it. Raises as `GenerationService.begin`."""
-        return await self._service.begin(await self._read(data), context, trial)
+        return await self._service.begin(await self._read(data), context, attempt)
 
     def renderer(self, running: RunningCall) -> Renderer:
         return self._family.renderer.stream(running.call, running.model.pieces)

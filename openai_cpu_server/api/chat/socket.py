@@ -245,8 +245,8 @@ class ChatExchange:
 
     async def _answer(self, request: _Request, context: RequestContext) -> Mapping[str, str]:
         """Returns the headers that the response of a POST would have."""
-        name, trial = request.name, CascadeAttempt(submitted=request.submitted)
-        running = await self._route.begin(request.body.take(), context, trial)
+        name, attempt = request.name, CascadeAttempt(submitted=request.submitted)
+        running = await self._route.begin(request.body.take(), context, attempt)
         request.body.release()
         request.submitted(running)
         if running.call.stream:

@@ -115,7 +115,7 @@ class Watcher(NamedTuple):
     is_administrator: bool
 
 
-class _Live(NamedTuple):
+class _LiveRequests(NamedTuple):
     model: ServedModel
     at_s: float
     requests: Sequence[LiveRequest]
@@ -148,7 +148,7 @@ class StepFeed:
         self._ages: dict[str, tuple[float, bool]] = {}
         """By live request: when it came, and whether it had output already, as of the last look."""
         self._looked_s = 0.0
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveRequests] = {}
         """By model."""
 
     def check_room(self, watcher: Watcher) -> None:
@@ -189,7 +189,7 @@ class StepFeed:
         """Its live requests, as of a moment ago: one look is for all listeners."""
         now_s, known = self._clock(), self._live.get(model.name)
         if known is None or known.model is not model or now_s - known.at_s >= _LOOK_S:
-            known = self._live[model.name] = _Live(model, now_s, model.engine.requests())
+            known = self._live[model.name] = _LiveRequests(model, now_s, model.engine.requests())
         return known.requests
 
     def look_for_models(self) -> None:

@@ -78,11 +78,11 @@ class EventListener:
         """`kinds`: those that it wants. `has_usage`: the server counts what keys use."""
         self._hub = hub
         self._clock = clock
-        self._sight = EventFilter(identity)
-        self._snapshots = Snapshots(models, recent, hub, self._sight)
+        self._filter = EventFilter(identity)
+        self._snapshots = Snapshots(models, recent, hub, self._filter)
         self._scheduling = scheduling
         self._has_usage = has_usage
-        has_rates = self._sight.has_rates
+        has_rates = self._filter.has_rates
         self._kinds = [kind for kind in PERIODS_S if kind in kinds and (has_rates or kind != "rate")]
         self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, clock())
         self._position = hub.position
@@ -108,7 +108,7 @@ class EventListener:
             version=VERSION,
             server=__version__,
             at=round(self._wall_s + self._clock(), 3),
-            sees="all" if self._sight.is_whole else "own",
+            sees="all" if self._filter.is_whole else "own",
             types=self._kinds,
             interval_ms=round(1000 * INTERVAL_S),
             models=self._snapshots.models().models,
@@ -130,7 +130,7 @@ class EventListener:
     def _steps(self) -> Event | None:
         news = self._hub.since(self._position)
         self._position = news.next
-        steps = told_steps(news.steps, self._sight, wall_s=self._wall_s)
+        steps = told_steps(news.steps, self._filter, wall_s=self._wall_s)
         return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
 
     def _restart(self) -> Event | None:

@@ -144,14 +144,14 @@ MOST_STEPS = 50
 """Steps in one event. That is a column each two pixels of a picture of a minute."""
 
 
-def told_steps(seen: Sequence[SeenStep], sight: EventFilter, *, wall_s: float) -> list[StepReport]:
+def told_steps(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float) -> list[StepReport]:
     """Those of models that the key may see. `wall_s`: the Unix time at zero of the monotonic clock."""
-    steps = [_step(one, sight, wall_s) for one in seen if sight.has_model(one.model.names)]
+    steps = [_step(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
     size = -(-len(steps) // MOST_STEPS)
     return steps if size <= 1 else [_merged(group) for group in _groups(steps, size)]
 
 
-def _step(seen: SeenStep, sight: EventFilter, wall_s: float) -> StepReport:
+def _step(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepReport:
     figures = seen.figures
     return StepReport(
         model=seen.model.name,
@@ -162,8 +162,8 @@ def _step(seen: SeenStep, sight: EventFilter, wall_s: float) -> StepReport:
         padding=figures.padding,
         interrupted=figures.is_interrupted,
         preemptions=figures.preemptions,
-        adapter=sight.adapter(seen.shown.adapter, seen.model.names),
-        parts=sight.parts(seen.shown.parts),
+        adapter=event_filter.adapter(seen.shown.adapter, seen.model.names),
+        parts=event_filter.parts(seen.shown.parts),
     )
 
 
@@ -204,12 +204,12 @@ _NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache
 
 class Snapshots:
     def __init__(
-        self, models: ModelRegistry, recent: RecentActivity, hub: StepFeed, sight: EventFilter
+        self, models: ModelRegistry, recent: RecentActivity, hub: StepFeed, event_filter: EventFilter
     ) -> None:
         self._models = models
         self._recent = recent
         self._hub = hub
-        self._sight = sight
+        self._filter = event_filter
 
     def models(self) -> Models:
         states = [_model_state(model) for model in self.seen_models]
@@ -232,12 +232,12 @@ class Snapshots:
             self._running(model, live)
             for model in self.seen_models
             for live in self._hub.requests_of(model)
-            if live.state is RequestState.RUNNING and self._sight.owns(live.client)
+            if live.state is RequestState.RUNNING and self._filter.owns(live.client)
         )
         return Requests(running=list(islice(running, _MOST_LISTED)))
 
     def caches(self) -> Caches:
-        answers = self._answers() if self._sight.is_whole else None
+        answers = self._answers() if self._filter.is_whole else None
         return Caches(models=list(self._caches()), answers=answers)
 
     def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
@@ -248,7 +248,7 @@ class Snapshots:
 
     @property
     def seen_models(self) -> list[ServedModel]:
-        return [model for model in self._models.current if self._sight.has_model(model.names)]
+        return [model for model in self._models.current if self._filter.has_model(model.names)]
 
     def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
         """In their order: those with a place, and behind them those who came first."""
@@ -258,7 +258,7 @@ class Snapshots:
         found = [
             live
             for live in self._hub.requests_of(model)
-            if live.state is RequestState.WAITING and self._sight.owns(live.client)
+            if live.state is RequestState.WAITING and self._filter.owns(live.client)
         ]
         found.sort(key=lambda live: (live.position is None, live.position or 0))
         return [
@@ -281,7 +281,7 @@ class Snapshots:
             "id": live.id,
             "model": model.name,
             "priority": live.priority.label,
-            "client": self._sight.name_of(live.client),
+            "client": self._filter.name_of(live.client),
             "prompt_tokens": live.prompt_tokens,
             "output_tokens": live.output_tokens,
             "age_s": round(live.age_s, 2),
@@ -291,7 +291,7 @@ class Snapshots:
         for model in self.seen_models:
             kv, state = model.engine.kv_stats(), self._hub.state_of(model)
             if kv is not None:
-                prompts = _prompts(kv, state or _NO_STATE) if self._sight.is_whole else None
+                prompts = _prompts(kv, state or _NO_STATE) if self._filter.is_whole else None
                 yield ModelCache(model=model.name, pool=self._pool(kv, state or _NO_STATE), prompts=prompts)
 
     def _pool(self, kv: KVStats, state: ShownState) -> Pool:
@@ -302,7 +302,7 @@ class Snapshots:
             shared_blocks=kv.pool_blocks_shared,
             tiles=state.pool_tiles,
             tile_blocks=state.tile_blocks,
-            holdings=self._sight.holdings(state.holdings),
+            holdings=self._filter.holdings(state.holdings),
         )
 
     def _answers(self) -> Answers | None:

@@ -140,7 +140,7 @@ class GenerateBatchRoute:
         data = await unkept_body(request)
         batch = await off_loop(len(data), partial(_batch, data, self._parts.options))
         del data
-        work = _Work(self._one, self._parts, context_of(request.scope), batch)
+        work = _RunningBatch(self._one, self._parts, context_of(request.scope), batch)
         await while_connected(request.receive, work.run)
         return Response(
             batch_bytes(work.results, work.num_failed),
@@ -149,7 +149,7 @@ class GenerateBatchRoute:
         )
 
 
-class _Work:
+class _RunningBatch:
     """A batch while it runs. When its client leaves, it is cancelled, and all of its requests with it."""
 
     def __init__(

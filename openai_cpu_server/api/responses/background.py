@@ -91,10 +91,10 @@ class LiveResponse:
 
 
 class Background:
-    """Makes responses in the background. Whoever has it must `close` it before the shelf."""
+    """Makes responses in the background. Whoever has it must `close` it before the database is closed."""
 
-    def __init__(self, shelf: KeptResponses, endings: EndedRequests) -> None:
-        self._shelf = shelf
+    def __init__(self, kept: KeptResponses, endings: EndedRequests) -> None:
+        self._kept = kept
         self._endings = endings
         self._live: dict[str, LiveResponse] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,9 +124,9 @@ class Background:
 
     async def _see_through(self, live: LiveResponse, stored: asyncio.Future[None]) -> None:
         making = live.making
-        record = self._shelf.leased(making.record(self._shelf))
+        record = self._kept.leased(making.record(self._kept))
         try:
-            await self._shelf.add(record, making.inputs())
+            await self._kept.add(record, making.inputs())
         except BaseException as error:
             await making.running.__aexit__(None, None, None)
             await live.lease.end()
@@ -147,7 +147,7 @@ class Background:
             self._endings.end(ticket)
         try:
             told = [*live.log.events, *(events([chunk]) for chunk in last)]
-            await self._shelf.finish(making.record(self._shelf), making.outputs(), told)
+            await self._kept.finish(making.record(self._kept), making.outputs(), told)
         except JobsUnavailable as error:
             logger.error("response %s was not stored: %s", making.response.id, error.reason)
         finally:
@@ -179,5 +179,5 @@ class Background:
         while True:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(JobsUnavailable):
-                if not await self._shelf.renew(live.making.record(self._shelf)):
+                if not await self._kept.renew(live.making.record(self._kept)):
                     live.cancel()

@@ -36,13 +36,13 @@ from openai_cpu_server.observe.ended import RequestOrigin
 class ResponsesRoutes:
     def __init__(self, parts: ServerParts) -> None:
         self._models, self._options = parts.models, parts.options
-        shelf = parts.jobs.responses if parts.jobs else None
-        self._background = Background(shelf, parts.endings) if shelf else None
+        kept = parts.jobs.responses if parts.jobs else None
+        self._background = Background(kept, parts.endings) if kept else None
         if self._background is not None:
             parts.at_end.append(self._background.close)
-        self._reader = ResponseReader(shelf, self._options)
-        self._maker = ResponseMaker(parts.generation, self._options, shelf)
-        self.stored = StoredResponses(shelf, self._background, self._options)
+        self._reader = ResponseReader(kept, self._options)
+        self._maker = ResponseMaker(parts.generation, self._options, kept)
+        self.stored = StoredResponses(kept, self._background, self._options)
         self.socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
 
     async def create(self, request: Request) -> ASGIApp:
@@ -50,8 +50,8 @@ class ResponsesRoutes:
         read = await self._reader.read(data, context.identity)
         if read.body.background and self._background is not None:
             return await self._behind(context, read, self._background)
-        trial = CascadeAttempt(partial(while_connected, request.receive))
-        making = await self._maker.begin(read, context, trial)
+        attempt = CascadeAttempt(partial(while_connected, request.receive))
+        making = await self._maker.begin(read, context, attempt)
         context.body.release()
         if making.running.call.stream:
             keep_alive_s = self._options.keep_alive_s

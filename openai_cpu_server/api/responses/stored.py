@@ -42,12 +42,12 @@ _LEFT_BEHIND = "The server that made this response has ended."
 
 
 class StoredResponses:
-    """`shelf`, `background`: None where responses are not stored."""
+    """`kept`, `background`: None where responses are not stored."""
 
     def __init__(
-        self, shelf: KeptResponses | None, background: Background | None, options: ApiOptions
+        self, kept: KeptResponses | None, background: Background | None, options: ApiOptions
     ) -> None:
-        self._shelf = shelf
+        self._kept = kept
         self._background = background
         self._options = options
 
@@ -62,15 +62,15 @@ class StoredResponses:
 
     async def delete(self, request: Request) -> Response:
         """One that is still made is cancelled first."""
-        shelf, (owner, response_id) = self._there(), _named(request)
+        kept, (owner, response_id) = self._there(), _named(request)
         if (live := self._live(owner, response_id)) is not None:
             await live.cancelled()
-        await shelf.delete(owner, response_id)
+        await kept.delete(owner, response_id)
         return json_response(ResponseDeleted(response_id))
 
     async def cancel(self, request: Request) -> Response:
         """One that is cancelled already is shown once more. Raises InvalidRequest for others that ended."""
-        shelf, (owner, response_id) = self._there(), _named(request)
+        kept, (owner, response_id) = self._there(), _named(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
             raise wrong("Cannot cancel a response that was not created with 'background'.", "id")
@@ -85,7 +85,7 @@ class StoredResponses:
                 raise _has_ended(status)
             return _json(encoded(live.response))
         ended = cancelled(_object(record), _object(record).output)
-        if not await shelf.end(_with(record, ended)):
+        if not await kept.end(_with(record, ended)):
             return _json(await self._shown(owner, response_id))
         return _json(encoded(ended))
 
@@ -99,9 +99,9 @@ class StoredResponses:
         return _json(await off_loop(size, partial(msgspec.json.encode, listed)))
 
     def _there(self) -> KeptResponses:
-        if self._shelf is None:
+        if self._kept is None:
             raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
-        return self._shelf
+        return self._kept
 
     def _live(self, owner: str, response_id: str) -> LiveResponse | None:
         """None: it is not this process that makes it, or it is made no more."""
@@ -116,13 +116,13 @@ class StoredResponses:
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
         """The record. A response whose server has died in the middle of it has failed."""
-        shelf = self._there()
-        record = await shelf.get(owner, response_id)
-        if not shelf.is_left_behind(record):
+        kept = self._there()
+        record = await kept.get(owner, response_id)
+        if not kept.is_left_behind(record):
             return record
         error = ErrorObject(ErrorBody(_LEFT_BEHIND, SERVER_ERROR, None, SERVER_ERROR))
         ended = _with(record, failed(_object(record), _object(record).output, error))
-        return ended if await shelf.end(ended) else await shelf.get(owner, response_id)
+        return ended if await kept.end(ended) else await kept.get(owner, response_id)
 
     async def _events(self, owner: str, response_id: str, first: int) -> AsyncIterator[bytes]:
         """Raises InvalidRequest for a response that was not made in the background."""
@@ -135,11 +135,11 @@ class StoredResponses:
 
     async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
         """The stream of a response that has ended, or of one that another server makes, once it has ended."""
-        shelf = self._there()
+        kept = self._there()
         while not record.status.has_ended:
             await anyio.sleep(_POLL_S)
             record = await self._record(record.owner, record.id)
-        stored = await shelf.events(record.id)
+        stored = await kept.events(record.id)
         if stored is None:  # who made it could not write its end
             yield events([EventNumbers(first).event("response.failed", {"response": _object(record)})])
             return

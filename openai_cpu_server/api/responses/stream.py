@@ -121,12 +121,12 @@ class ItemWriting:
         self._done.append(writer.item(status))
         return writer.end(status)
 
-    def _place(self, kind: type) -> _Place:
+    def _place(self, kind: type) -> _ItemPlace:
         index = len(self._done) + (self._open is not None)
-        return _Place(self._numbers, self._new_id(kind), index)
+        return _ItemPlace(self._numbers, self._new_id(kind), index)
 
 
-class _Place:
+class _ItemPlace:
     """Where an item stands, which all of its events say."""
 
     def __init__(self, numbers: EventNumbers, item_id: str, index: int) -> None:
@@ -150,7 +150,7 @@ class _Place:
 
 
 class _MessageWriter:
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: _ItemPlace) -> None:
         self._place = place
         self._texts: list[str] = []
         self._scores: list[TokenEntry] = []
@@ -186,7 +186,7 @@ class _MessageWriter:
 
 
 class _ReasoningWriter:
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: _ItemPlace) -> None:
         self._place = place
         self._texts: list[str] = []
 
@@ -211,7 +211,7 @@ class _ReasoningWriter:
 
 
 class _CallWriter:
-    def __init__(self, place: _Place, call_id: str, name: str) -> None:
+    def __init__(self, place: _ItemPlace, call_id: str, name: str) -> None:
         self._place = place
         self._call_id = call_id
         self._name = name

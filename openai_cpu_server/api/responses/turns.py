@@ -62,10 +62,10 @@ class LastResponse(msgspec.Struct, frozen=True):
 
 
 class ResponseReader:
-    """`shelf`: None where responses are not stored."""
+    """`kept`: None where responses are not stored."""
 
-    def __init__(self, shelf: KeptResponses | None, options: ApiOptions) -> None:
-        self._shelf = shelf
+    def __init__(self, kept: KeptResponses | None, options: ApiOptions) -> None:
+        self._kept = kept
         self._options = options
 
     async def read(
@@ -117,10 +117,10 @@ class ResponseReader:
 
     async def _with_room(self, read: AskedResponse, limits: StorageLimits, num_bytes: int) -> AskedResponse:
         """On a disk that is nearly full, who has not asked for it in words gets one that is not stored."""
-        if self._shelf is None or not read.is_stored:
+        if self._kept is None or not read.is_stored:
             return read
         try:
-            await self._shelf.storage.check(read.owner, limits, StoredAmount(num_bytes=num_bytes))
+            await self._kept.storage.check(read.owner, limits, StoredAmount(num_bytes=num_bytes))
         except DiskFull:
             if read.body.store or read.body.background:
                 raise
@@ -130,12 +130,12 @@ class ResponseReader:
     def _is_stored(self, body: ResponsesBody) -> bool:
         if body.background and body.store is False:
             raise wrong("'background' needs a stored response: 'store' must not be false.", "store")
-        if self._shelf is None and (body.background or body.store):
+        if self._kept is None and (body.background or body.store):
             param = "background" if body.background else "store"
             raise InvalidRequest(
                 f"'{param}' is not possible: {NO_DATABASE}.", param=param, code="unsupported_parameter"
             )
-        return self._shelf is not None and body.store is not False
+        return self._kept is not None and body.store is not False
 
     async def _earlier(
         self, body: ResponsesBody, owner: str, recent: LastResponse | None
@@ -145,10 +145,10 @@ class ResponseReader:
             return ()
         if recent is not None and recent.id == wanted:
             return recent.items
-        if self._shelf is None:
+        if self._kept is None:
             raise _no_previous(f"'previous_response_id' is not possible: {NO_DATABASE}.")
         try:
-            links = await self._shelf.chain(owner, wanted, max_bytes=2 * self._options.max_body_bytes)
+            links = await self._kept.chain(owner, wanted, max_bytes=2 * self._options.max_body_bytes)
         except JobObjectNotFound as error:
             raise _no_previous(f"Previous {str(error)[0].lower()}{str(error)[1:]}") from None
         if links[-1].record.status not in _USABLE:
@@ -161,8 +161,8 @@ class ResponseReader:
         """What references mean."""
         found = {one.item.id: one.item for one in earlier}
         missing = [item_id for item_id in ids if item_id not in found]
-        if missing and self._shelf is not None:
-            stored = await self._shelf.items(owner, missing)
+        if missing and self._kept is not None:
+            stored = await self._kept.items(owner, missing)
             size = sum(map(len, stored.values()))
             found |= await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
         return found
