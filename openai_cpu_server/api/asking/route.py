@@ -119,21 +119,19 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ticket = ticket_of(scope)
-        try:
-            async with self._running:
-                await self._response(ticket)(scope, receive, send)
-        finally:
-            if not self._is_told:
-                ticket.client_gone()
-
-    def _response(self, ticket: Ticket) -> EventSourceResponse:
-        return event_source(
+        response = event_source(
             self._messages(ticket),
             {**UNKEPT, **self._running.call.headers},
             keep_alive_s=self._keep_alive_s,
             sign=self._keep_alive,
             grace_s=_FAREWELL_S,
         )
+        try:
+            async with self._running:
+                await response(scope, receive, send)
+        finally:
+            if not self._is_told:
+                ticket.client_gone()
 
     async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
         try:
@@ -265,10 +263,7 @@ class GenerationRoute:
         return await off_loop(_shown_bytes(running.call, figures), render)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The whole answer to a body that came by no request of its own, such as a row of a batch job.
-
-        Raises as `GenerationService.begin`, and what the call failed with.
-        """
+        """The whole answer to a body that came by no request of its own, such as a row of a batch job."""
         ask = await self._read(data)
         if ask.stream:
             raise not_in_batches("stream")

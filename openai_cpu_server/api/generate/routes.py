@@ -195,7 +195,6 @@ class _RunningBatch:
         return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
 
     async def _answer(self, index: int, context: RequestContext) -> bytes:
-        """Raises as `GenerationService.begin`, and what the call failed with."""
         reading = partial(self._batch.ask, index, lenient=self._parts.options.lenient)
         ask = await off_loop(self._batch.size, reading)
         return await self._one.whole(await self._parts.generation.begin(ask, context))

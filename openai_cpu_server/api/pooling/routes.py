@@ -80,10 +80,7 @@ class PoolingRoute(Generic[B]):
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The answer to a body that came by no request of its own, such as a row of a batch job.
-
-        Raises as `create`.
-        """
+        """The answer to a body that came by no request of its own, such as a row of a batch job."""
         call, working, chosen = await self._begun(data, context)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))

@@ -191,7 +191,6 @@ class ResponseMaker:
         *,
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
     ) -> RunningResponse:
-        """Raises as `GenerationService.begin`."""
         running = await self._service.begin(read.ask(), context, attempt)
         return RunningResponse(
             read,

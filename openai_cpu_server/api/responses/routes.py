@@ -60,8 +60,7 @@ class ResponsesRoutes:
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The whole answer to a row of a batch job. A row is stored only where it says so: the batch's output
-        file has it anyway. Raises as `create`."""
+        """Of a row of a batch job, which is stored only where it says so: the batch's output file has it."""
         read = await self._reader.read(data, context.identity, stores_unasked=False)
         for name in ("stream", "background"):
             if getattr(read.body, name):
