@@ -24,6 +24,8 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
 from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics, text_of
 
+GATEWAY_METRICS_PATH = "/metrics/gateway"
+
 
 class QueueSizes(msgspec.Struct, frozen=True):
     running: int
@@ -78,8 +80,12 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class HealthRoutes:
-    def __init__(self, models: ModelRegistry) -> None:
+    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
         self._models = models
+        self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
+        metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
+        metrics.add(self._for_gateways)
+        self._metrics = metrics
 
     async def health(self, request: Request) -> Response:
         return json_response(self._report(self._models.status()))
@@ -96,6 +102,16 @@ class HealthRoutes:
 
     async def version(self, request: Request) -> Response:
         return json_response(Version(__version__))
+
+    async def metrics(self, request: Request) -> Response:
+        """All metrics; whoever came in as a stranger gets those for gateways alone."""
+        if not context_of(request.scope).identity.may(Scope.METRICS):
+            return await self.gateway_metrics(request)
+        return _response(self._metrics.page())
+
+    async def gateway_metrics(self, request: Request) -> Response:
+        """Gateways may ask twenty times a second, and the whole page takes milliseconds."""
+        return _response(text_of(self._for_gateways))
 
     def _report(self, status: EngineStatus) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None
@@ -123,7 +139,13 @@ def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
 
 
+def _response(text: bytes) -> Response:
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
 _row = partial(RouteRow[HealthRoutes], access=PROBES, tag="Operation")
+_gateway_row = partial(_row, access=GATEWAY_METRICS, media="text/plain")
+_FOR_GATEWAYS = "What gateways in front of several servers choose by"
 _rows = (
     _row("GET", "/health", lambda at: at.health, summary="The process lives", answer=HealthReport),
     _row("GET", "/ready", lambda at: at.ready, summary="It can generate", answer=HealthReport, errors=(503,)),
@@ -135,46 +157,9 @@ _rows = (
         summary="The version of this server",
         answer=Version,
     ),
+    _gateway_row("GET", "/metrics", lambda at: at.metrics, summary="For Prometheus"),
+    _gateway_row("GET", GATEWAY_METRICS_PATH, lambda at: at.gateway_metrics, summary=_FOR_GATEWAYS),
 )
-ROOM = RouteRoom[ServerParts, HealthRoutes](lambda parts: HealthRoutes(parts.models), _rows)
-
-
-GATEWAY_METRICS_PATH = "/metrics/gateway"
-
-
-class MetricsRoutes:
-    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
-        self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
-        metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
-        metrics.add(self._for_gateways)
-        self._metrics = metrics
-
-    async def page(self, request: Request) -> Response:
-        """All metrics; whoever came in as a stranger gets those for gateways alone."""
-        if not context_of(request.scope).identity.may(Scope.METRICS):
-            return await self.for_gateways(request)
-        return _response(self._metrics.page())
-
-    async def for_gateways(self, request: Request) -> Response:
-        """Gateways may ask twenty times a second, and the whole page takes milliseconds."""
-        return _response(text_of(self._for_gateways))
-
-
-def _response(text: bytes) -> Response:
-    return Response(text, headers={"content-type": CONTENT_TYPE})
-
-
-_metrics_row = partial(RouteRow[MetricsRoutes], access=GATEWAY_METRICS, tag="Operation")
-_metrics_rows = (
-    _metrics_row("GET", "/metrics", lambda at: at.page, summary="For Prometheus", media="text/plain"),
-    _metrics_row(
-        "GET",
-        GATEWAY_METRICS_PATH,
-        lambda at: at.for_gateways,
-        summary="What gateways in front of several servers choose by",
-        media="text/plain",
-    ),
-)
-METRICS_ROOM = RouteRoom[ServerParts, MetricsRoutes](
-    lambda parts: MetricsRoutes(parts.models, parts.watch.metrics), _metrics_rows
+ROOM = RouteRoom[ServerParts, HealthRoutes](
+    lambda parts: HealthRoutes(parts.models, parts.watch.metrics), _rows
 )

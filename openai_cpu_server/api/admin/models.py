@@ -23,6 +23,13 @@ from openai_cpu_server.models.registry import ChosenModel, ModelRegistry
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
+logger = logging.getLogger(__name__)
+
+_ACCEPTED = 202
+_AT_ONCE_S = 0.05
+"""A caller who does not wait is told of failures that come so soon."""
+_WORDS = {"true": True, "1": True, "false": False, "0": False}
+
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
@@ -63,9 +70,24 @@ class ModelList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
+class AlwaysLoaded:
+    """For models whose engines somebody else starts and ends."""
+
+    async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
+        if replace:
+            raise InvalidRequest("This server does not load models anew.", param="reload")
+        model.loaded()
+        return model
+
+    async def unload(self, model: ServedModel) -> None:
+        raise InvalidRequest("This server's models stay in memory.", param="id")
+
+
 class ModelRoutes:
-    def __init__(self, models: ModelRegistry) -> None:
+    def __init__(self, models: ModelRegistry, keeping: ModelKeeping) -> None:
         self._models = models
+        self._keeping = keeping
+        self._loads: set[asyncio.Task[ServedModel]] = set()
 
     async def list(self, request: Request) -> Response:
         allowed = context_of(request.scope).identity.allowed_models
@@ -79,6 +101,41 @@ class ModelRoutes:
         if (router := self._models.router(name, allowed)) is not None:
             return json_response(router_card(name, router))
         return json_response(model_card(self._models.choose(name, allowed)))
+
+    async def load(self, request: Request) -> Response:
+        """200 with the model's card when it is loaded; `?wait=false`: 202 at once, unless it is clear already
+        that it cannot be. A caller who leaves does not end it."""
+        waits, replaces = _flags(request, "wait", "reload")
+        name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
+        loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
+        self._loads.add(loading)
+        loading.add_done_callback(self._done)
+        if waits is False:
+            await asyncio.wait([loading], timeout=_AT_ONCE_S)
+            if loading.done():
+                loading.result()
+            return json_response(model_card(self._models.choose(name, allowed)), _ACCEPTED)
+        await asyncio.shield(loading)
+        return json_response(model_card(self._models.choose(name, allowed)))
+
+    async def unload(self, request: Request) -> Response:
+        """200 with the model's card when its memory is free."""
+        _flags(request)
+        allowed = context_of(request.scope).identity.allowed_models
+        chosen = self._models.choose(request.path_params["id"], allowed)
+        await self._keeping.unload(chosen.model)
+        return json_response(model_card(chosen))
+
+    async def _load(self, name: str, allowed: Collection[str] | None, *, replace: bool) -> ServedModel:
+        return await self._keeping.load(self._models.choose(name, allowed).model, replace=replace)
+
+    def _done(self, task: asyncio.Task[ServedModel]) -> None:
+        """Whoever waits is told of failures, the log in any case."""
+        self._loads.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            known = isinstance(error, ServerError)
+            logger.error("a model was not loaded: %s", error, exc_info=None if known else error)
 
 
 def model_card(chosen: ChosenModel) -> ModelCard:
@@ -123,79 +180,6 @@ def _meta(info: ModelInfo, quantisation: str | None) -> ModelMeta:
     )
 
 
-_row = partial(RouteRow[ModelRoutes], access=INFERENCE, tag="Models")
-ROOM = RouteRoom[ServerParts, ModelRoutes](
-    lambda parts: ModelRoutes(parts.models),
-    (
-        _row("GET", "/v1/models", lambda at: at.list, summary="The names that are served", answer=ModelList),
-        _row("GET", "/v1/models/{id:path}", lambda at: at.one, summary="One of them", answer=ModelCard),
-    ),
-)
-
-
-logger = logging.getLogger(__name__)
-
-_ACCEPTED = 202
-_AT_ONCE_S = 0.05
-"""A caller who does not wait is told of failures that come so soon."""
-_WORDS = {"true": True, "1": True, "false": False, "0": False}
-
-
-class AlwaysLoaded:
-    """For models whose engines somebody else starts and ends."""
-
-    async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        if replace:
-            raise InvalidRequest("This server does not load models anew.", param="reload")
-        model.loaded()
-        return model
-
-    async def unload(self, model: ServedModel) -> None:
-        raise InvalidRequest("This server's models stay in memory.", param="id")
-
-
-class ModelKeepingRoutes:
-    def __init__(self, models: ModelRegistry, keeping: ModelKeeping) -> None:
-        self._models = models
-        self._keeping = keeping
-        self._loads: set[asyncio.Task[ServedModel]] = set()
-
-    async def load(self, request: Request) -> Response:
-        """200 with the model's card when it is loaded; `?wait=false`: 202 at once, unless it is clear already
-        that it cannot be. A caller who leaves does not end it."""
-        waits, replaces = _flags(request, "wait", "reload")
-        name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
-        loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
-        self._loads.add(loading)
-        loading.add_done_callback(self._done)
-        if waits is False:
-            await asyncio.wait([loading], timeout=_AT_ONCE_S)
-            if loading.done():
-                loading.result()
-            return json_response(model_card(self._models.choose(name, allowed)), _ACCEPTED)
-        await asyncio.shield(loading)
-        return json_response(model_card(self._models.choose(name, allowed)))
-
-    async def unload(self, request: Request) -> Response:
-        """200 with the model's card when its memory is free."""
-        _flags(request)
-        allowed = context_of(request.scope).identity.allowed_models
-        chosen = self._models.choose(request.path_params["id"], allowed)
-        await self._keeping.unload(chosen.model)
-        return json_response(model_card(chosen))
-
-    async def _load(self, name: str, allowed: Collection[str] | None, *, replace: bool) -> ServedModel:
-        return await self._keeping.load(self._models.choose(name, allowed).model, replace=replace)
-
-    def _done(self, task: asyncio.Task[ServedModel]) -> None:
-        """Whoever waits is told of failures, the log in any case."""
-        self._loads.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            known = isinstance(error, ServerError)
-            logger.error("a model was not loaded: %s", error, exc_info=None if known else error)
-
-
 def _flags(request: Request, *names: str) -> list[bool | None]:
     """Query parameters that are true or false; None: it is not given. Raises InvalidRequest for others."""
     for name in request.query_params:
@@ -212,12 +196,15 @@ def _flag(name: str, text: str | None) -> bool | None:
     return _WORDS[text]
 
 
-_keeping_row = partial(RouteRow[ModelKeepingRoutes], access=ADMIN, tag="Models")
-_keeping_rows = (
-    _keeping_row(
+_row = partial(RouteRow[ModelRoutes], access=INFERENCE, tag="Models")
+_rows = (
+    _row("GET", "/v1/models", lambda at: at.list, summary="The names that are served", answer=ModelList),
+    _row("GET", "/v1/models/{id:path}", lambda at: at.one, summary="One of them", answer=ModelCard),
+    _row(
         "POST",
         "/v1/models/{id:path}/load",
         lambda at: at.load,
+        access=ADMIN,
         summary="Load it into memory, or anew if its file has changed; the answer comes when that is done",
         query={
             "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
@@ -226,15 +213,14 @@ _keeping_rows = (
         answer=ModelCard,
         errors=(503,),
     ),
-    _keeping_row(
+    _row(
         "POST",
         "/v1/models/{id:path}/unload",
         lambda at: at.unload,
+        access=ADMIN,
         summary="Free its memory, if it has no requests; the next one loads it again",
         answer=ModelCard,
         errors=(409,),
     ),
 )
-KEEPING_ROOM = RouteRoom[ServerParts, ModelKeepingRoutes](
-    lambda parts: ModelKeepingRoutes(parts.models, parts.keeping), _keeping_rows
-)
+ROOM = RouteRoom[ServerParts, ModelRoutes](lambda parts: ModelRoutes(parts.models, parts.keeping), _rows)
