@@ -57,6 +57,16 @@ def _prompt_kind(value: object) -> str | None:
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
+def by_type(*known: str) -> Discriminator:
+    """Tells objects of these types from all others."""
+
+    def kind(value: object) -> str:
+        name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"<{name}>" if name in known else "<other>"
+
+    return Discriminator(kind)
+
+
 TEXT_OR_LIST = Discriminator(
     _text_or_list,
     custom_error_type="text_or_list",

@@ -226,7 +226,7 @@ class _AskOnItsWay:
         self._ticket.priority = call.priority
         if self._recall is None:
             return RecalledAnswer(call)
-        return await self._recall.find(call, chosen, self._context.identity, self._ticket)
+        return await self._recall.find(call, chosen, self._context)
 
     async def _running(self, recalled: RecalledAnswer, chosen: ChosenModel) -> RunningCall | None:
         """The call, or its earlier answer. None: the model has been replaced."""

@@ -19,6 +19,7 @@ from openai_cpu_server.api.asking.body import (
     Temperature,
     TextOrList,
     TopK,
+    by_type,
 )
 from openai_cpu_server.http.unheeded import Hint, Hints
 
@@ -101,18 +102,6 @@ class ToolResultBlock(Cacheable):
     is_error: bool | None = None
 
 
-_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-
-
-def _block_kind(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if kind in _BLOCKS else "<other>"
-
-
-def _text_kind(value: object) -> str | None:
-    return kind if (kind := _block_kind(value)) == "<text>" else "<other>"
-
-
 Block = Annotated[
     Union[
         Annotated[TextBlock, Tag("<text>")],
@@ -122,11 +111,11 @@ Block = Annotated[
         Annotated[ToolResultBlock, Tag("<tool_result>")],
         Annotated[RefusedBlock, Tag("<other>")],
     ],
-    Discriminator(_block_kind),
+    by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 OnlyText = Annotated[
     Union[Annotated[TextBlock, Tag("<text>")], Annotated[RefusedBlock, Tag("<other>")]],
-    Discriminator(_text_kind),
+    by_type("text"),
 ]
 ResultContent = TextOrList[Listed[OnlyText]]
 Content = TextOrList[Some[Block]]

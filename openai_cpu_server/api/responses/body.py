@@ -19,6 +19,7 @@ from openai_cpu_server.api.asking.body import (
     SharedBody,
     TextOrList,
     TopLogprobs,
+    by_type,
 )
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import (
@@ -177,13 +178,9 @@ class OtherTool(EchoedBody):
     type: str
 
 
-def _tool_kind(value: object) -> str:
-    return "<function>" if isinstance(value, dict) and value.get("type") == "function" else "<other>"
-
-
 Tool = Annotated[
     Union[Annotated[FunctionTool, Tag("<function>")], Annotated[OtherTool, Tag("<other>")]],
-    Discriminator(_tool_kind),
+    by_type("function"),
 ]
 
 
