@@ -164,8 +164,6 @@ class GenerationService:
 
 
 class _AskOnItsWay:
-    """One ask on its way."""
-
     def __init__(self, service: GenerationService, ask: Ask, context: RequestContext) -> None:
         self._models = service.models
         self._options = service.options

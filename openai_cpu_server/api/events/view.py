@@ -216,15 +216,14 @@ class Snapshots:
         return Models(models=states, memory_bytes=self._models.status().rss_bytes)
 
     def queue(self) -> Queue:
-        sizes = {priority.label: Sizes(0, 0) for priority in Priority}
-        waiting: list[Waiting] = []
-        for model in self.seen_models:
-            status = model.engine.status()
-            sizes = {
-                label: Sizes(size.running + status.running[label], size.waiting + status.waiting[label])
-                for label, size in sizes.items()
-            }
-            waiting += self._waiting(model, status)
+        seen = [(model, model.engine.status()) for model in self.seen_models]
+        sizes = {
+            label: Sizes(
+                sum(one.running[label] for _, one in seen), sum(one.waiting[label] for _, one in seen)
+            )
+            for label in (priority.label for priority in Priority)
+        }
+        waiting = [one for model, status in seen for one in self._waiting(model, status)]
         return Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
 
     def requests(self) -> Requests:
