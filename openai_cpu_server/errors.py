@@ -22,6 +22,23 @@ class InvalidRequest(ServerError):
         self.code = code
 
 
+def wrong(message: str, param: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param, code="invalid_value")
+
+
+def wrong_value(param: str, expected: str) -> InvalidRequest:
+    return wrong(f"Invalid value for '{param}': expected {expected}.", param)
+
+
+def missing(param: str) -> InvalidRequest:
+    message = f"Missing required parameter: '{param}'."
+    return InvalidRequest(message, param=param, code="missing_required_parameter")
+
+
+def unknown_parameter(name: str) -> InvalidRequest:
+    return InvalidRequest(f"Unknown parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter")
+
+
 class PromptTooLong(ServerError):
     """Prompt and requested output can never fit into the context, however long one waits."""
 

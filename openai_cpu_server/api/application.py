@@ -4,38 +4,27 @@ it owns the engine's life."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
-from starlette.types import Lifespan
 
-from openai_cpu_server.api.admin.adapters import ROOM as ADAPTERS
+from openai_cpu_server.api.admin import adapters, cache, health, page, requests, stats, tokens, usage
+from openai_cpu_server.api.admin import models as model_rooms
 from openai_cpu_server.api.admin.adapters import no_adapters
-from openai_cpu_server.api.admin.cache import ROOM as CACHE
-from openai_cpu_server.api.admin.health import METRICS_ROOM
-from openai_cpu_server.api.admin.health import ROOM as HEALTH
-from openai_cpu_server.api.admin.models import KEEPING_ROOM, AlwaysLoaded
-from openai_cpu_server.api.admin.models import ROOM as MODELS
-from openai_cpu_server.api.admin.page import ROOM as PAGE
-from openai_cpu_server.api.admin.requests import ROOM as REQUESTS
-from openai_cpu_server.api.admin.stats import ROOM as STATS
-from openai_cpu_server.api.admin.tokens import ROOM as TOKENS
-from openai_cpu_server.api.admin.usage import ROOM as USAGE
+from openai_cpu_server.api.admin.models import AlwaysLoaded
 from openai_cpu_server.api.asking.answer_lookup import X_CACHE, AnswerLookup
 from openai_cpu_server.api.asking.generation import ROUTED_MODEL, ROUTED_WHY, GenerationService
 from openai_cpu_server.api.asking.resolve import UNENFORCED
-from openai_cpu_server.api.chat.routes import ROOM as CHAT
-from openai_cpu_server.api.completions.routes import ROOM as COMPLETIONS
-from openai_cpu_server.api.events.stream import ROOM as EVENTS
-from openai_cpu_server.api.files.batches import ROOM as BATCHES
+from openai_cpu_server.api.chat import routes as chat
+from openai_cpu_server.api.completions import routes as completions
+from openai_cpu_server.api.events import stream as events
+from openai_cpu_server.api.files import batches, files
 from openai_cpu_server.api.files.batches import RowRunner
-from openai_cpu_server.api.files.files import ROOM as FILES
-from openai_cpu_server.api.generate.routes import ROOM as GENERATE
-from openai_cpu_server.api.messages.routes import ROOM as MESSAGES
+from openai_cpu_server.api.generate import routes as generate
+from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ServerParts
-from openai_cpu_server.api.pooling.routes import EMBEDDING_ROOM, RERANKING_ROOM
-from openai_cpu_server.api.responses.routes import ROOM as RESPONSES
+from openai_cpu_server.api.pooling import routes as pooling
+from openai_cpu_server.api.responses import routes as responses
 from openai_cpu_server.http.application import application
 from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.clients import key_of
@@ -52,27 +41,25 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.watch import Watch
 
 ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
-    CHAT,
-    COMPLETIONS,
-    RESPONSES,
-    MESSAGES,
-    EMBEDDING_ROOM,
-    RERANKING_ROOM,
-    GENERATE,
-    TOKENS,
-    MODELS,
-    KEEPING_ROOM,
-    ADAPTERS,
-    REQUESTS,
-    CACHE,
-    FILES,
-    BATCHES,
-    USAGE,
-    HEALTH,
-    METRICS_ROOM,
-    STATS,
-    EVENTS,
-    PAGE,
+    chat.ROOM,
+    completions.ROOM,
+    responses.ROOM,
+    messages.ROOM,
+    pooling.EMBEDDING_ROOM,
+    pooling.RERANKING_ROOM,
+    generate.ROOM,
+    tokens.ROOM,
+    model_rooms.ROOM,
+    adapters.ROOM,
+    requests.ROOM,
+    cache.ROOM,
+    files.ROOM,
+    batches.ROOM,
+    usage.ROOM,
+    health.ROOM,
+    stats.ROOM,
+    events.ROOM,
+    page.ROOM,
 )
 ROWS: Sequence[RouteRow[Any]] = (*(row for room in ROOMS for row in room.rows), DOCUMENT)
 """The one table. Of a server some of them may be left out."""
@@ -105,7 +92,6 @@ def create_api(
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
     recall: AnswerLookup | None = None,
-    lifespan: Lifespan[Starlette] | None = None,
 ) -> ServedApplication:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
 
@@ -134,9 +120,7 @@ def create_api(
     )
     served = list(served_routes(ROOMS, parts))
     guard = RouteGuard(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)
-    app = application(
-        served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=lifespan
-    )
+    app = application(served, guard, endings=parts.endings, options=options, headers=_HEADERS, lifespan=None)
     rows = RowRunner(
         {route.row.path: answer for route in served if (answer := route.batch_handler) is not None},
         keys=parts.keys,
@@ -144,9 +128,9 @@ def create_api(
         storage=jobs.storage if jobs else None,
         endings=parts.endings,
     )
-    return ServedApplication(app, rows, partial(_settle, parts), parts.bodies)
 
+    async def settle() -> None:
+        for ended in parts.at_end:
+            await ended()
 
-async def _settle(parts: ServerParts) -> None:
-    for ended in parts.at_end:
-        await ended()
+    return ServedApplication(app, rows, settle, parts.bodies)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
 from openai_cpu_server.api.asking.generation import GenerationService
@@ -19,6 +21,24 @@ from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
+
+T = TypeVar("T")
+
+
+class ListPage(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """Objects of a page of them."""
+
+    object: str = "list"
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def page_ends(listed: Sequence[Any]) -> dict[str, Any]:
+    """The ids that a page of these tells."""
+    return {"first_id": listed[0].id if listed else None, "last_id": listed[-1].id if listed else None}
+
 
 FindAdapter = Callable[[AdapterSource], Adapter]
 """Finds the file that a client names, and reads it. Raises AdapterNotAllowed, AdapterFailed. Any thread."""

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from openai_cpu_server.api.asking.route import comment
-from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, LastNews, QueueNews, is_news
+from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, QueueNews
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
@@ -187,20 +187,21 @@ SHORT = {"prompt": "b", "ignore_eos": True, "max_tokens": 3, "stream": True, "te
 
 
 @pytest.mark.parametrize(
-    ("now_s", "last", "position", "due"),
+    ("waited_s", "position", "due"),
     [
-        (5.0, None, 3, True),
-        (5.0, LastNews(5.0 - NEWS_INTERVAL_S, 3), 2, True),
-        (5.0, LastNews(5.0 - NEWS_INTERVAL_S, 2), 3, True),
-        (5.0, LastNews(5.0 - NEWS_INTERVAL_S, 3), 3, False),
-        (500.0, LastNews(5.0, 3), 3, False),
-        (5.0, LastNews(4.5, 3), 2, False),
+        (NEWS_INTERVAL_S, 2, True),
+        (NEWS_INTERVAL_S, 4, True),
+        (NEWS_INTERVAL_S, 3, False),
+        (500.0, 3, False),
+        (0.5, 2, False),
     ],
 )
-def test_a_new_position_is_news_but_not_many_a_second(
-    now_s: float, last: LastNews | None, position: int, due: bool
-) -> None:
-    assert is_news(now_s, last, position) == due
+def test_a_new_position_is_news_but_not_many_a_second(waited_s: float, position: int, due: bool) -> None:
+    now = [4.0]
+    news = QueueNews(lambda: now[0])
+    assert news.is_due(QueuePlace("a/0", 3, 10.0))
+    now[0] += waited_s
+    assert news.is_due(QueuePlace("a/0", position, 10.0)) == due
 
 
 def test_the_bytes_of_a_comment() -> None:
@@ -214,7 +215,7 @@ def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> Non
     for now[0], position in ((0.0, 3), (0.4, 2), (0.9, 1), (1.4, 1), (1.9, 1)):
         heard.append(news.is_due(QueuePlace("a/0", position, 10.0)))
     assert heard == [True, False, False, True, False]
-    news.end()
+    news.is_over = True
     now[0] = 9.0
     assert not news.is_due(QueuePlace("a/0", 7, 10.0))
 

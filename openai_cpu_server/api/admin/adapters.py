@@ -13,7 +13,7 @@ from starlette.responses import Response
 from openai_cpu_server.api.parts import FindAdapter, ServerParts
 from openai_cpu_server.config.adapters import LARGEST_SCALE, NAME, AdapterSource
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus
-from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, InvalidRequest
+from openai_cpu_server.errors import AdapterNotAllowed, AdapterNotFound, wrong
 from openai_cpu_server.http.body import in_thread, off_loop, small_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
@@ -107,22 +107,19 @@ class AdapterRoutes:
             name or self._models.default.name, context_of(request.scope).identity.allowed_models
         )
         if chosen.adapter is not None:
-            message = f"'{name}' is a model with an adapter; name the model itself."
-            raise InvalidRequest(message, param="model", code="invalid_value")
+            raise wrong(f"'{name}' is a model with an adapter; name the model itself.", "model")
         return chosen.model
 
 
 def _source(body: AdapterBody) -> AdapterSource:
     if (body.path is None) == (body.source is None):
-        message = "Give exactly one of 'path' and 'source'."
-        raise InvalidRequest(message, param="path", code="invalid_value")
+        raise wrong("Give exactly one of 'path' and 'source'.", "path")
     if body.scale == 0:
-        message = "Invalid value for 'scale': 0 is the model without the adapter."
-        raise InvalidRequest(message, param="scale", code="invalid_value")
+        raise wrong("Invalid value for 'scale': 0 is the model without the adapter.", "scale")
     path = body.path if body.source is None else body.source
     assert path is not None, "one of the two is given"
     if body.source is None and path.startswith("hf:"):
-        raise InvalidRequest("Give a file of the hub as 'source'.", param="path", code="invalid_value")
+        raise wrong("Give a file of the hub as 'source'.", "path")
     return AdapterSource(body.name, path, 1.0 if body.scale is None else body.scale)
 
 
@@ -143,37 +140,22 @@ def _card(model: ServedModel, status: AdapterStatus) -> AdapterCard:
     )
 
 
-ROOM = RouteRoom[ServerParts, AdapterRoutes](
-    lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient),
-    (
-        RouteRow(
-            "POST",
-            "/v1/adapters",
-            lambda at: at.load,
-            ADMIN,
-            "Models",
-            "Load a LoRA adapter, or put it in the place of one of the same name",
-            body=AdapterBody,
-            answer=AdapterCard,
-            errors=(404,),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/adapters",
-            lambda at: at.list,
-            ADMIN,
-            "Models",
-            "Adapters of all models",
-            answer=AdapterList,
-        ),
-        RouteRow(
-            "DELETE",
-            "/v1/adapters/{id:path}",
-            lambda at: at.unload,
-            ADMIN,
-            "Models",
-            "Unload one",
-            answer=AdapterDeleted,
-        ),
+_row = partial(RouteRow[AdapterRoutes], access=ADMIN, tag="Models")
+_rows = (
+    _row(
+        "POST",
+        "/v1/adapters",
+        lambda at: at.load,
+        summary="Load a LoRA adapter, or put it in the place of one of the same name",
+        body=AdapterBody,
+        answer=AdapterCard,
+        errors=(404,),
     ),
+    _row("GET", "/v1/adapters", lambda at: at.list, summary="Adapters of all models", answer=AdapterList),
+    _row(
+        "DELETE", "/v1/adapters/{id:path}", lambda at: at.unload, summary="Unload one", answer=AdapterDeleted
+    ),
+)
+ROOM = RouteRoom[ServerParts, AdapterRoutes](
+    lambda parts: AdapterRoutes(parts.models, parts.find_adapter, lenient=parts.options.lenient), _rows
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.errors import EngineUnavailable, InvalidRequest
+from openai_cpu_server.errors import EngineUnavailable, wrong_value
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
@@ -112,8 +113,7 @@ class CacheRoutes:
         """204. `?only=prompts` or `?only=answers`: the other stays."""
         only = request.query_params.get("only")
         if only not in (None, *ONLY):
-            message = "Invalid value for 'only': expected 'prompts' or 'answers'."
-            raise InvalidRequest(message, param="only", code="invalid_value")
+            raise wrong_value("only", "'prompts' or 'answers'")
         engines = self._with_prompts() if only != "answers" else []
         if self._recall is not None and only != "prompts":
             await self._recall.clear()
@@ -134,8 +134,6 @@ class CacheRoutes:
 
 
 class EngineCache(NamedTuple):
-    """What one engine holds."""
-
     kv: KVStats
     info: ModelInfo
     num_running: int
@@ -168,9 +166,7 @@ def cache_stats(held: Sequence[EngineCache]) -> CacheStats:
 
 
 def _pool(held: Sequence[EngineCache]) -> KvPool:
-    def amount(blocks_of: Callable[[KVStats], int]) -> Amount:
-        return _amount(held, blocks_of, lambda kv: kv.block_tokens)
-
+    amount = partial(_amount, held, tokens_of=lambda kv: kv.block_tokens)
     return KvPool(
         block_tokens=held[0].kv.block_tokens,
         total=amount(lambda kv: kv.pool_blocks),
@@ -180,9 +176,7 @@ def _pool(held: Sequence[EngineCache]) -> KvPool:
 
 
 def _cache(held: Sequence[EngineCache]) -> PrefixCache:
-    def amount(blocks_of: Callable[[KVStats], int]) -> Amount:
-        return _amount(held, blocks_of, lambda kv: kv.cache_block_tokens)
-
+    amount = partial(_amount, held, tokens_of=lambda kv: kv.cache_block_tokens)
     return PrefixCache(
         block_tokens=held[0].kv.cache_block_tokens,
         capacity=amount(lambda kv: kv.cache_capacity_blocks),
@@ -212,29 +206,24 @@ def _amount(
     return Amount(sum(blocks), sum(tokens), sum(sizes))
 
 
-ROOM = RouteRoom[ServerParts, CacheRoutes](
-    lambda parts: CacheRoutes(parts.models, parts.recall),
-    (
-        RouteRow(
-            "DELETE",
-            "/v1/cache",
-            lambda at: at.clear,
-            ADMIN,
-            "Cache",
-            "Empty the caches of prompts and of answers",
-            query={"only": {"enum": list(ONLY), "description": "this one alone"}},
-            status=204,
-            errors=(400,),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/cache/stats",
-            lambda at: at.stats,
-            ADMIN,
-            "Cache",
-            "Both tiers of KV memory, and the cache of answers",
-            answer=CacheStats,
-            errors=(503,),
-        ),
+_row = partial(RouteRow[CacheRoutes], access=ADMIN, tag="Cache")
+_rows = (
+    _row(
+        "DELETE",
+        "/v1/cache",
+        lambda at: at.clear,
+        summary="Empty the caches of prompts and of answers",
+        query={"only": {"enum": list(ONLY), "description": "this one alone"}},
+        status=204,
+        errors=(400,),
+    ),
+    _row(
+        "GET",
+        "/v1/cache/stats",
+        lambda at: at.stats,
+        summary="Both tiers of KV memory, and the cache of answers",
+        answer=CacheStats,
+        errors=(503,),
     ),
 )
+ROOM = RouteRoom[ServerParts, CacheRoutes](lambda parts: CacheRoutes(parts.models, parts.recall), _rows)

@@ -3,6 +3,7 @@ the few metrics that gateways choose by."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Union
 
 import msgspec
@@ -22,6 +23,8 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.gauges import EngineGauges, GatewayGauges
 from openai_cpu_server.observe.metrics import CONTENT_TYPE, Metrics, text_of
+
+GATEWAY_METRICS_PATH = "/metrics/gateway"
 
 
 class QueueSizes(msgspec.Struct, frozen=True):
@@ -77,8 +80,12 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class HealthRoutes:
-    def __init__(self, models: ModelRegistry) -> None:
+    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
         self._models = models
+        self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
+        metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
+        metrics.add(self._for_gateways)
+        self._metrics = metrics
 
     async def health(self, request: Request) -> Response:
         return json_response(self._report(self._models.status()))
@@ -90,15 +97,25 @@ class HealthRoutes:
             return json_response(report)
         why = unavailable(status)
         error = error_object(why, request_id=context_of(request.scope).ticket.id).error
-        return json_response(
-            msgspec.structs.replace(report, error=error), 503, {"retry-after": str(why.retry_after_s)}
-        )
+        told = msgspec.structs.replace(report, error=error)
+        return json_response(told, 503, {"retry-after": str(why.retry_after_s)})
 
     async def version(self, request: Request) -> Response:
         return json_response(Version(__version__))
 
+    async def metrics(self, request: Request) -> Response:
+        """All metrics; whoever came in as a stranger gets those for gateways alone."""
+        if not context_of(request.scope).identity.may(Scope.METRICS):
+            return await self.gateway_metrics(request)
+        return _response(self._metrics.page())
+
+    async def gateway_metrics(self, request: Request) -> Response:
+        """Gateways may ask twenty times a second, and the whole page takes milliseconds."""
+        return _response(text_of(self._for_gateways))
+
     def _report(self, status: EngineStatus) -> HealthReport:
         degraded = self._models.degraded if status.state is EngineState.READY else None
+        last = status.last_death
         return HealthReport(
             status="degraded" if degraded else status.state.value,
             reason=degraded or status.reason,
@@ -109,7 +126,7 @@ class HealthRoutes:
             memory=Memory(status.rss_bytes, status.kv_tokens, status.kv_tokens_used),
             kernels=status.kernels,
             restarts=status.restarts,
-            last_restart=_last_restart(status),
+            last_restart=LastRestart(last.cause, last.message, round(last.age_s, 1)) if last else None,
         )
 
 
@@ -118,96 +135,31 @@ def _health(model: ServedModel) -> ModelHealth:
     return ModelHealth(status.state.value, status.reason)
 
 
-def _last_restart(status: EngineStatus) -> LastRestart | None:
-    last = status.last_death
-    return None if last is None else LastRestart(last.cause, last.message, round(last.age_s, 1))
-
-
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:
-    """The sizes by the labels of priorities."""
     return {p.label: QueueSizes(status.running[p.label], status.waiting[p.label]) for p in Priority}
-
-
-ROOM = RouteRoom[ServerParts, HealthRoutes](
-    lambda parts: HealthRoutes(parts.models),
-    (
-        RouteRow(
-            "GET",
-            "/health",
-            lambda at: at.health,
-            PROBES,
-            "Operation",
-            "The process lives",
-            answer=HealthReport,
-        ),
-        RouteRow(
-            "GET",
-            "/ready",
-            lambda at: at.ready,
-            PROBES,
-            "Operation",
-            "It can generate",
-            answer=HealthReport,
-            errors=(503,),
-        ),
-        RouteRow(
-            "GET",
-            "/version",
-            lambda at: at.version,
-            GATEWAYS,
-            "Operation",
-            "The version of this server",
-            answer=Version,
-        ),
-    ),
-)
-
-
-GATEWAY_METRICS_PATH = "/metrics/gateway"
-
-
-class MetricsRoutes:
-    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
-        self._for_gateways = GatewayGauges(lambda: [(model.name, model.engine) for model in models])
-        metrics.add(EngineGauges(lambda: [(model.name, model.engine) for model in models.current]))
-        metrics.add(self._for_gateways)
-        self._metrics = metrics
-
-    async def page(self, request: Request) -> Response:
-        """All metrics; whoever came in as a stranger gets those for gateways alone."""
-        if not context_of(request.scope).identity.may(Scope.METRICS):
-            return await self.for_gateways(request)
-        return _response(self._metrics.page())
-
-    async def for_gateways(self, request: Request) -> Response:
-        """Gateways may ask twenty times a second, and the whole page takes milliseconds."""
-        return _response(text_of(self._for_gateways))
 
 
 def _response(text: bytes) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-METRICS_ROOM = RouteRoom[ServerParts, MetricsRoutes](
-    lambda parts: MetricsRoutes(parts.models, parts.watch.metrics),
-    (
-        RouteRow(
-            "GET",
-            "/metrics",
-            lambda at: at.page,
-            GATEWAY_METRICS,
-            "Operation",
-            "For Prometheus",
-            media="text/plain",
-        ),
-        RouteRow(
-            "GET",
-            GATEWAY_METRICS_PATH,
-            lambda at: at.for_gateways,
-            GATEWAY_METRICS,
-            "Operation",
-            "What gateways in front of several servers choose by",
-            media="text/plain",
-        ),
+_row = partial(RouteRow[HealthRoutes], access=PROBES, tag="Operation")
+_gateway_row = partial(_row, access=GATEWAY_METRICS, media="text/plain")
+_FOR_GATEWAYS = "What gateways in front of several servers choose by"
+_rows = (
+    _row("GET", "/health", lambda at: at.health, summary="The process lives", answer=HealthReport),
+    _row("GET", "/ready", lambda at: at.ready, summary="It can generate", answer=HealthReport, errors=(503,)),
+    _row(
+        "GET",
+        "/version",
+        lambda at: at.version,
+        access=GATEWAYS,
+        summary="The version of this server",
+        answer=Version,
     ),
+    _gateway_row("GET", "/metrics", lambda at: at.metrics, summary="For Prometheus"),
+    _gateway_row("GET", GATEWAY_METRICS_PATH, lambda at: at.gateway_metrics, summary=_FOR_GATEWAYS),
+)
+ROOM = RouteRoom[ServerParts, HealthRoutes](
+    lambda parts: HealthRoutes(parts.models, parts.watch.metrics), _rows
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.parts import ModelKeeping, ServerParts
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.errors import InvalidRequest, ServerError
+from openai_cpu_server.errors import InvalidRequest, ServerError, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
@@ -21,6 +22,13 @@ from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ChosenModel, ModelRegistry
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
+
+logger = logging.getLogger(__name__)
+
+_ACCEPTED = 202
+_AT_ONCE_S = 0.05
+"""A caller who does not wait is told of failures that come so soon."""
+_WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +70,24 @@ class ModelList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
+class AlwaysLoaded:
+    """For models whose engines somebody else starts and ends."""
+
+    async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
+        if replace:
+            raise InvalidRequest("This server does not load models anew.", param="reload")
+        model.loaded()
+        return model
+
+    async def unload(self, model: ServedModel) -> None:
+        raise InvalidRequest("This server's models stay in memory.", param="id")
+
+
 class ModelRoutes:
-    def __init__(self, models: ModelRegistry) -> None:
+    def __init__(self, models: ModelRegistry, keeping: ModelKeeping) -> None:
         self._models = models
+        self._keeping = keeping
+        self._loads: set[asyncio.Task[ServedModel]] = set()
 
     async def list(self, request: Request) -> Response:
         allowed = context_of(request.scope).identity.allowed_models
@@ -78,6 +101,41 @@ class ModelRoutes:
         if (router := self._models.router(name, allowed)) is not None:
             return json_response(router_card(name, router))
         return json_response(model_card(self._models.choose(name, allowed)))
+
+    async def load(self, request: Request) -> Response:
+        """200 with the model's card when it is loaded; `?wait=false`: 202 at once, unless it is clear already
+        that it cannot be. A caller who leaves does not end it."""
+        waits, replaces = _flags(request, "wait", "reload")
+        name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
+        loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
+        self._loads.add(loading)
+        loading.add_done_callback(self._done)
+        if waits is False:
+            await asyncio.wait([loading], timeout=_AT_ONCE_S)
+            if loading.done():
+                loading.result()
+            return json_response(model_card(self._models.choose(name, allowed)), _ACCEPTED)
+        await asyncio.shield(loading)
+        return json_response(model_card(self._models.choose(name, allowed)))
+
+    async def unload(self, request: Request) -> Response:
+        """200 with the model's card when its memory is free."""
+        _flags(request)
+        allowed = context_of(request.scope).identity.allowed_models
+        chosen = self._models.choose(request.path_params["id"], allowed)
+        await self._keeping.unload(chosen.model)
+        return json_response(model_card(chosen))
+
+    async def _load(self, name: str, allowed: Collection[str] | None, *, replace: bool) -> ServedModel:
+        return await self._keeping.load(self._models.choose(name, allowed).model, replace=replace)
+
+    def _done(self, task: asyncio.Task[ServedModel]) -> None:
+        """Whoever waits is told of failures, the log in any case."""
+        self._loads.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            known = isinstance(error, ServerError)
+            logger.error("a model was not loaded: %s", error, exc_info=None if known else error)
 
 
 def model_card(chosen: ChosenModel) -> ModelCard:
@@ -122,96 +180,6 @@ def _meta(info: ModelInfo, quantisation: str | None) -> ModelMeta:
     )
 
 
-ROOM = RouteRoom[ServerParts, ModelRoutes](
-    lambda parts: ModelRoutes(parts.models),
-    (
-        RouteRow(
-            "GET",
-            "/v1/models",
-            lambda at: at.list,
-            INFERENCE,
-            "Models",
-            "The names that are served",
-            answer=ModelList,
-        ),
-        RouteRow(
-            "GET",
-            "/v1/models/{id:path}",
-            lambda at: at.one,
-            INFERENCE,
-            "Models",
-            "One of them",
-            answer=ModelCard,
-        ),
-    ),
-)
-
-
-logger = logging.getLogger(__name__)
-
-_ACCEPTED = 202
-_AT_ONCE_S = 0.05
-"""A caller who does not wait is told of failures that come so soon."""
-_WORDS = {"true": True, "1": True, "false": False, "0": False}
-
-
-class AlwaysLoaded:
-    """For models whose engines somebody else starts and ends."""
-
-    async def load(self, model: ServedModel, *, replace: bool) -> ServedModel:
-        if replace:
-            raise InvalidRequest("This server does not load models anew.", param="reload")
-        model.loaded()
-        return model
-
-    async def unload(self, model: ServedModel) -> None:
-        raise InvalidRequest("This server's models stay in memory.", param="id")
-
-
-class ModelKeepingRoutes:
-    def __init__(self, models: ModelRegistry, keeping: ModelKeeping) -> None:
-        self._models = models
-        self._keeping = keeping
-        self._loads: set[asyncio.Task[ServedModel]] = set()
-
-    async def load(self, request: Request) -> Response:
-        """200 with the model's card when it is loaded; `?wait=false`: 202 at once, unless it is clear already
-        that it cannot be. A caller who leaves does not end it."""
-        waits, replaces = _flags(request, "wait", "reload")
-        name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
-        loading = asyncio.create_task(self._load(name, allowed, replace=replaces is True))
-        self._loads.add(loading)
-        loading.add_done_callback(self._done)
-        if waits is False:
-            await asyncio.wait([loading], timeout=_AT_ONCE_S)
-            if loading.done():
-                loading.result()
-            card = model_card(self._models.choose(name, allowed))
-            return json_response(card, _ACCEPTED)
-        await asyncio.shield(loading)
-        return json_response(model_card(self._models.choose(name, allowed)))
-
-    async def unload(self, request: Request) -> Response:
-        """200 with the model's card when its memory is free."""
-        _flags(request)
-        chosen = self._models.choose(
-            request.path_params["id"], context_of(request.scope).identity.allowed_models
-        )
-        await self._keeping.unload(chosen.model)
-        return json_response(model_card(chosen))
-
-    async def _load(self, name: str, allowed: Collection[str] | None, *, replace: bool) -> ServedModel:
-        return await self._keeping.load(self._models.choose(name, allowed).model, replace=replace)
-
-    def _done(self, task: asyncio.Task[ServedModel]) -> None:
-        """Whoever waits is told of failures, the log in any case."""
-        self._loads.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            known = isinstance(error, ServerError)
-            logger.error("a model was not loaded: %s", error, exc_info=None if known else error)
-
-
 def _flags(request: Request, *names: str) -> list[bool | None]:
     """Query parameters that are true or false; None: it is not given. Raises InvalidRequest for others."""
     for name in request.query_params:
@@ -224,45 +192,35 @@ def _flag(name: str, text: str | None) -> bool | None:
     if text is None:
         return None
     if text not in _WORDS:
-        message = f"Invalid value for '{name}': expected true or false."
-        raise InvalidRequest(message, param=name, code="invalid_value")
+        raise wrong_value(name, "true or false")
     return _WORDS[text]
 
 
-KEEPING_ROOM = RouteRoom[ServerParts, ModelKeepingRoutes](
-    lambda parts: ModelKeepingRoutes(parts.models, parts.keeping),
-    (
-        RouteRow(
-            "POST",
-            "/v1/models/{id:path}/load",
-            lambda at: at.load,
-            ADMIN,
-            "Models",
-            "Load it into memory, or anew if its file has changed; the answer comes when that is done",
-            query={
-                "wait": {
-                    "type": "boolean",
-                    "default": True,
-                    "description": "false: the answer is 202, at once",
-                },
-                "reload": {
-                    "type": "boolean",
-                    "default": False,
-                    "description": "true: also an unchanged file",
-                },
-            },
-            answer=ModelCard,
-            errors=(503,),
-        ),
-        RouteRow(
-            "POST",
-            "/v1/models/{id:path}/unload",
-            lambda at: at.unload,
-            ADMIN,
-            "Models",
-            "Free its memory, if it has no requests; the next one loads it again",
-            answer=ModelCard,
-            errors=(409,),
-        ),
+_row = partial(RouteRow[ModelRoutes], access=INFERENCE, tag="Models")
+_rows = (
+    _row("GET", "/v1/models", lambda at: at.list, summary="The names that are served", answer=ModelList),
+    _row("GET", "/v1/models/{id:path}", lambda at: at.one, summary="One of them", answer=ModelCard),
+    _row(
+        "POST",
+        "/v1/models/{id:path}/load",
+        lambda at: at.load,
+        access=ADMIN,
+        summary="Load it into memory, or anew if its file has changed; the answer comes when that is done",
+        query={
+            "wait": {"type": "boolean", "default": True, "description": "false: the answer is 202, at once"},
+            "reload": {"type": "boolean", "default": False, "description": "true: also an unchanged file"},
+        },
+        answer=ModelCard,
+        errors=(503,),
+    ),
+    _row(
+        "POST",
+        "/v1/models/{id:path}/unload",
+        lambda at: at.unload,
+        access=ADMIN,
+        summary="Free its memory, if it has no requests; the next one loads it again",
+        answer=ModelCard,
+        errors=(409,),
     ),
 )
+ROOM = RouteRoom[ServerParts, ModelRoutes](lambda parts: ModelRoutes(parts.models, parts.keeping), _rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from anyio import Lock, to_thread
 from starlette.exceptions import HTTPException
@@ -46,8 +46,7 @@ _NOT_MODIFIED = 304
 class PageRoutes:
     """The files are read when somebody first asks: a server without browsers has them not in memory."""
 
-    def __init__(self, read: Callable[[], Bundle] = read_bundle) -> None:
-        self._read = read
+    def __init__(self) -> None:
         self._bundle: Bundle | None = None
         self._reading = Lock()
 
@@ -66,7 +65,7 @@ class PageRoutes:
     async def _known(self) -> Bundle:
         async with self._reading:
             if self._bundle is None:
-                self._bundle = await to_thread.run_sync(self._read)
+                self._bundle = await to_thread.run_sync(read_bundle)
         return self._bundle
 
 
@@ -100,28 +99,26 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
+_row = partial(RouteRow[PageRoutes | NoPage], access=OPEN, tag="Page")
+_rows = (
+    _row(
+        "GET",
+        "/",
+        lambda at: at.index,
+        summary="The page for browsers: chat, control room",
+        media="text/html",
+    ),
+    _row(
+        "GET",
+        "/page/{version}/{name}",
+        lambda at: at.file,
+        summary="Its scripts and styles",
+        media="text/javascript",
+    ),
+)
 ROOM = RouteRoom[ServerParts, PageRoutes | NoPage](
     lambda parts: PageRoutes() if parts.options.page else NoPage(),
-    (
-        RouteRow(
-            "GET",
-            "/",
-            lambda at: at.index,
-            OPEN,
-            "Page",
-            "The page for browsers: chat, control room",
-            media="text/html",
-        ),
-        RouteRow(
-            "GET",
-            "/page/{version}/{name}",
-            lambda at: at.file,
-            OPEN,
-            "Page",
-            "Its scripts and styles",
-            media="text/javascript",
-        ),
-    ),
+    _rows,
     is_hidden=lambda parts: not parts.options.page,
 )
 """Without the page its paths stay open: whoever asks is told that nothing is there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -93,26 +94,9 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
     )
 
 
-ROOM = RouteRoom[ServerParts, RequestRoutes](
-    lambda parts: RequestRoutes(parts.models),
-    (
-        RouteRow(
-            "GET",
-            "/v1/requests",
-            lambda at: at.list,
-            INFERENCE,
-            "Requests",
-            "Requests that run or wait",
-            answer=RequestList,
-        ),
-        RouteRow(
-            "DELETE",
-            "/v1/requests/{id:path}",
-            lambda at: at.cancel,
-            INFERENCE,
-            "Requests",
-            "End one",
-            answer=Cancelled,
-        ),
-    ),
+_row = partial(RouteRow[RequestRoutes], access=INFERENCE, tag="Requests")
+_rows = (
+    _row("GET", "/v1/requests", lambda at: at.list, summary="Requests that run or wait", answer=RequestList),
+    _row("DELETE", "/v1/requests/{id:path}", lambda at: at.cancel, summary="End one", answer=Cancelled),
 )
+ROOM = RouteRoom[ServerParts, RequestRoutes](lambda parts: RequestRoutes(parts.models), _rows)

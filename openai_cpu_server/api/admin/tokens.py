@@ -15,7 +15,7 @@ from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.chat.body import Messages, checked_messages
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.keys import WORK
@@ -115,8 +115,7 @@ def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None) -> byt
 
 def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[int, ...]:
     if [body.content, body.prompt, body.messages].count(None) != 2:
-        message = "Give exactly one of 'content', 'prompt' and 'messages'."
-        raise InvalidRequest(message, param="content", code="invalid_value")
+        raise wrong("Give exactly one of 'content', 'prompt' and 'messages'.", "content")
     if body.messages is not None:
         messages = checked_messages(body.messages)
         return model.prompts.prompt(Conversation(messages=messages, most_tokens=limit)).tokens
@@ -143,30 +142,27 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
     return msgspec.json.encode(Detokenized(text, text))
 
 
-ROOM = RouteRoom[ServerParts, TokenRoutes](
-    lambda parts: TokenRoutes(parts.models, lenient=parts.options.lenient),
-    (
-        RouteRow(
-            "POST",
-            "/tokenize",
-            lambda at: at.tokenize,
-            access=WORK,
-            summary="Text or messages as tokens",
-            tag="Tokens",
-            body=TokenizeBody,
-            answer=Tokenized,
-            errors=(404,),
-        ),
-        RouteRow(
-            "POST",
-            "/detokenize",
-            lambda at: at.detokenize,
-            access=WORK,
-            summary="Tokens as text",
-            tag="Tokens",
-            body=DetokenizeBody,
-            answer=Detokenized,
-            errors=(404,),
-        ),
+_row = partial(RouteRow[TokenRoutes], access=WORK, tag="Tokens")
+_rows = (
+    _row(
+        "POST",
+        "/tokenize",
+        lambda at: at.tokenize,
+        summary="Text or messages as tokens",
+        body=TokenizeBody,
+        answer=Tokenized,
+        errors=(404,),
     ),
+    _row(
+        "POST",
+        "/detokenize",
+        lambda at: at.detokenize,
+        summary="Tokens as text",
+        body=DetokenizeBody,
+        answer=Detokenized,
+        errors=(404,),
+    ),
+)
+ROOM = RouteRoom[ServerParts, TokenRoutes](
+    lambda parts: TokenRoutes(parts.models, lenient=parts.options.lenient), _rows
 )

@@ -11,8 +11,8 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import Forbidden, InvalidRequest
+from openai_cpu_server.api.parts import ServerParts, page_ends
+from openai_cpu_server.errors import Forbidden, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
@@ -57,6 +57,9 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """By the prices of now; null where no model in the sum has one."""
 
 
+_COUNTS = tuple(name for name in UsageRow.__struct_fields__ if name.endswith(("requests", "_tokens")))
+
+
 class UsageList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[UsageRow]
@@ -77,22 +80,15 @@ class UsageRoutes:
         query = self._query(request.query_params, context_of(request.scope).identity)
         page = await self._jobs.usage.page(query)
         rows = [_row(one, query.by) for one in page.rows]
-        listing = UsageList(
-            data=rows,
-            total=_row(page.total, ()),
-            first_id=rows[0].id if rows else None,
-            last_id=rows[-1].id if rows else None,
-            has_more=page.has_more,
-        )
+        listing = UsageList(data=rows, total=_row(page.total, ()), **page_ends(rows), has_more=page.has_more)
         return json_response(listing)
 
     def _query(self, given: QueryParams, identity: Identity) -> UsageQuery:
-        """Raises InvalidRequest, Forbidden."""
         page = page_of(given, known=_KNOWN, default=_LISTED, most=_MAX_LISTED)
         by = _groups(given)
         start, end = _day(given, "start"), _day(given, "end")
         if start is not None and end is not None and end < start:
-            raise _invalid("end", "a day that is not before 'start'")
+            raise wrong_value("end", "a day that is not before 'start'")
         return UsageQuery(
             start=start,
             end=end,
@@ -120,7 +116,7 @@ def _names(given: QueryParams, param: str) -> tuple[str, ...] | None:
     """What may be given several times. A name that nobody can have asks for nothing."""
     names = tuple(dict.fromkeys(given.getlist(param)))
     if len(names) > _MOST_NAMES:
-        raise _invalid(param, f"at most {_MOST_NAMES} of them")
+        raise wrong_value(param, f"at most {_MOST_NAMES} of them")
     return tuple(map(storable, names)) or None
 
 
@@ -130,7 +126,7 @@ def _groups(given: QueryParams) -> tuple[str, ...]:
         return GROUPS
     asked = {name for one in given.getlist("group_by") for name in one.split(",") if name}
     if not asked <= set(GROUPS):
-        raise _invalid("group_by", f"some of {', '.join(GROUPS)}")
+        raise wrong_value("group_by", f"some of {', '.join(GROUPS)}")
     return tuple(name for name in GROUPS if name in asked)
 
 
@@ -141,14 +137,14 @@ def _day(given: QueryParams, param: str) -> str | None:
     try:
         return date.fromisoformat(text if _DAY.fullmatch(text) else "").isoformat()
     except ValueError:
-        raise _invalid(param, "a day in UTC, YYYY-MM-DD") from None
+        raise wrong_value(param, "a day in UTC, YYYY-MM-DD") from None
 
 
 def _seen(row_id: str, by: tuple[str, ...]) -> tuple[str, ...]:
     """What `_id` was made of."""
     parts = storable(row_id).split("/", len(by) - 1) if by else []
     if not by or len(parts) != len(by):
-        raise _invalid("after", "the id of a row of the same 'group_by'")
+        raise wrong_value("after", "the id of a row of the same 'group_by'")
     told = zip(by, parts, strict=True)
     return tuple("" if (name, part) == ("key", _NAMELESS) else part for name, part in told)
 
@@ -160,14 +156,8 @@ def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
         day=one.day,
         key=one.key,
         model=one.model,
-        requests=used.requests,
-        input_tokens=used.input_tokens,
-        cached_tokens=used.cached_tokens,
-        output_tokens=used.output_tokens,
         cpu_seconds=round(used.cpu_ms / 1000, 6),
-        recalled_requests=used.recalled_requests,
-        recalled_input_tokens=used.recalled_input_tokens,
-        recalled_output_tokens=used.recalled_output_tokens,
+        **{name: getattr(used, name) for name in _COUNTS},
         cost=None if one.cost is None else round(one.cost, 9),
     )
 
@@ -176,11 +166,6 @@ def _told(one: UsageSum, by: tuple[str, ...]) -> Iterator[str]:
     """A key's name has no slash, so the model, which may, comes last."""
     values = {"day": one.day, "key": one.key or _NAMELESS, "model": one.model}
     return (values[name] or "" for name in by)
-
-
-def _invalid(param: str, expected: str) -> InvalidRequest:
-    message = f"Invalid value for '{param}': expected {expected}."
-    return InvalidRequest(message, param=param, code="invalid_value")
 
 
 ROOM = RouteRoom[ServerParts, UsageRoutes](

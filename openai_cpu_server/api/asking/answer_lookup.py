@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
@@ -20,8 +19,7 @@ from openai_cpu_server.api.asking.running import AnswerRecorder, ReplayedGenerat
 from openai_cpu_server.contract.figures import Figures, added_up
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.errors import ServerError
-from openai_cpu_server.http.context import Ticket
-from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.http.context import RequestContext, Ticket
 from openai_cpu_server.models.registry import ChosenModel, ModelRegistry
 from openai_cpu_server.models.routing.router import RouterCaller, embedded_whole
 from openai_cpu_server.models.served import FileDigests, ServedModel
@@ -75,20 +73,13 @@ class AnswerLookup:
         self._files.begin(self._models.default)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._cache.close()
 
-    async def find(
-        self, call: Call, chosen: ChosenModel, identity: Identity, ticket: Ticket
-    ) -> RecalledAnswer:
+    async def find(self, call: Call, chosen: ChosenModel, context: RequestContext) -> RecalledAnswer:
         """An answer that may be told in place of a new one. A cache that fails has none."""
-        began_s = time.monotonic()
-        question = await self._question(call, chosen, identity, ticket)
+        began_s, ticket = time.monotonic(), context.ticket
+        question = await self._question(call, chosen, context)
         if question is None:
             return _shown(call, AnswerUse.BYPASS, ticket)
         found = await self._cache.find(question, await self._comparing(call, question))
@@ -108,11 +99,9 @@ class AnswerLookup:
         """None: the store fails."""
         return await self._cache.measure()
 
-    async def _question(
-        self, call: Call, chosen: ChosenModel, identity: Identity, ticket: Ticket
-    ) -> AnswerKey | None:
+    async def _question(self, call: Call, chosen: ChosenModel, context: RequestContext) -> AnswerKey | None:
         """None: it can have no answer but a new one."""
-        turn = _turn(call, ticket)
+        turn, key = _turn(call, context.ticket), context.identity.key
         if call.reuse is None or (turn is None and not call.reuse.is_repeatable):
             return None
         file, info = await self._files.of(chosen.model), chosen.model.engine.info
@@ -120,7 +109,7 @@ class AnswerLookup:
             return None
         return AnswerKey(
             asker=AnswerScope(
-                holder=identity.key.digest.hex() if identity.key else "",
+                holder=key.digest.hex() if key else "",
                 model=file,
                 kv_type=info.kv_type,
                 adapter=chosen.adapter_key,

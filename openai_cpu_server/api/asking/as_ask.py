@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Union
 
 import msgspec
 import pydantic_core
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedForm, AskedTexts, missing, wrong
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedForm, AskedTexts
 from openai_cpu_server.api.asking.body import (
     GenerationBody,
     JsonObject,
@@ -17,23 +17,12 @@ from openai_cpu_server.api.asking.body import (
     StructuredOutputs,
 )
 from openai_cpu_server.api.asking.sampling import sampling_of
+from openai_cpu_server.errors import missing, wrong
+from openai_cpu_server.http.parse import Body
 from openai_cpu_server.json_size import check_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 
 Make = Callable[[ModelGrammars, str], CheckedGrammar]
-
-
-def form_of(body: GenerationBody) -> AskedForm | None:
-    """None: free text. Raises InvalidRequest, also for more than one form."""
-    return one_form(_forms(body))
-
-
-def shared_forms(body: SharedBody) -> Iterator[AskedForm]:
-    """Of the fields that families have alike."""
-    yield from _texts("grammar", body.grammar, _text)
-    yield from _texts("regex", body.regex, _regex)
-    if body.choice is not None:
-        yield _form("choice", _choices(body.choice))
 
 
 def one_form(forms: Iterator[AskedForm]) -> AskedForm | None:
@@ -59,30 +48,61 @@ def any_object(path: str) -> AskedForm:
     return _form(path, lambda grammars, param: grammars.of_any_object(param))
 
 
+def _form(path: str, make: Make) -> AskedForm:
+    return AskedForm(path, make, path)
+
+
+def _text(gbnf: str, path: str) -> AskedForm:
+    return _form(path, lambda grammars, param: grammars.of_text(gbnf, param))
+
+
+def _regex(pattern: str, path: str) -> AskedForm:
+    return _form(path, lambda grammars, param: grammars.of_regex(pattern, param))
+
+
+def _choices(choices: list[str], path: str) -> AskedForm:
+    return _form(path, lambda grammars, param: grammars.of_choices(choices, param))
+
+
+Fields = Mapping[str, Callable[..., AskedForm]]
+"""What makes a form of the value of each field, and of its path."""
+_SHARED: Fields = {"grammar": _text, "regex": _regex, "choice": _choices}
+_GENERATION: Fields = {
+    "grammar": _text,
+    "guided_grammar": _text,
+    "regex": _regex,
+    "guided_regex": _regex,
+    "choice": _choices,
+    "guided_choice": _choices,
+    "json_schema": schema_form,
+    "guided_json": schema_form,
+}
+_STRUCTURED_OUTPUTS: Fields = {
+    "json_schema": schema_form,
+    "regex": _regex,
+    "choice": _choices,
+    "grammar": _text,
+}
+
+
+def _given(body: Body, fields: Fields, at: str = "") -> Iterator[AskedForm]:
+    """The forms of those fields that the client has sent; `at` is the object that they stand in."""
+    for name, form in fields.items():
+        if (value := getattr(body, name)) is not None:
+            yield form(value, at + (type(body).model_fields[name].alias or name))
+
+
+def shared_forms(body: SharedBody) -> Iterator[AskedForm]:
+    """Of the fields that families have alike."""
+    return _given(body, _SHARED)
+
+
 def _forms(body: GenerationBody) -> Iterator[AskedForm]:
     if body.response_format is not None:
         yield from _of_format(body.response_format)
-    yield from _texts("grammar", body.grammar, _text)
-    yield from _texts("guided_grammar", body.guided_grammar, _text)
-    yield from _texts("regex", body.regex, _regex)
-    yield from _texts("guided_regex", body.guided_regex, _regex)
-    for name, choices in (("choice", body.choice), ("guided_choice", body.guided_choice)):
-        if choices is not None:
-            yield _form(name, _choices(choices))
-    for name, schema in (("json_schema", body.json_schema), ("guided_json", body.guided_json)):
-        if schema is not None:
-            yield schema_form(schema, name)
+    yield from _given(body, _GENERATION)
     if body.structured_outputs is not None:
         yield from _of_structured_outputs(body.structured_outputs)
-
-
-def _texts(path: str, given: str | None, make: Callable[[str], Make]) -> Iterator[AskedForm]:
-    if given is not None:
-        yield _form(path, make(given))
-
-
-def _form(path: str, make: Make) -> AskedForm:
-    return AskedForm(path, make, path)
 
 
 def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
@@ -101,33 +121,12 @@ def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
 
 def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[AskedForm]:
     at = "structured_outputs"
-    inner: list[AskedForm] = []
-    if wanted.json_schema is not None:
-        inner.append(schema_form(wanted.json_schema, f"{at}.json"))
-    if wanted.regex is not None:
-        inner.append(_form(f"{at}.regex", _regex(wanted.regex)))
-    if wanted.choice is not None:
-        inner.append(_form(f"{at}.choice", _choices(wanted.choice)))
-    if wanted.grammar is not None:
-        inner.append(_form(f"{at}.grammar", _text(wanted.grammar)))
+    inner = list(_given(wanted, _STRUCTURED_OUTPUTS, f"{at}."))
     if wanted.json_object:
         inner.append(any_object(f"{at}.json_object"))
     if not inner:
-        message = f"'{at}' needs one of 'json', 'regex', 'choice', 'grammar', 'json_object'."
-        raise wrong(message, at)
+        raise wrong(f"'{at}' needs one of 'json', 'regex', 'choice', 'grammar', 'json_object'.", at)
     yield from inner
-
-
-def _text(gbnf: str) -> Make:
-    return lambda grammars, param: grammars.of_text(gbnf, param)
-
-
-def _regex(pattern: str) -> Make:
-    return lambda grammars, param: grammars.of_regex(pattern, param)
-
-
-def _choices(choices: list[str]) -> Make:
-    return lambda grammars, param: grammars.of_choices(choices, param)
 
 
 def _parsed(text: str, path: str) -> JsonObject:
@@ -167,21 +166,17 @@ def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: A
 
 
 def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str) -> Ask:
-    """Raises InvalidRequest."""
-    ask = shared_ask(body, prompt, id_prefix=id_prefix, form=form_of(body))
+    ask = shared_ask(body, prompt, id_prefix=id_prefix, form=one_form(_forms(body)))
+    check_stream_options(body.stream_options, stream=body.stream)
     return msgspec.structs.replace(
         ask,
         n=body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        include_usage=_include_usage(body),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
     )
 
 
-def _include_usage(body: GenerationBody) -> bool:
-    """Raises InvalidRequest for `stream_options` without a stream."""
-    if body.stream_options is None:
-        return False
-    if not body.stream:
-        message = "'stream_options' is only allowed together with 'stream'."
-        raise wrong(message, "stream_options")
-    return bool(body.stream_options.include_usage)
+def check_stream_options(given: object, *, stream: bool | None) -> None:
+    """Raises InvalidRequest for options without a stream."""
+    if given is not None and not stream:
+        raise wrong("'stream_options' is only allowed together with 'stream'.", "stream_options")

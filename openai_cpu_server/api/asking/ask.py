@@ -15,7 +15,6 @@ import msgspec
 from pydantic import JsonValue
 
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 
@@ -183,12 +182,3 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     def is_slow(self) -> bool:
         """It may take more than some milliseconds: it is long, or has something to compile."""
         return self.num_bytes > LONG_BODY or self.form is not None or self.tools is not None
-
-
-def missing(path: str) -> InvalidRequest:
-    message = f"Missing required parameter: '{path}'."
-    return InvalidRequest(message, param=path, code="missing_required_parameter")
-
-
-def wrong(message: str, path: str) -> InvalidRequest:
-    return InvalidRequest(message, param=path, code="invalid_value")

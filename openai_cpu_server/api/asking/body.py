@@ -6,7 +6,7 @@ Tags stand in angle brackets: pydantic puts them into an error's path, and `pars
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Union
+from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import AfterValidator, Discriminator, Field, JsonValue, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
@@ -32,6 +32,8 @@ from openai_cpu_server.http.unheeded import (
     Refusals,
 )
 
+T = TypeVar("T")
+
 
 def _text_or_list(value: object) -> str | None:
     if isinstance(value, str):
@@ -55,11 +57,26 @@ def _prompt_kind(value: object) -> str | None:
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
+def by_type(*known: str) -> Discriminator:
+    """Tells objects of these types from all others."""
+
+    def kind(value: object) -> str:
+        name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"<{name}>" if name in known else "<other>"
+
+    return Discriminator(kind)
+
+
 TEXT_OR_LIST = Discriminator(
     _text_or_list,
     custom_error_type="text_or_list",
     custom_error_message="Input should be a string or an array",
 )
+
+TextOrList = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[T, Tag("<list>")]], TEXT_OR_LIST]
+Listed = Annotated[list[T], Field(fail_fast=True)]
+Some = Annotated[list[T], Field(min_length=1, fail_fast=True)]
+"""One at least."""
 
 PROMPT_KIND = Discriminator(
     _prompt_kind,
@@ -75,7 +92,7 @@ DOCUMENT_KIND = Discriminator(
 )
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+Tokens = Some[int]
 
 MAX_STOPS = 64
 """Four times what most services take: editors that complete code send more than 16."""
@@ -90,9 +107,9 @@ Stop = Annotated[
 Prompt = Annotated[
     Union[
         Annotated[str, Tag("<text>")],
-        Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("<texts>")],
+        Annotated[Some[str], Tag("<texts>")],
         Annotated[Tokens, Tag("<tokens>")],
-        Annotated[list[Tokens], Field(min_length=1, fail_fast=True), Tag("<token lists>")],
+        Annotated[Some[Tokens], Tag("<token lists>")],
     ],
     PROMPT_KIND,
 ]
@@ -128,17 +145,14 @@ def _no_dust(number: float) -> float:
     return 0.0 if abs(number) < SMALLEST else number
 
 
-def _typical(number: float) -> float:
-    return max(number, TYPICAL_P.least)
-
-
-def _greedy(temperature: float) -> float:
-    return 0.0 if temperature < COLDEST else temperature
-
-
-Temperature = Annotated[float, Field(ge=TEMPERATURE.least, le=TEMPERATURE.most), AfterValidator(_greedy)]
+Temperature = Annotated[
+    float,
+    Field(ge=TEMPERATURE.least, le=TEMPERATURE.most),
+    AfterValidator(lambda temperature: 0.0 if temperature < COLDEST else temperature),
+]
 Share = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
-TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), AfterValidator(_typical)]
+_Raised = AfterValidator(lambda number: max(number, TYPICAL_P.least))
+TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), _Raised]
 RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
 Penalty = Annotated[float, Field(ge=USAGE_PENALTY.least, le=USAGE_PENALTY.most), AfterValidator(_no_dust)]
 Bias = Annotated[float, Field(ge=LOGIT_BIAS.least, le=LOGIT_BIAS.most)]
@@ -169,7 +183,13 @@ SchemaOrText = Annotated[
         custom_error_message="Input should be a JSON Schema, as an object or as text",
     ),
 ]
-Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+Choices = Some[str]
+
+
+class OpenBody(Body):
+    """Fields that are not known here are ignored, and named."""
+
+    is_open: ClassVar[bool] = True
 
 
 class JsonSchemaFormat(Body):
@@ -198,10 +218,8 @@ class StructuredOutputs(Body):
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class OpenRouterReasoning(Body):
+class OpenRouterReasoning(OpenBody):
     """OpenRouter's object."""
-
-    is_open: ClassVar[bool] = True
 
     effort: Effort | None = None
     max_tokens: Count | None = None
@@ -210,10 +228,8 @@ class OpenRouterReasoning(Body):
     """The model thinks, and the answer does not tell what."""
 
 
-class ThinkingSwitch(Body):
+class ThinkingSwitch(OpenBody):
     """Anthropic's object, which DeepSeek, GLM and Kimi have in chat completions."""
-
-    is_open: ClassVar[bool] = True
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Count | None = None
@@ -267,8 +283,7 @@ Tier = Annotated[str, Field(max_length=64)]
 
 
 class SharedBody(Body):
-    """Fields that mean the same in most families. How to sample is told by `resolve/sampling.py`, all else by
-    `asking/bodies.py`."""
+    """Fields that mean the same in most families. `sampling` tells how to sample, `as_ask` all else."""
 
     model: str | None = None
     stream: bool | None = None

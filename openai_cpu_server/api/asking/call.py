@@ -69,7 +69,6 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
     """For each function that may be called: its parameters that stand in the output as raw text."""
 
     def reader(self) -> OutputReader:
-        """A reader for one output."""
         return self.form.reader(self.functions, at_start=self.at_start)
 
 
@@ -183,7 +182,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return PartsReader(answer, hides_thoughts=thinking is not None and thinking.is_hidden)
 
     def prompt_of(self, index: int) -> Prompt:
-        """The prompt of the request at this index."""
         return self.prompts[index // self.best_of]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -50,6 +51,11 @@ ROUTED_WHY = "x-routed-why"
 
 def asked_of(ask: Ask, sender: Sender) -> RouterInput:
     texts, request, given_tokens = _prompt(ask)
+    identity = sender.identity
+    # The holder of a key goes before all else; without one it is the key, else the address.
+    holder = Client.of(identity, None).label
+    # Users of one key with a name are several, for a router.
+    nameless = Identity(None, identity.digest, identity.address)
     return RouterInput(
         texts=texts,
         request=request,
@@ -58,8 +64,8 @@ def asked_of(ask: Ask, sender: Sender) -> RouterInput:
         has_tools=ask.tools is not None,
         has_schema=ask.form is not None,
         stream=ask.stream,
-        user=Client.of(_nameless(sender.identity), ask.user).label if ask.user else _holder(sender.identity),
-        key=_holder(sender.identity),
+        user=Client.of(nameless, ask.user).label if ask.user else holder,
+        key=holder,
     )
 
 
@@ -92,33 +98,15 @@ def _prompt(ask: Ask) -> tuple[tuple[str, ...], str, int]:
     return texts, texts[-1] if texts else "", sum(ids)
 
 
-def _holder(identity: Identity) -> str:
-    """The holder of a key goes before all else; without one it is the key, else the address."""
-    return Client.of(identity, None).label
-
-
-def _nameless(identity: Identity) -> Identity:
-    """Users of one key with a name are several, for a router."""
-    return Identity(None, identity.digest, identity.address)
-
-
 Holding = Callable[[], Awaitable[list[TimedEvent]]]
 
 
-async def _await(holding: Holding) -> list[TimedEvent]:
-    return await holding()
-
-
-def _unheard(running: RunningCall) -> None:
-    """Nobody can cancel it by name."""
-
-
 class CascadeAttempt(NamedTuple):
-    """Who looks after an answer that is held."""
+    """Who looks after an answer that is held: by itself nobody, who could leave or cancel it by name."""
 
-    watched: Callable[[Holding], Awaitable[list[TimedEvent]]] = _await
+    watched: Callable[[Holding], Awaitable[list[TimedEvent]]] = lambda holding: holding()
     """Does the work as long as somebody wants it."""
-    submitted: Callable[[RunningCall], None] = _unheard
+    submitted: Callable[[RunningCall], None] = lambda running: None
     """Is told of the call that may be cancelled meanwhile."""
 
 
@@ -158,50 +146,39 @@ class AskedModel(NamedTuple):
     """What routers had to say about it."""
 
 
+@dataclass(frozen=True)
 class GenerationService:
     """Turns what a client asks for into a call that runs."""
 
-    def __init__(
-        self, models: ModelRegistry, options: ApiOptions, recall: AnswerLookup | None = None
-    ) -> None:
-        """`recall`: None is no cache of answers."""
-        self._models = models
-        self._options = options
-        self._recall = recall
+    models: ModelRegistry
+    options: ApiOptions
+    recall: AnswerLookup | None = None
+    """None: there is no cache of answers."""
 
     async def begin(
-        self, ask: Ask, context: RequestContext, trial: CascadeAttempt = UNWATCHED
+        self, ask: Ask, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
         """Whoever gets the call must enter it. Raises ModelNotFound and its kin, InvalidRequest and its kin,
         the limits of keys and of queues, and EngineUnavailable."""
-        return await _Begun(self._models, self._options, self._recall, ask, context).run(trial)
+        return await _AskOnItsWay(self, ask, context).run(attempt)
 
 
-class _Begun:
-    """One ask on its way."""
-
-    def __init__(
-        self,
-        models: ModelRegistry,
-        options: ApiOptions,
-        recall: AnswerLookup | None,
-        ask: Ask,
-        context: RequestContext,
-    ) -> None:
-        self._models = models
-        self._options = options
-        self._recall = recall
+class _AskOnItsWay:
+    def __init__(self, service: GenerationService, ask: Ask, context: RequestContext) -> None:
+        self._models = service.models
+        self._options = service.options
+        self._recall = service.recall
         self._ask = ask
         self._context = context
         self._ticket = context.ticket
 
-    async def run(self, trial: CascadeAttempt) -> RunningCall:
+    async def run(self, attempt: CascadeAttempt) -> RunningCall:
         """Of a cascade: the small model's answer, if that is good enough; else the large one is asked."""
         goal = await self._goal()
         routed = goal.routed
         if routed is None or routed.cascade is None:
             return await self._submitted(goal)
-        tried = await self._tried(goal, routed, routed.cascade, trial)
+        tried = await self._tried(goal, routed, routed.cascade, attempt)
         if isinstance(tried, RunningCall):
             return tried
         await self._context.refund()
@@ -214,20 +191,18 @@ class _Begun:
         ask, allowed = self._ask, self._context.identity.allowed_models
         router = self._models.router(ask.model, allowed)
         if router is None:
-            return AskedModel(
-                choose_able(self._models, ask.model, allowed, Ability.GENERATE, adapter=ask.lora)
-            )
+            chosen = choose_able(self._models, ask.model, allowed, Ability.GENERATE, adapter=ask.lora)
+            return AskedModel(chosen)
         if ask.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
             raise InvalidRequest(message, param="lora", code="unsupported_value")
-        asked, who = asked_of(ask, self._context.sender), questioner(ask, self._context.sender)
-        routed = await follow(self._models, router, asked, who, ask.model or router.name)
+        asked, caller = asked_of(ask, self._context.sender), questioner(ask, self._context.sender)
+        routed = await follow(self._models, router, asked, caller, ask.model or router.name)
         if routed.cascade is None:  # else it is known when the small model's answer has been judged
             self._ticket.sent_to(taken(routed))
         return AskedModel(routed.chosen, routed)
 
     async def _submitted(self, goal: AskedModel) -> RunningCall:
-        """Resolves for this model and submits."""
         call = await self._resolved(goal)
         recalled = await self._recalled(call, goal.chosen)
         running = await self._running(recalled, goal.chosen)
@@ -249,7 +224,7 @@ class _Begun:
         self._ticket.priority = call.priority
         if self._recall is None:
             return RecalledAnswer(call)
-        return await self._recall.find(call, chosen, self._context.identity, self._ticket)
+        return await self._recall.find(call, chosen, self._context)
 
     async def _running(self, recalled: RecalledAnswer, chosen: ChosenModel) -> RunningCall | None:
         """The call, or its earlier answer. None: the model has been replaced."""
@@ -278,7 +253,7 @@ class _Begun:
         return generation
 
     async def _tried(
-        self, goal: AskedModel, routed: RoutedCall, cascade: Cascade, trial: CascadeAttempt
+        self, goal: AskedModel, routed: RoutedCall, cascade: Cascade, attempt: CascadeAttempt
     ) -> RunningCall | RouteDecision:
         """The small model's answers, held, or why the large one is to answer."""
         try:
@@ -287,9 +262,9 @@ class _Begun:
             first = await self._running(recalled, goal.chosen)
             if first is None:
                 raise EngineUnavailable("The model is being replaced.")
-            trial.submitted(first)
+            attempt.submitted(first)
             async with first:
-                heard = await trial.watched(first.hold)
+                heard = await attempt.watched(first.hold)
         except PromptTooLong as error:
             return RouteDecision(cascade.large, RouteReason.TOO_LONG, str(error))
         except (EngineUnavailable, ModelTooLarge, QueueFull, GenerationFailed, ConstraintFailed) as error:

@@ -8,19 +8,11 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import (
-    Ask,
-    AskedForm,
-    AskedFunction,
-    AskedTools,
-    JsonObject,
-    ToolUse,
-    wrong,
-)
+from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedFunction, AskedTools, JsonObject, ToolUse
 from openai_cpu_server.api.asking.call import CallThinking, ToolCallStyle
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.tool_formats import Callee, Parameter, Spelling, ToolFormat
 
@@ -266,9 +258,9 @@ class ToolOutputs:
         )
         return PlannedOutput(constraint, unenforced, style, is_free=is_auto and answer is None)
 
-    def _offers(self, plan: ToolPlan, spent: float) -> list[_Offer]:
+    def _offers(self, plan: ToolPlan, spent: float) -> list[_OfferedFunction]:
         """`spent`: what the answer's grammar has cost. Raises InvalidRequest where all cost too much."""
-        offers: list[_Offer] = []
+        offers: list[_OfferedFunction] = []
         for index, function in enumerate(plan.callable):
             offers.append(self._offer(index, function))
             spent += offers[-1].share
@@ -280,7 +272,9 @@ class ToolOutputs:
                 raise wrong(message, function.schema_path)
         return offers
 
-    def _constraint(self, plan: ToolPlan, offers: Sequence[_Offer], answer: AnswerForm | None) -> Constraint:
+    def _constraint(
+        self, plan: ToolPlan, offers: Sequence[_OfferedFunction], answer: AnswerForm | None
+    ) -> Constraint:
         form, several = self._form, plan.several
         callees = [offer.callee for offer in offers]
         parts = {rule: part for offer in offers for rule, part in offer.parts.items()}
@@ -308,7 +302,7 @@ class ToolOutputs:
             )
             raise InvalidRequest(message, param=answer.field, code="unsupported_parameter")
 
-    def _offer(self, index: int, function: AskedFunction) -> _Offer:
+    def _offer(self, index: int, function: AskedFunction) -> _OfferedFunction:
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
             message = f"Invalid schema for function '{function.name}': its type must be 'object'."
@@ -319,12 +313,14 @@ class ToolOutputs:
         if self._form.splits_parameters:
             split = SplitParameters(function, typed, self._grammars, rule)
             callee = Callee(function.name, rule, split.parameters)
-            return _Offer(callee, split.parts, split.unenforced, split.share)
+            return _OfferedFunction(callee, split.parts, split.unenforced, split.share)
         grammar = self._grammars.of_schema(typed, function.schema_path, strict=function.is_strict)
-        return _Offer(Callee(function.name, rule), {rule: grammar.rules}, grammar.unenforced, grammar.share)
+        return _OfferedFunction(
+            Callee(function.name, rule), {rule: grammar.rules}, grammar.unenforced, grammar.share
+        )
 
 
-class _Offer(msgspec.Struct, frozen=True):
+class _OfferedFunction(msgspec.Struct, frozen=True):
     """A function as the grammar has it, with the grammars of what it names."""
 
     callee: Callee

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Union
 
 from openai_cpu_server.answers.store import LastTurn
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedTexts, wrong
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedTexts
 from openai_cpu_server.api.asking.call import Prompt, fingerprint
 from openai_cpu_server.api.asking.output import ToolPlan
 from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.asking.thinking import thinking_plan
 from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
-from openai_cpu_server.errors import InvalidRequest, TemplateFailed
+from openai_cpu_server.errors import InvalidRequest, TemplateFailed, wrong
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Written, whole_prompt
 from openai_cpu_server.prompt.template import fim_tokens
@@ -37,7 +38,6 @@ class PromptMaker:
         self._info = info
 
     def prompt(self, messages: Messages) -> ChatPrompt:
-        """Raises InvalidRequest."""
         try:
             return self._rendered(messages, self.thinking.variables)
         except TemplateFailed as error:
@@ -123,8 +123,8 @@ def _ways(messages: list[AskedMessage]) -> list[list[AskedMessage]]:
     head = [one for one in messages[:1] if one.role == "system"]
     exchanges = _split(messages[len(head) :], "user")
     last = _split(exchanges[-1], "assistant") if exchanges else []
-    ways = [head + _joined(exchanges[count:]) for count in _counts(len(exchanges))]
-    ways += [head + last[0] + _joined(last[count:]) for count in range(2, len(last))]
+    ways = [[*head, *chain(*exchanges[count:])] for count in _counts(len(exchanges))]
+    ways += [[*head, *last[0], *chain(*last[count:])] for count in range(2, len(last))]
     return ways
 
 
@@ -145,10 +145,6 @@ def _split(messages: Messages, role: str) -> list[list[AskedMessage]]:
     return parts
 
 
-def _joined(parts: Sequence[Messages]) -> list[AskedMessage]:
-    return [one for part in parts for one in part]
-
-
 Text = Union[str, Sequence[int]]
 
 
@@ -166,7 +162,7 @@ def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo:
     tokens = _tokens(prompt, tokenizer, most_tokens, add_special=True)
     if not tokens:
         message = "Invalid value for 'prompt': it is empty, and this model has no token to begin with."
-        raise InvalidRequest(message, param="prompt", code="invalid_value")
+        raise wrong(message, "prompt")
     return Prompt(tokens, _text(prompt, tokenizer) if echo else None)
 
 

@@ -6,7 +6,7 @@ import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Union
+from typing import Generic, NamedTuple, Protocol, TypeVar, Union
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -41,6 +41,11 @@ class GatheredAnswer:
         self.logprobs.extend(event.logprobs)
         self.prompt_logprobs.extend(event.prompt_logprobs)
         self.finish = event.finish
+
+    @property
+    def ended(self) -> Finish:
+        assert self.finish is not None, "an answer is rendered after its end"
+        return self.finish
 
     @property
     def text(self) -> str:
@@ -104,37 +109,36 @@ class Chunk(NamedTuple):
     """The event's name, in APIs whose events have names."""
 
 
-class Renderer(Protocol):
-    """Tells one answer as it comes. All methods return what is to be sent next, often nothing."""
+class Renderer:
+    """Tells one answer as it comes. All methods return what is to be sent next, often nothing: this one says
+    nothing but the answer, and what it failed with."""
 
-    @property
-    def last_words(self) -> bytes | None:
-        """What an event stream says when all went well (`[DONE]`); None: nothing."""
-        ...
+    last_words: bytes | None = None
+    """What an event stream says when all went well (`[DONE]`); None: nothing."""
 
     def begin(self) -> Sequence[Chunk]:
         """The call was submitted."""
-        ...
+        return ()
 
     def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
         """The call has a place in the queue, or waits for its model. Nothing: a comment says so instead."""
-        ...
+        return ()
 
     def silence(self) -> Sequence[Chunk]:
         """Nothing was said for a while. Nothing: a comment shows that the server lives."""
-        ...
+        return ()
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         """Raises GenerationFailed for an end that is nobody's result."""
-        ...
+        raise NotImplementedError
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         """All sequences have ended well."""
-        ...
+        raise NotImplementedError
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         """The call has failed; nothing follows."""
-        ...
+        return (Chunk(msgspec.json.encode(error), "error"),)
 
 
 class AnswerRenderer(Protocol):
@@ -168,6 +172,40 @@ class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
 
 
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+class Completion(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
+    """An answer with choices."""
+
+    id: str
+    object: str = ""
+    """Each kind has its own."""
+    created: int
+    model: str
+    choices: list[C]
+    usage: Usage
+    timings: dict[str, float]
+    service_tier: Tier = UNSET
+    system_fingerprint: str
+    metadata: Metadata = UNSET
+
+
+def completion(kind: type[Completion[C]], call: Call, choices: list[C], figures: Figures) -> bytes:
+    whole = kind(
+        id=call.id,
+        created=call.created,
+        model=call.model,
+        choices=choices,
+        usage=Usage.of(figures),
+        timings=timings(figures),
+        service_tier=service_tier(call),
+        system_fingerprint=call.fingerprint,
+        metadata=UNSET if call.metadata is None else call.metadata,
+    )
+    return msgspec.json.encode(whole)
+
+
 def new_tool_call_id() -> str:
     return "call_" + random_letters()
 
@@ -188,17 +226,11 @@ def service_tier(call: Call) -> Tier:
     return UNSET if call.service_tier is None else call.service_tier
 
 
-def metadata(call: Call) -> Metadata:
-    return UNSET if call.metadata is None else call.metadata
-
-
 def timings(figures: Figures) -> dict[str, float]:
     """Where the time of a call went. Milliseconds and rates have three decimals."""
+    milliseconds = ("queue_ms", "prefill_ms", "generation_ms", "latency_ms")
     return {
-        "queue_ms": round(figures.queue_ms, 3),
-        "prefill_ms": round(figures.prefill_ms, 3),
-        "generation_ms": round(figures.generation_ms, 3),
-        "latency_ms": round(figures.latency_ms, 3),
+        **{name: round(getattr(figures, name), 3) for name in milliseconds},
         "tokens_generated": figures.output_tokens,
         "tokens_per_second": round(figures.tokens_per_second, 3),
         "preemptions": figures.preemptions,
@@ -248,32 +280,12 @@ def one_line(encoded: bytes) -> bytes:
     )
 
 
-class ChoiceStream(Protocol):
-    def choices(self, event: TokenEvent) -> list[bytes]:
-        """What the event adds to one choice, as the elements of `choices`, one for each chunk."""
-        ...
+ChoiceStream = Callable[[TokenEvent], list[bytes]]
+"""What an event adds to one choice, as the elements of `choices`, one for each chunk."""
 
 
-class QuietStream:
-    """What a `Renderer` does whose stream says nothing but the answer and what it failed with."""
-
-    last_words: bytes | None = None
-
-    def begin(self) -> Sequence[Chunk]:
-        return ()
-
-    def waits(self, news: QueuePlace | ModelLoading) -> Sequence[Chunk]:
-        return ()
-
-    def silence(self) -> Sequence[Chunk]:
-        return ()
-
-    def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        return (Chunk(msgspec.json.encode(error), "error"),)
-
-
-class ChunkStream(QuietStream):
-    """A `Renderer` for the families whose chunks have `choices`; all that is alike is encoded once."""
+class ChunkStream(Renderer):
+    """For the families whose chunks have `choices`; all that is alike is encoded once."""
 
     last_words = b"[DONE]"
 
@@ -293,7 +305,7 @@ class ChunkStream(QuietStream):
         self._choices = choices
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
-        choices = self._choices[event.id].choices(event)
+        choices = self._choices[event.id](event)
         return [Chunk(self._open + choice + self._close) for choice in choices]
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
@@ -320,20 +332,24 @@ class TokenEntry(msgspec.Struct, frozen=True):
 
 class ContentScores:
     """Log-probabilities of one output's answer alone, as `logprobs.content` has them, and not of thoughts or
-    their marks. What may still be one is held back."""
+    their marks. What may still be one is held back, and the rest until its text is told."""
 
     def __init__(self) -> None:
         self._num_heard = 0
         self._held: list[TokenLogprob] = []
+        self._known: list[TokenLogprob] = []
 
-    def known(self, event: TokenEvent) -> list[TokenLogprob]:
-        """Those of the answer that are known with this event."""
+    def hear(self, event: TokenEvent) -> None:
         self._num_heard += len(event.logprobs)
         self._held += event.logprobs
-        if event.answer_start is None:
-            return []
-        first = max(0, event.answer_start - self._num_heard + len(self._held))
-        known, self._held = self._held[first:], []
+        if event.answer_start is not None:
+            first = max(0, event.answer_start - self._num_heard + len(self._held))
+            self._known += self._held[first:]
+            self._held = []
+
+    def take(self) -> list[TokenLogprob]:
+        """Those of the answer that are known and were not taken yet."""
+        known, self._known = self._known, []
         return known
 
 
@@ -348,10 +364,6 @@ def chat_logprobs(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> ChatL
 
 def _entry(entry: TokenLogprob, pieces: ShownPieces) -> TokenEntry:
     piece = pieces[entry.token]
-    top = [_top(token, logprob, pieces) for token, logprob in entry.top]
+    others = [(pieces[token], finite(logprob)) for token, logprob in entry.top]
+    top = [TopToken(other.text, logprob, other.bytes) for other, logprob in others]
     return TokenEntry(piece.text, finite(entry.logprob), piece.bytes, top)
-
-
-def _top(token: int, logprob: float, pieces: ShownPieces) -> TopToken:
-    piece = pieces[token]
-    return TopToken(piece.text, finite(logprob), piece.bytes)

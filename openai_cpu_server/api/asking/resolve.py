@@ -61,7 +61,9 @@ def resolve(ask: Ask, asking: ModelContext) -> Call:
     try:
         return _resolved(ask, asking)
     except (InvalidRequest, PromptTooLong) as error:
-        shorter = _shorter(ask, asking) if _is_too_long(error) else None
+        # Only where it is too long could fewer messages help.
+        is_too_long = isinstance(error, PromptTooLong) or error.code == _TOO_LONG
+        shorter = _shorter(ask, asking) if is_too_long else None
         if shorter is None:
             raise
     return _resolved(shorter, asking)
@@ -84,7 +86,7 @@ def _resolved(ask: Ask, asking: ModelContext) -> Call:
     choices = choices_of(ask, asking.options)
     prepared = _prepared(ask, asking)
     check_ends(ask, prepared.output)
-    return _call(ask, asking, prepared, choices, ask.id_prefix + secrets.token_hex(12))
+    return _call(ask, asking, prepared, choices)
 
 
 # -- prompts ---------------------------------------------------------------------------------------------
@@ -124,11 +126,6 @@ def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel) -> PlannedOutpu
     return ToolOutputs(model.tool_format, model.grammars, model.tokenizer).of_plan(plan, answer)
 
 
-def _is_too_long(error: InvalidRequest | PromptTooLong) -> bool:
-    """Whether fewer messages could help."""
-    return isinstance(error, PromptTooLong) or error.code == _TOO_LONG
-
-
 def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
     """None: nothing may be left out, or even what must stay is too long."""
     conversation = ask.prompt
@@ -157,12 +154,11 @@ def _with(ask: Ask, messages: Sequence[AskedMessage]) -> Ask:
 # -- the call --------------------------------------------------------------------------------------------
 
 
-def _call(
-    ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: NumChoices, call_id: str
-) -> Call:
+def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: NumChoices) -> Call:
+    call_id = ask.id_prefix + secrets.token_hex(12)
     prompts, output = prepared.prompts, prepared.output
     alike = _request(ask, asking, output, choices)
-    rooms = [_room(ask, prompt, asking) for prompt in prompts]
+    rooms = [output_room(ask, len(prompt.tokens), asking.info, asking.options) for prompt in prompts]
     asked_tokens = _asked_tokens(ask, rooms, choices.made)
     context_ends_it = any(room.context_ends_it for room in rooms)
     is_repeatable = alike.sampling.temperature == 0 or ask.is_seeded
@@ -235,12 +231,6 @@ def _request(ask: Ask, asking: ModelContext, output: PlannedOutput, choices: Num
         # What the model writes between thoughts, text and tool calls is for the reader of its output to see.
         show_control_tokens=output.tool_calls is not None or output.shows_marks,
     )
-
-
-def _room(ask: Ask, prompt: Prompt, asking: ModelContext) -> OutputRoom:
-    """Output tokens that a choice of this prompt may have."""
-    num_tokens = len(prompt.tokens)
-    return output_room(ask.max_tokens, num_tokens, asking.info, asking.options, param=ask.prompt.path)
 
 
 def _requests(

@@ -3,7 +3,7 @@ somebody is there."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -19,17 +19,16 @@ from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
 from openai_cpu_server.api.asking.renderer import AnswerRenderer, Chunk, GatheredAnswer, Renderer
 from openai_cpu_server.api.asking.resolve import prompt_tokens
-from openai_cpu_server.api.asking.running import RunningCall, Said
+from openai_cpu_server.api.asking.running import RunningCall, Said, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import BodyQuota, in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, Ticket, context_of, ticket_of
-from openai_cpu_server.http.errors import ErrorObject, error_object, json_response
+from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
-from openai_cpu_server.models.served import ServedModel
 
 T = TypeVar("T")
 
@@ -62,9 +61,30 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
     scope.cancel()
 
 
+UNKEPT = {"cache-control": "no-cache"}
 _FAREWELL_S = 1.0
 """When the server ends, a stream may still say that it does."""
 _KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+
+
+def event_source(
+    told: AsyncIterator[bytes],
+    headers: Mapping[str, str],
+    *,
+    keep_alive_s: float,
+    sign: Callable[[], ServerSentEvent] = lambda: _KEEP_ALIVE,
+    grace_s: float = 0,
+) -> EventSourceResponse:
+    """Server-sent events, with a `sign` of life where nothing comes for so long. `grace_s`: so long it may go
+    on when the server ends."""
+    return EventSourceResponse(
+        told,
+        headers=headers,
+        sep="\n",
+        ping=keep_alive_s,
+        ping_message_factory=sign,
+        shutdown_grace_period=grace_s,
+    )
 
 
 class _Encoded(ServerSentEvent):
@@ -99,37 +119,35 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         ticket = ticket_of(scope)
+        response = event_source(
+            self._messages(ticket),
+            {**UNKEPT, **self._running.call.headers},
+            keep_alive_s=self._keep_alive_s,
+            sign=self._keep_alive,
+            grace_s=_FAREWELL_S,
+        )
         try:
             async with self._running:
-                await self._response(ticket)(scope, receive, send)
+                await response(scope, receive, send)
         finally:
             if not self._is_told:
                 ticket.client_gone()
 
-    def _response(self, ticket: Ticket) -> EventSourceResponse:
-        return EventSourceResponse(
-            self._messages(ticket),
-            headers={"cache-control": "no-cache", **self._running.call.headers},
-            sep="\n",
-            ping=self._keep_alive_s,
-            ping_message_factory=self._keep_alive,
-            shutdown_grace_period=_FAREWELL_S,
-        )
-
     async def _messages(self, ticket: Ticket) -> AsyncIterator[bytes]:
         try:
             async for said in self._told:
-                yield self._news(said) if isinstance(said, (QueuePlace, ModelLoading)) else events(said)
+                told = events(chunks_of(said, self._renderer))
+                if isinstance(said, (QueuePlace, ModelLoading)):
+                    told = told or comment(said)
+                yield told
             self._is_told = True
             if (last_words := self._renderer.last_words) is not None:
                 yield b"data: " + last_words + b"\n\n"
         except Exception as error:
+            # The status is out already, so the last event says what went wrong; no last words follow.
             self._is_told = True
-            yield events(self._renderer.error(_told(error, ticket)))
-
-    def _news(self, news: QueuePlace | ModelLoading) -> bytes:
-        chunks = self._renderer.waits(news)
-        return events(chunks) if chunks else comment(news)
+            ticket.failed(error)
+            yield events(self._renderer.error(error_object(error, request_id=ticket.id)))
 
     def _keep_alive(self) -> ServerSentEvent:
         chunks = self._renderer.silence()
@@ -146,8 +164,7 @@ def comment(news: QueuePlace | ModelLoading) -> bytes:
     events never see."""
     if isinstance(news, ModelLoading):
         return b": model is loading (%d %%)\n\n" % int(100 * news.fraction)
-    place = news
-    return b": queued position=%d first_token_ms=%d\n\n" % (place.position, round(place.first_token_ms))
+    return b": queued position=%d first_token_ms=%d\n\n" % (news.position, round(news.first_token_ms))
 
 
 def _event(chunk: Chunk) -> bytes:
@@ -156,16 +173,32 @@ def _event(chunk: Chunk) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (chunk.event.encode(), chunk.json)
 
 
-def _told(error: Exception, ticket: Ticket) -> ErrorObject:
-    """Logs the failure. The status is out already, so the last event says what went wrong; no last words
-    follow."""
-    ticket.failed(error)
-    return error_object(error, request_id=ticket.id)
-
-
 B = TypeVar("B", bound=Body)
 Gathering = Callable[[], Awaitable[dict[str, GatheredAnswer]]]
 Doing = Callable[[Gathering], Awaitable[dict[str, GatheredAnswer]]]
+
+
+class HeldBody:
+    """A WebSocket's message that waits or is read, and its part of what all bodies may have."""
+
+    def __init__(self, data: bytes, held: BodyQuota) -> None:
+        self.data = data
+        self._held = held
+
+    def take(self) -> bytes:
+        """Gives the data away: nothing is kept of it while the answer waits and is told."""
+        data, self.data = self.data, b""
+        return data
+
+    def release(self) -> None:
+        """It is understood, or will never be."""
+        self.data = b""
+        self._held.release()
+
+
+def not_in_batches(param: str) -> InvalidRequest:
+    message = f"'{param}' is not possible in a batch."
+    return InvalidRequest(message, param=param, code="unsupported_value")
 
 
 class BodyReader(msgspec.Struct, Generic[B], frozen=True):
@@ -193,10 +226,6 @@ class Family(msgspec.Struct, Generic[B], frozen=True):
     renderer: AnswerRenderer
 
 
-async def _do(work: Gathering) -> dict[str, GatheredAnswer]:
-    return await work()
-
-
 class GenerationRoute:
     def __init__(self, family: Family[Any], service: GenerationService, options: ApiOptions) -> None:
         self._family = family
@@ -206,24 +235,26 @@ class GenerationRoute:
     async def create(self, request: Request) -> ASGIApp:
         running = await self._begun(request)
         context_of(request.scope).body.release()
-        return self._streamed(running) if running.call.stream else await self._gathered(request, running)
+        if running.call.stream:
+            return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)
+        body = await self.whole(running, partial(while_connected, request.receive))
+        return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
     async def _begun(self, request: Request) -> RunningCall:
         """It keeps nothing of the body: the call may wait for long."""
-        data, trial = await unkept_body(request), CascadeAttempt(partial(while_connected, request.receive))
-        return await self.begin(data, context_of(request.scope), trial)
+        data, attempt = await unkept_body(request), CascadeAttempt(partial(while_connected, request.receive))
+        return await self.begin(data, context_of(request.scope), attempt)
 
     async def begin(
-        self, data: bytes, context: RequestContext, trial: CascadeAttempt = UNWATCHED
+        self, data: bytes, context: RequestContext, attempt: CascadeAttempt = UNWATCHED
     ) -> RunningCall:
         """Whoever gets the call must enter it. Raises as `GenerationService.begin`."""
-        return await self._service.begin(await self._read(data), context, trial)
+        return await self._service.begin(await self._read(data), context, attempt)
 
     def renderer(self, running: RunningCall) -> Renderer:
-        """The renderer of a call that is streamed."""
         return self._family.renderer.stream(running.call, running.model.pieces)
 
-    async def whole(self, running: RunningCall, do: Doing = _do) -> bytes:
+    async def whole(self, running: RunningCall, do: Doing = lambda work: work()) -> bytes:
         """The answer of a call that is not streamed. `do` does the work as long as somebody wants it."""
         async with running:
             answers = await do(running.gather)
@@ -232,14 +263,10 @@ class GenerationRoute:
         return await off_loop(_shown_bytes(running.call, figures), render)
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The whole answer to a body that came by no request of its own, such as a row of a batch job.
-
-        Raises as `GenerationService.begin`, and what the call failed with.
-        """
+        """The whole answer to a body that came by no request of its own, such as a row of a batch job."""
         ask = await self._read(data)
         if ask.stream:
-            message = "'stream' is not possible in a batch."
-            raise InvalidRequest(message, param="stream", code="unsupported_value")
+            raise not_in_batches("stream")
         running = await self._service.begin(ask, context)
         try:
             return await self.whole(running)
@@ -250,13 +277,6 @@ class GenerationRoute:
     async def _read(self, data: bytes) -> Ask:
         reading = partial(self._family.reader.read, data, lenient=self._options.lenient)
         return await off_loop(len(data), reading)
-
-    def _streamed(self, running: RunningCall) -> ASGIApp:
-        return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)
-
-    async def _gathered(self, request: Request, running: RunningCall) -> Response:
-        body = await self.whole(running, partial(while_connected, request.receive))
-        return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
 
 def _shown_bytes(call: Call, figures: Figures) -> int:
@@ -272,10 +292,6 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
 
 
-def input_tokens(num_tokens: int) -> InputTokens:
-    return InputTokens(input_tokens=num_tokens)
-
-
 class CountRoute:
     """It needs no engine."""
 
@@ -285,21 +301,17 @@ class CountRoute:
         models: ModelRegistry,
         *,
         lenient: bool,
-        told: Callable[[int], msgspec.Struct] = input_tokens,
+        answer: Callable[..., msgspec.Struct] = InputTokens,
     ) -> None:
         self._reader = reader
         self._models = models
         self._lenient = lenient
-        self._told = told
+        self._answer = answer
 
     async def count(self, request: Request) -> Response:
         data = await unkept_body(request)
         ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
-        model = self._model(ask.model, request)
-        num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
-        return json_response(self._told(num_tokens), headers=ask.ignored.headers)
-
-    def _model(self, name: str | None, request: Request) -> ServedModel:
-        """Raises ModelNotFound, WrongModelKind, RouterNotModel."""
         allowed = context_of(request.scope).identity.allowed_models
-        return choose_able(self._models, name, allowed, Ability.GENERATE).model
+        model = choose_able(self._models, ask.model, allowed, Ability.GENERATE).model
+        num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
+        return json_response(self._answer(input_tokens=num_tokens), headers=ask.ignored.headers)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from itertools import chain
-from types import TracebackType
-from typing import NamedTuple, Protocol, Union
+from typing import Any, NamedTuple, Union
 
 import msgspec
 
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import Chunk, GatheredAnswer, Renderer, cached_tokens
-from openai_cpu_server.contract.engine import Generation
+from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.errors import DeadlineExceeded, ServerError
@@ -24,13 +24,7 @@ from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 
-class Limited(Protocol):
-    """What is being computed for a call."""
-
-    def fail_in(self, seconds: float, error: ServerError) -> None: ...
-
-
-def limit_time(work: Limited, ticket: Ticket, *limits_s: float | None) -> None:
+def limit_time(work: Generation | Embedding, ticket: Ticket, *limits_s: float | None) -> None:
     """Keeps the shortest of the limits, the client's or the server's. The call's time began when it came
     in."""
     given_s = [limit_s for limit_s in limits_s if limit_s is not None]
@@ -54,22 +48,13 @@ class ReplayedGeneration:
 
     def __init__(self, heard: Sequence[TimedEvent], figures: Figures) -> None:
         self._heard = heard
-        self._figures = figures
+        self.figures = figures
         self.arrived_s = 0.0
-
-    @property
-    def figures(self) -> Figures:
-        return self._figures
 
     async def __aenter__(self) -> ReplayedGeneration:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Nothing runs any more."""
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
@@ -129,6 +114,11 @@ Said = Union[QueuePlace, ModelLoading, Sequence[Chunk]]
 """What a client that streams is told: its place in the queue, or a part of the answer."""
 
 
+def chunks_of(said: Said, renderer: Renderer) -> Sequence[Chunk]:
+    """What is sent of it."""
+    return renderer.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
+
+
 class RunningCall:
     """A call that was submitted. `async with` it: leaving ends what still runs, and counts what there was."""
 
@@ -156,13 +146,8 @@ class RunningCall:
         await self._generation.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._generation.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._generation.__aexit__(*error)
         figures = self.figures
         began_s, model = self._ticket.started_s, self.model.name
         self._ticket.generated(self._tally.ended(figures, began_s=began_s, model=model))
@@ -184,18 +169,13 @@ class RunningCall:
         if chunks := renderer.begin():
             yield chunks
         async for item in self._generation.progress():
-            if isinstance(item, QueuePlace):
-                if news.is_due(item):
-                    yield item
-                continue
-            if isinstance(item, ModelLoading):
-                if not news.is_over:
-                    yield item
-                continue
-            self._note(item)
-            if chunks := renderer.event(item):
-                news.end()
-                yield chunks
+            if isinstance(item, TokenEvent):
+                self._note(item)
+                if chunks := renderer.event(item):
+                    news.is_over = True
+                    yield chunks
+            elif news.is_due(item):
+                yield item
         if chunks := renderer.end(self.figures):
             yield chunks
 
@@ -221,38 +201,26 @@ class RunningCall:
             self._recorder.note(event)
 
 
-class LastNews(msgspec.Struct, frozen=True):
-    """What a stream heard last of its place."""
-
-    at_s: float
-    position: int
-
-
 class QueueNews:
     """Which places in the queue one stream is told of, from its beginning to its first chunk."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last: LastNews | None = None
+        self._told_s = -math.inf
+        self._position: int | None = None
+        """The place that it was told last."""
         self.is_over = False
         """The first chunk is out."""
 
-    def is_due(self, place: QueuePlace) -> bool:
-        """Whether this is to be said now; then it counts as said."""
+    def is_due(self, news: QueuePlace | ModelLoading) -> bool:
+        """Whether this is to be said now; then it counts as said. How far a model is loaded always is."""
+        if self.is_over or isinstance(news, ModelLoading):
+            return not self.is_over
         now_s = self._clock()
-        if self.is_over or not is_news(now_s, self._last, place.position):
+        if news.position == self._position or now_s - self._told_s < NEWS_INTERVAL_S:
             return False
-        self._last = LastNews(now_s, place.position)
+        self._told_s, self._position = now_s, news.position
         return True
-
-    def end(self) -> None:
-        self.is_over = True
-
-
-def is_news(now_s: float, last: LastNews | None, position: int) -> bool:
-    if last is None:
-        return True
-    return position != last.position and now_s - last.at_s >= NEWS_INTERVAL_S
 
 
 class Tally:

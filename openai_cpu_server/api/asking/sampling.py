@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedLimit, wrong
-from openai_cpu_server.api.asking.body import SharedBody
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.errors import InvalidRequest, PromptTooLong
+from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import Body
 
 _SEEDS = 2**63
-T = TypeVar("T")
 
 
-def sampling_of(body: SharedBody) -> Sampling:
-    """Raises InvalidRequest for a bias of what is no token id; `check_bias` knows which ids there are."""
+_AS_SENT = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+)
+"""What bodies and the contract call alike. Where it is not sent, the contract's default is meant."""
+
+
+def sampling_of(body: Body) -> Sampling:
+    """Of the fields that this family's bodies have; what is called so and none of them was not checked.
+
+    Raises InvalidRequest for a bias of what is no token id; `check_bias` knows which ids there are.
+    """
+    names = type(body).model_fields.keys() & {"seed", "top_k", "logit_bias", *_AS_SENT}
+    sent = {name: getattr(body, name) for name in names}
+    seed, top_k, bias = (sent.pop(name, None) for name in ("seed", "top_k", "logit_bias"))
     return Sampling(
-        seed=seed_of(body.seed),
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=top_k_of(body.top_k),
-        min_p=_or(body.min_p, 0.0),
-        typical_p=_or(body.typical_p, 1.0),
-        repeat_penalty=_or(body.repeat_penalty, 1.0),
-        repeat_last_n=_or(body.repeat_last_n, 64),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        logit_bias={_token_id(key): bias for key, bias in (body.logit_bias or {}).items()},
-        ignore_eos=_or(body.ignore_eos, False),
+        seed=secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS,
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        logit_bias={_token_id(key): number for key, number in (bias or {}).items()},
+        **{name: value for name, value in sent.items() if value is not None},
     )
-
-
-def seed_of(asked: int | None) -> int:
-    return secrets.randbelow(_SEEDS) if asked is None else asked % _SEEDS
-
-
-def top_k_of(asked: int | None) -> int | None:
-    return asked if asked is not None and asked > 0 else None
 
 
 def check_bias(sampling: Sampling, *, vocab_size: int) -> Sampling:
@@ -58,19 +61,13 @@ def for_choice(sampling: Sampling, choice: int) -> Sampling:
 def check_tokens(tokens: tuple[int, ...], *, vocab_size: int, param: str) -> tuple[int, ...]:
     """Raises InvalidRequest for an id that the vocabulary does not have."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
-        message = f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}."
-        raise InvalidRequest(message, param=param, code="invalid_value")
+        raise wrong(f"Invalid value for '{param}': token ids go from 0 to {vocab_size - 1}.", param)
     return tokens
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        message = "Invalid value for 'logit_bias': its keys must be token ids."
-        raise InvalidRequest(message, param="logit_bias", code="invalid_value")
+        raise wrong("Invalid value for 'logit_bias': its keys must be token ids.", "logit_bias")
     return int(key)
 
 
@@ -82,14 +79,14 @@ class OutputRoom(NamedTuple):
     """The context leaves fewer than the client and the server allow."""
 
 
-def output_room(
-    asked: AskedLimit | None, prompt_tokens: int, info: ModelInfo, options: ApiOptions, *, param: str
-) -> OutputRoom:
-    """Without `asked` it is all that the context leaves, one at least. `param` is the prompt's field.
+def output_room(ask: Ask, prompt_tokens: int, info: ModelInfo, options: ApiOptions) -> OutputRoom:
+    """Output tokens that a choice of this prompt may have: unasked, all that the context leaves, one at
+    least.
 
     Raises InvalidRequest beyond the server's own limits, PromptTooLong beyond the context's.
     """
     context, max_output = info.context_limit, options.max_output_tokens
+    asked, param = ask.max_tokens, ask.prompt.path
     if options.max_prompt_tokens is not None and prompt_tokens > options.max_prompt_tokens:
         raise InvalidRequest(
             f"The prompt has {prompt_tokens} tokens; this server takes at most {options.max_prompt_tokens}.",
@@ -145,5 +142,4 @@ def _check_best(best_of: int, ask: Ask) -> None:
     if best_of < n:
         raise wrong("'best_of' must not be smaller than 'n'.", "best_of")
     if best_of > n and ask.stream:
-        message = "'best_of' above 'n' cannot be streamed: the best is known at the end only."
-        raise wrong(message, "best_of")
+        raise wrong("'best_of' above 'n' cannot be streamed: the best is known at the end only.", "best_of")

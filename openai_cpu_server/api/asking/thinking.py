@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from functools import reduce
+from typing import Any, TypeVar
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import AskedThinking, wrong
+from openai_cpu_server.api.asking.ask import AskedThinking
 from openai_cpu_server.api.asking.body import OpenRouterReasoning, ReasoningBody
 from openai_cpu_server.api.asking.call import CallThinking
 from openai_cpu_server.api.asking.output import PlannedOutput
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint, Thinking
+from openai_cpu_server.errors import wrong
+from openai_cpu_server.http.parse import Body
 from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage, switch
@@ -75,35 +78,31 @@ def asked_thinking(
 
 def thinking_of(body: ReasoningBody) -> AskedThinking:
     """Raises InvalidRequest for what contradicts itself."""
-    reasoning, thinking = body.reasoning or OpenRouterReasoning(), body.thinking
-    told = reasoning.max_tokens
-    switch = thinking.type == "enabled" if thinking and thinking.type in ("enabled", "disabled") else None
+    reasoning = body.reasoning or OpenRouterReasoning()
+    by_budget = [(path, told > 0) for path, told in said_by(body, "reasoning.max_tokens")]
+    by_type = [(path, kind == "enabled") for path, kind in said_by(body, "thinking.type")]
+    own_budgets = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
     return asked_thinking(
-        efforts=_given({"reasoning_effort": body.reasoning_effort, "reasoning.effort": reasoning.effort}),
-        switches=_given(
-            {
-                "enable_thinking": body.enable_thinking,
-                "reasoning.enabled": reasoning.enabled,
-                "reasoning.max_tokens": None if told is None else told > 0,
-                "thinking.type": switch,
-            }
-        ),
-        budgets=_given(
-            {
-                "thinking_budget": body.thinking_budget,
-                "thinking_token_budget": body.thinking_token_budget,
-                "thinking_budget_tokens": body.thinking_budget_tokens,
-                "reasoning.max_tokens": told,
-                "thinking.budget_tokens": None if thinking is None else thinking.budget_tokens,
-            }
-        ),
+        efforts=said_by(body, "reasoning_effort", "reasoning.effort"),
+        switches=[
+            *said_by(body, "enable_thinking", "reasoning.enabled"),
+            *by_budget,
+            *(by_type if body.thinking and body.thinking.type in ("enabled", "disabled") else ()),
+        ],
+        budgets=said_by(body, *own_budgets, "reasoning.max_tokens", "thinking.budget_tokens"),
         variables=body.chat_template_kwargs,
         is_hidden=reasoning.exclude is True or body.include_reasoning is False,
     )
 
 
-def _given(fields: Mapping[str, T | None]) -> list[Said[T]]:
-    return [(path, value) for path, value in fields.items() if value is not None]
+def said_by(body: Body, *paths: str) -> list[Said[Any]]:
+    """Those of these fields that the client has sent."""
+    values = [(path, reduce(_field, path.split("."), body)) for path in paths]
+    return [(path, value) for path, value in values if value is not None]
+
+
+def _field(of: object, name: str) -> Any:
+    return None if of is None else getattr(of, name)
 
 
 def thinking_plan(wish: AskedThinking, model: ModelThinking | None) -> ThinkingPlan:

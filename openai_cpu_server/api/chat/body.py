@@ -11,15 +11,19 @@ from pydantic_core import PydanticCustomError
 from openai_cpu_server.api.asking.body import (
     LACKS,
     MAX_TOOLS,
-    TEXT_OR_LIST,
     GenerationBody,
     JsonObject,
+    Listed,
     Name,
+    OpenBody,
     ReasoningBody,
     Several,
+    Some,
+    TextOrList,
     TopLogprobs,
+    text_or_object,
 )
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import MESSAGE_REFUSALS, Refusals
 
@@ -34,10 +38,8 @@ def _refuse_tool(kind: object) -> object:
 Kind = Annotated[Literal["function"], BeforeValidator(_refuse_tool)]
 
 
-class LegacyFunction(Body):
+class LegacyFunction(OpenBody):
     """An element of the deprecated `functions`."""
-
-    is_open: ClassVar[bool] = True
 
     name: Name
     description: str | None = None
@@ -48,9 +50,7 @@ class Function(LegacyFunction):
     strict: bool | None = None
 
 
-class Tool(Body):
-    is_open: ClassVar[bool] = True
-
+class Tool(OpenBody):
     type: Kind
     function: Function
 
@@ -66,7 +66,7 @@ class NamedTool(Body):
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+    tools: Some[NamedTool]
 
 
 class AllowedChoice(Body):
@@ -96,19 +96,10 @@ ToolChoice = Annotated[
 ]
 
 
-def _legacy_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<mode>"
-    return "<named>" if isinstance(value, dict) else None
-
-
 FunctionCall = Annotated[
-    Union[
-        Annotated[Literal["none", "auto"], Tag("<mode>")],
-        Annotated[FunctionName, Tag("<named>")],
-    ],
+    Union[Annotated[Literal["none", "auto"], Tag("<text>")], Annotated[FunctionName, Tag("<object>")]],
     Discriminator(
-        _legacy_kind,
+        text_or_object,
         custom_error_type="function_call",
         custom_error_message="Input should be 'none', 'auto' or an object with a 'name'",
     ),
@@ -124,9 +115,7 @@ def _refuse_part(kind: object) -> object:
     raise PydanticCustomError("part_type", "{lack}; only parts of type 'text' are taken", {"lack": lack})
 
 
-class TextPart(Body):
-    is_open: ClassVar[bool] = True
-
+class TextPart(OpenBody):
     type: Annotated[Literal["text"], BeforeValidator(_refuse_part)]
     text: str
 
@@ -139,34 +128,23 @@ class TextPart(Body):
         return part
 
 
-Content = Annotated[
-    Union[
-        Annotated[str, Tag("<text>")],
-        Annotated[list[TextPart], Field(fail_fast=True), Tag("<list>")],
-    ],
-    TEXT_OR_LIST,
-]
+Content = TextOrList[Listed[TextPart]]
 
 
-class SentFunction(Body):
-    is_open: ClassVar[bool] = True
-
+class SentFunction(OpenBody):
     name: str
     arguments: str
 
 
-class SentToolCall(Body):
-    is_open: ClassVar[bool] = True
-
+class SentToolCall(OpenBody):
     id: str
     type: Literal["function"] = "function"
     function: SentFunction
 
 
-class Message(Body):
+class Message(OpenBody):
     """Clients keep notes of their own in messages, and send back what came with an answer."""
 
-    is_open: ClassVar[bool] = True
     refusals: ClassVar[Refusals] = MESSAGE_REFUSALS
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -174,7 +152,7 @@ class Message(Body):
     refusal: str | None = None
     """What an assistant said in place of a content."""
     name: str | None = None
-    tool_calls: Annotated[list[SentToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Listed[SentToolCall] | None = None
     tool_call_id: str | None = None
     function_call: SentFunction | None = None
     """Deprecated, like the role `function`."""
@@ -186,7 +164,7 @@ class Message(Body):
     """gpt-oss' and Ollama's name of it."""
 
 
-Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+Messages = Some[Message]
 
 
 class ChatBody(GenerationBody, ReasoningBody):
@@ -214,28 +192,25 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def _check(message: Message, at: str) -> None:
-    says = _has_content(message) or (message.role == "assistant" and reasoning_of(message))
+    has_content = message.content not in (None, []) or message.refusal is not None
+    says = has_content or (message.role == "assistant" and reasoning_of(message))
     if not says and not message.tool_calls and not message.function_call:
-        raise _missing(f"{at}.content")
+        raise missing(f"{at}.content")
     if message.function_call and message.role != "assistant":
         raise _misplaced(f"{at}.function_call", "assistant")
     if message.name is None and message.role == "function":
-        raise _missing(f"{at}.name")
+        raise missing(f"{at}.name")
     if message.tool_calls and message.role != "assistant":
         raise _misplaced(f"{at}.tool_calls", "assistant")
     if message.tool_call_id is not None and message.role != "tool":
         raise _misplaced(f"{at}.tool_call_id", "tool")
     if message.tool_call_id is None and message.role == "tool":
-        raise _missing(f"{at}.tool_call_id")
+        raise missing(f"{at}.tool_call_id")
 
 
 def reasoning_of(message: Message) -> str | None:
     """Clients send it back under the name that they read, or under all."""
     return message.reasoning_content or message.reasoning or message.thinking
-
-
-def _has_content(message: Message) -> bool:
-    return message.content not in (None, []) or message.refusal is not None
 
 
 def _known_fields(message: Message) -> dict[str, object]:
@@ -272,13 +247,5 @@ def _tool_call(call: SentToolCall) -> dict[str, object]:
     return {"id": call.id, "type": call.type, "function": function}
 
 
-def _missing(param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-    )
-
-
 def _misplaced(param: str, role: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"'{param}' belongs to messages of role '{role}'.", param=param, code="invalid_value"
-    )
+    return wrong(f"'{param}' belongs to messages of role '{role}'.", param)

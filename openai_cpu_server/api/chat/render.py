@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Union
 
 import msgspec
@@ -13,27 +14,23 @@ from openai_cpu_server.api.asking.renderer import (
     ChatLogprobs,
     ChoiceStream,
     ChunkStream,
+    Completion,
     ContentScores,
     GatheredAnswer,
-    Metadata,
     NewId,
-    Tier,
-    Usage,
     chat_logprobs,
+    completion,
     content_of,
     finish_reason,
     json_text,
-    metadata,
     new_tool_call_id,
     reasoning_of,
-    service_tier,
     shown,
-    timings,
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part, ThinkingText
 
@@ -62,38 +59,14 @@ def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
     return found
 
 
-def reason_with_tool_calls(finish: Finish, reader: PartsReader, style: ToolCallStyle) -> str:
+def _reason(finish: Finish, reader: PartsReader, style: ToolCallStyle | None) -> str:
     """Raises GenerationFailed; InvalidRequest if a stop string of the client's has cut a call."""
     reason = finish_reason(finish)
-    if finish.reason is not FinishReason.STOP or not reader.has_calls:
+    if style is None or finish.reason is not FinishReason.STOP or not reader.has_calls:
         return reason
     if reader.is_cut:
-        message = "A stop string has cut a function call; choose one that no call contains."
-        raise InvalidRequest(message, param="stop", code="invalid_value")
+        raise wrong("A stop string has cut a function call; choose one that no call contains.", "stop")
     return style.reason
-
-
-class ToolCallDeltas:
-    """The tool calls of one choice as deltas: a first one with the name, then the arguments as they come."""
-
-    def __init__(self, new_id: NewId, *, is_legacy: bool) -> None:
-        self._is_legacy = is_legacy
-        self._new_id = new_id
-        self._index = -1
-
-    def begin(self, part: CallBegin) -> bytes:
-        function = b'{"name":' + json_text(part.name) + b',"arguments":""}'
-        if self._is_legacy:
-            return b'{"function_call":' + function + b"}"
-        self._index += 1
-        head = b'{"tool_calls":[{"index":%d,"id":"%s","type":"function","function":'
-        return head % (self._index, self._new_id().encode()) + function + b"}]}"
-
-    def more(self, part: CallArguments) -> bytes:
-        function = b'{"arguments":' + json_text(part.text) + b"}"
-        if self._is_legacy:
-            return b'{"function_call":' + function + b"}"
-        return b'{"tool_calls":[{"index":%d,"function":' % self._index + function + b"}]}"
 
 
 _NO_LOGPROBS = b"null"
@@ -118,22 +91,11 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class ChatCompletion(Completion[ChatChoice], frozen=True, kw_only=True):
     object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    timings: dict[str, float]
-    service_tier: Tier = UNSET
-    system_fingerprint: str
-    metadata: Metadata = UNSET
 
 
 class ChatRenderer:
-    """Makes the answers of chat calls."""
-
     def __init__(self, new_id: NewId = new_tool_call_id) -> None:
         self._new_id = new_id
 
@@ -141,21 +103,11 @@ class ChatRenderer:
         self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
     ) -> bytes:
         ranked = enumerate(shown(call, answers))
-        completion = ChatCompletion(
-            id=call.id,
-            created=call.created,
-            model=call.model,
-            choices=[self._choice(call, pieces, index, answer) for index, (_, answer) in ranked],
-            usage=Usage.of(figures),
-            timings=timings(figures),
-            service_tier=service_tier(call),
-            system_fingerprint=call.fingerprint,
-            metadata=metadata(call),
-        )
-        return msgspec.json.encode(completion)
+        choices = [self._choice(call, pieces, index, answer) for index, (_, answer) in ranked]
+        return completion(ChatCompletion, call, choices, figures)
 
     def stream(self, call: Call, pieces: ShownPieces) -> ChunkStream:
-        scores = _Scores(pieces if call.shown_logprobs is not None else None)
+        scores = _no_scores if call.shown_logprobs is None else partial(_scores, pieces)
         choices = {
             request.id: _choice(index, scores, call, self._new_id)
             for index, request in enumerate(call.requests)
@@ -163,13 +115,12 @@ class ChatRenderer:
         return ChunkStream(call, "chat.completion.chunk", choices)
 
     def _choice(self, call: Call, pieces: ShownPieces, index: int, answer: GatheredAnswer) -> ChatChoice:
-        assert answer.finish is not None, "an answer is rendered after its end"
         logprobs = None
         if call.shown_logprobs is not None:
             logprobs = chat_logprobs(answer.logprobs[answer.answer_start :], pieces)
         reader = call.reader()
         parts = answer.parts(reader)
-        reason = _reason(answer.finish, reader, call.tool_calls)
+        reason = _reason(answer.ended, reader, call.tool_calls)
         return ChatChoice(index, self._message(parts, call.tool_calls), logprobs, reason)
 
     def _message(self, parts: Sequence[Part], style: ToolCallStyle | None) -> AssistantMessage:
@@ -187,26 +138,23 @@ class ChatRenderer:
         return msgspec.structs.replace(message, tool_calls=calls)
 
 
-class _Scores:
-    """Log-probabilities as JSON, or `null` where nobody asked for them."""
+_Scores = Callable[[Sequence[TokenLogprob]], bytes]
+"""Writes log-probabilities as JSON."""
 
-    def __init__(self, pieces: ShownPieces | None) -> None:
-        self._pieces = pieces
 
-    def json(self, entries: Sequence[TokenLogprob]) -> bytes:
-        if self._pieces is None:
-            return _NO_LOGPROBS
-        return msgspec.json.encode(chat_logprobs(entries, self._pieces))
+def _scores(pieces: ShownPieces, entries: Sequence[TokenLogprob]) -> bytes:
+    return msgspec.json.encode(chat_logprobs(entries, pieces))
+
+
+def _no_scores(entries: Sequence[TokenLogprob]) -> bytes:
+    """Nobody asked for them."""
+    return _NO_LOGPROBS
 
 
 def _choice(index: int, scores: _Scores, call: Call, new_id: NewId) -> ChoiceStream:
     if call.tool_calls is None and call.thinking is None:
-        return _TextChoice(index, scores)
-    return _PartsChoice(index, scores, call, new_id)
-
-
-def _reason(finish: Finish, reader: PartsReader, style: ToolCallStyle | None) -> str:
-    return finish_reason(finish) if style is None else reason_with_tool_calls(finish, reader, style)
+        return _TextChoice(index, scores).choices
+    return _PartsChoice(index, scores, call, new_id).choices
 
 
 def _delta(index: int, delta: bytes, logprobs: bytes = _NO_LOGPROBS, reason: bytes = b"null") -> bytes:
@@ -227,7 +175,7 @@ class _TextChoice:
             parts.append(_delta(self._index, b'{"role":"assistant","content":""}'))
         if event.text or event.logprobs:
             content = b'{"content":' + json_text(event.text) + b"}"
-            parts.append(_delta(self._index, content, self._scores.json(event.logprobs)))
+            parts.append(_delta(self._index, content, self._scores(event.logprobs)))
         if event.finish is not None:
             reason = f'"{finish_reason(event.finish)}"'.encode()
             parts.append(_delta(self._index, b"{}", reason=reason))
@@ -243,13 +191,13 @@ class _PartsChoice:
         self._scores = scores
         self._style = call.tool_calls
         self._reader = call.reader()
-        self._deltas = ToolCallDeltas(new_id, is_legacy=self._style is not None and self._style.is_legacy)
+        self._new_id = new_id
+        self._num_calls = 0
         self._is_open = False
         self._content_scores = ContentScores()
-        self._held_scores: list[TokenLogprob] = []
 
     def choices(self, event: TokenEvent) -> list[bytes]:
-        self._held_scores += self._content_scores.known(event)
+        self._content_scores.hear(event)
         parts = self._reader.read(event)
         shown = [self._opening(parts)] if parts or event.finish is not None else []
         shown += [self._shown(part) for part in parts]
@@ -270,21 +218,30 @@ class _PartsChoice:
         return _delta(self._index, b'{"role":"assistant","content":' + content + b"}")
 
     def _part(self, part: Part) -> bytes:
-        if isinstance(part, CallBegin):
-            return self._deltas.begin(part)
-        if isinstance(part, CallArguments):
-            return self._deltas.more(part)
+        if isinstance(part, (CallBegin, CallArguments)):
+            return self._call(part)
         if isinstance(part, ThinkingText):
             thoughts = json_text(part.text)
             return b'{"reasoning_content":' + thoughts + b',"reasoning":' + thoughts + b"}"
         return b'{"content":' + json_text(part.text) + b"}"
+
+    def _call(self, part: CallBegin | CallArguments) -> bytes:
+        """A call's first delta has the name, those behind it the arguments as they come."""
+        is_legacy = self._style is not None and self._style.is_legacy
+        if isinstance(part, CallArguments):
+            function = b'{"arguments":' + json_text(part.text) + b"}"
+            head = b'{"tool_calls":[{"index":%d,"function":' % (self._num_calls - 1)
+        else:
+            function = b'{"name":' + json_text(part.name) + b',"arguments":""}'
+            head = b'{"tool_calls":[{"index":%d,"id":"%s","type":"function","function":'
+            head %= (self._num_calls, self._new_id().encode())
+            self._num_calls += 1
+        return (b'{"function_call":' + function + b"}") if is_legacy else head + function + b"}]}"
 
     def _end(self, finish: Finish) -> bytes:
         reason = _reason(finish, self._reader, self._style)
         return _delta(self._index, b"{}", self._released_scores(), f'"{reason}"'.encode())
 
     def _released_scores(self) -> bytes:
-        if not self._held_scores:
-            return _NO_LOGPROBS
-        held, self._held_scores = self._held_scores, []
-        return self._scores.json(held)
+        known = self._content_scores.take()
+        return self._scores(known) if known else _NO_LOGPROBS

@@ -15,7 +15,6 @@ from openai_cpu_server.api.asking.ask import (
     AskedMessage,
     AskedTools,
     ToolUse,
-    wrong,
 )
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute, InputTokens
@@ -32,6 +31,7 @@ from openai_cpu_server.api.chat.body import (
 from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.socket import ChatExchange
 from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.clients import SUBPROTOCOL
 from openai_cpu_server.http.keys import CALLS, INFERENCE, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
@@ -39,7 +39,6 @@ from openai_cpu_server.http.sockets import SocketServer
 
 
 def chat_ask(body: ChatBody) -> Ask:
-    """Raises InvalidRequest for what contradicts itself."""
     messages = [AskedMessage(fields) for fields in checked_messages(body.messages)]
     ask = generation_ask(body, AskedConversation(messages, "messages"), id_prefix="chatcmpl-")
     return msgspec.structs.replace(
@@ -55,8 +54,7 @@ def _logprobs(body: ChatBody) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs is not None:
-        message = "'top_logprobs' is only allowed together with 'logprobs'."
-        raise wrong(message, "top_logprobs")
+        raise wrong("'top_logprobs' is only allowed together with 'logprobs'.", "top_logprobs")
     return None
 
 
@@ -117,13 +115,10 @@ def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> AskedTools
 
 
 def _asked(function: LegacyFunction, path: str) -> AskedFunction:
+    is_strict = isinstance(function, Function) and bool(function.strict)
+    at = f"{path}.parameters"
     return AskedFunction(
-        function.name,
-        path,
-        f"{path}.parameters",
-        description=function.description,
-        parameters=function.parameters,
-        is_strict=isinstance(function, Function) and bool(function.strict),
+        function.name, path, at, function.description, function.parameters, is_strict=is_strict
     )
 
 
@@ -138,40 +133,36 @@ class ChatRoutes:
         self.socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
 
 
-ROOM = RouteRoom[ServerParts, ChatRoutes](
-    ChatRoutes,
-    (
-        RouteRow(
-            "POST",
-            "/v1/chat/completions",
-            lambda at: at.route.create,
-            access=CALLS,
-            summary="Answer a conversation, whole or as server-sent events",
-            tag="Generation",
-            body=ChatBody,
-            answer=ChatCompletion,
-            streams=True,
-            errors=GENERATION_ERRORS,
-            batched=lambda at: at.route.answer,
-        ),
-        RouteRow(
-            WEBSOCKET,
-            "/v1/chat/completions",
-            lambda at: at.socket.serve,
-            access=INFERENCE,
-            summary="The same over a WebSocket: one JSON object a message, many requests at once",
-            tag="Generation",
-        ),
-        RouteRow(
-            "POST",
-            "/v1/chat/completions/input_tokens",
-            lambda at: at.counting.count,
-            access=WORK,
-            summary="The tokens of a chat's conversation",
-            tag="Tokens",
-            body=ChatBody,
-            answer=InputTokens,
-            errors=(404,),
-        ),
+_row = partial(RouteRow[ChatRoutes], access=CALLS, tag="Generation")
+_rows = (
+    _row(
+        "POST",
+        "/v1/chat/completions",
+        lambda at: at.route.create,
+        summary="Answer a conversation, whole or as server-sent events",
+        body=ChatBody,
+        answer=ChatCompletion,
+        streams=True,
+        errors=GENERATION_ERRORS,
+        batched=lambda at: at.route.answer,
+    ),
+    _row(
+        WEBSOCKET,
+        "/v1/chat/completions",
+        lambda at: at.socket.serve,
+        access=INFERENCE,
+        summary="The same over a WebSocket: one JSON object a message, many requests at once",
+    ),
+    _row(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        lambda at: at.counting.count,
+        access=WORK,
+        tag="Tokens",
+        summary="The tokens of a chat's conversation",
+        body=ChatBody,
+        answer=InputTokens,
+        errors=(404,),
     ),
 )
+ROOM = RouteRoom[ServerParts, ChatRoutes](ChatRoutes, _rows)

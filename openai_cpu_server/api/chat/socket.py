@@ -11,10 +11,17 @@ from typing import Union
 import msgspec
 
 from openai_cpu_server.api.asking.generation import CascadeAttempt
-from openai_cpu_server.api.asking.route import GenerationRoute
+from openai_cpu_server.api.asking.route import GenerationRoute, HeldBody
 from openai_cpu_server.api.asking.running import RunningCall
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
-from openai_cpu_server.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestNotFound, Unauthorized
+from openai_cpu_server.errors import (
+    BodyTooLarge,
+    Forbidden,
+    RequestNotFound,
+    Unauthorized,
+    wrong,
+    wrong_value,
+)
 from openai_cpu_server.http.body import BodyQuota, off_loop
 from openai_cpu_server.http.context import RequestContext, Ticket
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of, headers_of
@@ -103,10 +110,8 @@ def read_message(data: bytes) -> Union[SocketAsk, SocketCancel]:
 def _cancel(fields: _Fields) -> SocketCancel:
     name = _name(fields, "cancel")
     if name is None or len(fields) > 1:
-        raise InvalidRequest(
-            "A message that cancels has the field 'cancel' alone, with the id of a request.",
-            param="cancel",
-            code="invalid_value",
+        raise wrong(
+            "A message that cancels has the field 'cancel' alone, with the id of a request.", "cancel"
         )
     return SocketCancel(name)
 
@@ -117,8 +122,7 @@ def _name(fields: _Fields, field: str) -> str | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         name = ""
     if name is not None and not 0 < len(name) <= _MAX_NAME_CHARS:
-        message = f"Invalid value for '{field}': expected a string of 1 to {_MAX_NAME_CHARS} characters."
-        raise InvalidRequest(message, param=field, code="invalid_value")
+        raise wrong_value(field, f"a string of 1 to {_MAX_NAME_CHARS} characters")
     return name
 
 
@@ -127,44 +131,21 @@ def about(name: str, json_object: bytes) -> bytes:
     return b'{"request_id":' + msgspec.json.encode(name) + b"," + json_object[1:]
 
 
-def queued(name: str, call_id: str, place: QueuePlace) -> bytes:
-    return msgspec.json.encode(SocketQueued(name, call_id, place.position, round(place.first_token_ms)))
-
-
-def waking(name: str, call_id: str, loading: ModelLoading) -> bytes:
-    return msgspec.json.encode(SocketWaking(name, call_id, round(loading.fraction, 2)))
-
-
-def done(name: str, headers: Mapping[str, str]) -> bytes:
-    return msgspec.json.encode(SocketDone(name, headers))
-
-
-def failed(name: str | None, error: Exception, *, ticket_id: str, headers: Mapping[str, str]) -> bytes:
-    body = error_object(error, request_id=ticket_id).error
-    said = {**headers, **headers_of(error)}
-    return msgspec.json.encode(SocketFailed(name, failure_of(error).status, body, said))
+def news_about(name: str, call_id: str, news: QueuePlace | ModelLoading) -> bytes:
+    if isinstance(news, ModelLoading):
+        return msgspec.json.encode(SocketWaking(name, call_id, round(news.fraction, 2)))
+    return msgspec.json.encode(SocketQueued(name, call_id, news.position, round(news.first_token_ms)))
 
 
 class _Request:
     """One of a socket's requests, from its message to its last one."""
 
-    def __init__(self, name: str, ticket: Ticket, body: bytes, held: BodyQuota) -> None:
+    def __init__(self, name: str, ticket: Ticket, body: HeldBody) -> None:
         self.name = name
         self.ticket = ticket
-        self._body = body
-        self._held = held
+        self.body = body
         self._running: RunningCall | None = None
         self._is_cancelled = False
-
-    def take_body(self) -> bytes:
-        """Gives the body away: nothing is kept of it while the call waits and is told."""
-        body, self._body = self._body, b""
-        return body
-
-    def release(self) -> None:
-        """The body is understood, or will never be."""
-        self._body = b""
-        self._held.release()
 
     def goes_by(self, name: str) -> bool:
         return name == self.name or (self._running is not None and name == self._running.call.id)
@@ -191,21 +172,19 @@ class ChatExchange:
 
     async def take(self, data: bytes) -> None:
         """Answers wrong messages here."""
+        most_bytes = self._socket.options.max_body_bytes
         try:
-            if len(data) > self._socket.options.max_body_bytes:
-                raise BodyTooLarge(self._socket.options.max_body_bytes)
-            held = self._socket.held(len(data))
-            try:
+            if len(data) > most_bytes:
+                raise BodyTooLarge(most_bytes)
+            with contextlib.ExitStack() as holding:
+                held = self._socket.held(len(data))
+                holding.callback(held.release)
                 message = await off_loop(len(data), partial(read_message, data))
                 if isinstance(message, SocketCancel):
                     self._cancel(message.name)
                 else:
                     self._begin(message, held)
-                    return
-            except BaseException:
-                held.release()
-                raise
-            held.release()
+                    holding.pop_all()  # the request releases it
         except Exception as error:
             await self._refuse(error)
 
@@ -225,7 +204,6 @@ class ChatExchange:
         await self._socket.send(_failed(None, ticket, error, {}))
 
     def _cancel(self, name: str) -> None:
-        """Raises RequestNotFound."""
         named = [request for request in self._running.values() if request.goes_by(name)]
         if not named:
             raise RequestNotFound(name)
@@ -239,9 +217,9 @@ class ChatExchange:
             raise too_many("requests at once", limit)
         if ask.name in self._running:
             message = f"A request with the request_id '{ask.name}' is running on this socket."
-            raise InvalidRequest(message, param="request_id", code="invalid_value")
+            raise wrong(message, "request_id")
         ticket = self._socket.ticket(has_headers=True)
-        request = _Request(ask.name or ticket.id, ticket, ask.body, held)
+        request = _Request(ask.name or ticket.id, ticket, HeldBody(ask.body, held))
         self._running[request.name] = request
         self._socket.start(partial(self._serve, request))
 
@@ -257,18 +235,19 @@ class ChatExchange:
                 finally:
                     headers |= context.limit_headers
             finally:
-                request.release()
+                request.body.release()
                 del self._running[name]
         if served.error is None:
-            await self._socket.send(done(name, {"x-request-id": ticket.id, **headers}))
+            done = SocketDone(name, {"x-request-id": ticket.id, **headers})
+            await self._socket.send(msgspec.json.encode(done))
         else:
             await self._socket.send(_failed(name, ticket, served.error, headers))
 
     async def _answer(self, request: _Request, context: RequestContext) -> Mapping[str, str]:
         """Returns the headers that the response of a POST would have."""
-        name, trial = request.name, CascadeAttempt(submitted=request.submitted)
-        running = await self._route.begin(request.take_body(), context, trial)
-        request.release()
+        name, attempt = request.name, CascadeAttempt(submitted=request.submitted)
+        running = await self._route.begin(request.body.take(), context, attempt)
+        request.body.release()
         request.submitted(running)
         if running.call.stream:
             await self._stream(name, running)
@@ -279,15 +258,14 @@ class ChatExchange:
     async def _stream(self, name: str, running: RunningCall) -> None:
         async with running:
             async for said in running.tell(self._route.renderer(running)):
-                if isinstance(said, QueuePlace):
-                    await self._socket.send(queued(name, running.call.id, said))
-                    continue
-                if isinstance(said, ModelLoading):
-                    await self._socket.send(waking(name, running.call.id, said))
+                if isinstance(said, (QueuePlace, ModelLoading)):
+                    await self._socket.send(news_about(name, running.call.id, said))
                     continue
                 for chunk in said:
                     await self._socket.send(about(name, chunk.json))
 
 
 def _failed(name: str | None, ticket: Ticket, error: Exception, headers: Mapping[str, str]) -> bytes:
-    return failed(name, error, ticket_id=ticket.id, headers={"x-request-id": ticket.id, **headers})
+    body = error_object(error, request_id=ticket.id).error
+    said = {"x-request-id": ticket.id, **headers, **headers_of(error)}
+    return msgspec.json.encode(SocketFailed(name, failure_of(error).status, body, said))

@@ -6,28 +6,21 @@ import codecs
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from msgspec import UNSET
 
 from openai_cpu_server.api.asking.call import Call, Prompt
 from openai_cpu_server.api.asking.renderer import (
     ChunkStream,
+    Completion,
     GatheredAnswer,
-    Metadata,
-    Tier,
-    Usage,
+    completion,
     finish_reason,
     json_text,
-    metadata,
-    service_tier,
     shown,
-    timings,
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.served import ShownPieces, finite
-
-_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class LegacyLogprobs(msgspec.Struct, frozen=True):
@@ -50,7 +43,7 @@ class TextPosition:
 
     def __init__(self, start: int) -> None:
         self._characters = start
-        self._decoder = _utf8(errors="replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def advance(self, piece: bytes) -> int:
         """Returns where the token with these bytes begins, and goes behind it."""
@@ -115,43 +108,22 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class TextCompletion(Completion[TextChoice], frozen=True, kw_only=True):
     object: str = "text_completion"
-    created: int
-    model: str
-    choices: list[TextChoice]
-    usage: Usage
-    timings: dict[str, float]
-    service_tier: Tier = UNSET
-    system_fingerprint: str
-    metadata: Metadata = UNSET
 
 
 class CompletionRenderer:
-    """Makes the answers of text completion calls."""
-
     def whole(
         self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
     ) -> bytes:
         ranked = enumerate(shown(call, answers))
-        completion = TextCompletion(
-            id=call.id,
-            created=call.created,
-            model=call.model,
-            choices=[_choice(call, pieces, position, *found) for position, found in ranked],
-            usage=Usage.of(figures),
-            timings=timings(figures),
-            service_tier=service_tier(call),
-            system_fingerprint=call.fingerprint,
-            metadata=metadata(call),
-        )
-        return msgspec.json.encode(completion)
+        choices = [_choice(call, pieces, position, *found) for position, found in ranked]
+        return completion(TextCompletion, call, choices, figures)
 
     def stream(self, call: Call, pieces: ShownPieces) -> ChunkStream:
         shown_pieces = pieces if call.shown_logprobs is not None else None
         choices = {
-            request.id: _ChoiceStream(index, call.prompt_of(index), shown_pieces)
+            request.id: _EchoingChoice(index, call.prompt_of(index), shown_pieces).choices
             for index, request in enumerate(call.requests)
         }
         return ChunkStream(call, "text_completion", choices)
@@ -160,13 +132,10 @@ class CompletionRenderer:
 def _choice(
     call: Call, pieces: ShownPieces, position: int, request_index: int, answer: GatheredAnswer
 ) -> TextChoice:
-    assert answer.finish is not None, "an answer is rendered after its end"
     prompt = call.prompt_of(request_index)
-    logprobs = None
-    if call.shown_logprobs is not None:
-        logprobs = _logprobs(prompt, answer, pieces)
+    logprobs = None if call.shown_logprobs is None else _logprobs(prompt, answer, pieces)
     text = (prompt.echo or "") + answer.text
-    return TextChoice(text, position, logprobs, finish_reason(answer.finish))
+    return TextChoice(text, position, logprobs, finish_reason(answer.ended))
 
 
 def _logprobs(prompt: Prompt, answer: GatheredAnswer, pieces: ShownPieces) -> LegacyLogprobs:
@@ -176,7 +145,7 @@ def _logprobs(prompt: Prompt, answer: GatheredAnswer, pieces: ShownPieces) -> Le
     return prompt_logprobs(prompt, answer.prompt_logprobs, pieces) + output
 
 
-class _ChoiceStream:
+class _EchoingChoice:
     """One choice of a stream; an echoed prompt comes first, with all its scores at once."""
 
     def __init__(self, index: int, prompt: Prompt, pieces: ShownPieces | None) -> None:
@@ -190,22 +159,18 @@ class _ChoiceStream:
     def choices(self, event: TokenEvent) -> list[bytes]:
         parts = []
         self._scores.extend(event.prompt_logprobs)
-        if not self._echoed and (event.tokens or event.finish or self._all_scored):
+        all_scored = len(self._scores) >= len(self._prompt.tokens) - 1
+        if not self._echoed and (event.tokens or event.finish or all_scored):
             self._echoed = True
-            parts.append(self._part(self._prompt.echo or "", self._prompt_logprobs()))
+            pieces = self._pieces
+            scores = prompt_logprobs(self._prompt, self._scores, pieces) if pieces is not None else None
+            parts.append(self._part(self._prompt.echo or "", scores))
         logprobs = self._writer.write(event.logprobs) if self._writer is not None else None
         if event.text or event.logprobs:
             parts.append(self._part(event.text, logprobs))
         if event.finish is not None:
             parts.append(self._part("", None, finish_reason(event.finish)))
         return parts
-
-    @property
-    def _all_scored(self) -> bool:
-        return len(self._scores) >= len(self._prompt.tokens) - 1
-
-    def _prompt_logprobs(self) -> LegacyLogprobs | None:
-        return prompt_logprobs(self._prompt, self._scores, self._pieces) if self._pieces is not None else None
 
     def _part(self, text: str, logprobs: LegacyLogprobs | None, reason: str | None = None) -> bytes:
         numbers = msgspec.json.encode(logprobs) + b',"finish_reason":' + msgspec.json.encode(reason)

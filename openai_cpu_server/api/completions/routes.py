@@ -31,7 +31,6 @@ class CompletionBody(GenerationBody):
 
 
 def completion_ask(body: CompletionBody) -> Ask:
-    """Raises InvalidRequest for what contradicts itself."""
     prompt = AskedTexts(_as_list(body.prompt), suffix=body.suffix, echo=bool(body.echo))
     return msgspec.structs.replace(
         generation_ask(body, prompt, id_prefix="cmpl-"),

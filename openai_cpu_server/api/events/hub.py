@@ -103,8 +103,6 @@ _LOOK_S = 0.1
 
 
 class SeenStep(NamedTuple):
-    """A step that was computed."""
-
     model: ServedModel
     ended_s: float
     """On the monotonic clock."""
@@ -113,13 +111,11 @@ class SeenStep(NamedTuple):
 
 
 class Watcher(NamedTuple):
-    """Who listens."""
-
     client: str
     is_administrator: bool
 
 
-class _Live(NamedTuple):
+class _LiveRequests(NamedTuple):
     model: ServedModel
     at_s: float
     requests: Sequence[LiveRequest]
@@ -142,16 +138,17 @@ class StepFeed:
         """One for each stream."""
         self._watched: list[ServedModel] = []
         self._steps: deque[SeenStep] = deque(maxlen=_KEPT_STEPS)
-        self._num_seen = 0
+        self.position = 0
+        """Behind the last step that was seen."""
         self._states: dict[str, ShownState] = {}
         """By model, as it was told last."""
-        self._pace = RateWindow(clock())
+        self.pace = RateWindow(clock())
         self._generating: dict[str, float] = {}
         """By request: when its last output came."""
         self._ages: dict[str, tuple[float, bool]] = {}
         """By live request: when it came, and whether it had output already, as of the last look."""
         self._looked_s = 0.0
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveRequests] = {}
         """By model."""
 
     def check_room(self, watcher: Watcher) -> None:
@@ -169,7 +166,8 @@ class StepFeed:
         """Steps are seen meanwhile. Raises TooManyWatchers."""
         self.check_room(watcher)
         if not self._listeners:
-            self._begin()
+            self.pace = RateWindow(self._clock())
+            self.look_for_models()
         self._listeners.append(watcher)
         try:
             yield
@@ -178,20 +176,11 @@ class StepFeed:
             if not self._listeners:
                 self._end()
 
-    @property
-    def position(self) -> int:
-        """Behind the last step that was seen."""
-        return self._num_seen
-
-    @property
-    def pace(self) -> RateWindow:
-        return self._pace
-
     def since(self, position: int) -> FeedNews:
         """The steps from there on that are still kept."""
-        first = self._num_seen - len(self._steps)
-        steps = [self._steps[n - first] for n in range(max(position, first), self._num_seen)]
-        return FeedNews(steps, max(0, first - position), self._num_seen)
+        first = self.position - len(self._steps)
+        steps = [self._steps[n - first] for n in range(max(position, first), self.position)]
+        return FeedNews(steps, max(0, first - position), self.position)
 
     def state_of(self, model: ServedModel) -> ShownState | None:
         return self._states.get(model.name)
@@ -200,7 +189,7 @@ class StepFeed:
         """Its live requests, as of a moment ago: one look is for all listeners."""
         now_s, known = self._clock(), self._live.get(model.name)
         if known is None or known.model is not model or now_s - known.at_s >= _LOOK_S:
-            known = self._live[model.name] = _Live(model, now_s, model.engine.requests())
+            known = self._live[model.name] = _LiveRequests(model, now_s, model.engine.requests())
         return known.requests
 
     def look_for_models(self) -> None:
@@ -209,19 +198,11 @@ class StepFeed:
             if model not in self._watched:
                 self._watch(model)
 
-    def _begin(self) -> None:
-        self._pace = RateWindow(self._clock())
-        self.look_for_models()
-
     def _end(self) -> None:
         for model in self._watched:
             model.engine.hide_steps()
-        self._watched.clear()
-        self._steps.clear()
-        self._states.clear()
-        self._generating.clear()
-        self._ages.clear()
-        self._live.clear()
+        for seen in (self._watched, self._steps, self._states, self._generating, self._ages, self._live):
+            seen.clear()
 
     def _watch(self, model: ServedModel) -> None:
         for former in [one for one in self._watched if one.name == model.name]:
@@ -239,10 +220,10 @@ class StepFeed:
         if figures is None or not shown.parts:
             return
         self._steps.append(SeenStep(model, now_s, figures, shown))
-        self._num_seen += 1
+        self.position += 1
         if not figures.is_interrupted:
             output = sum(part.output for part in shown.parts)
-            self._pace.computed(now_s, tokens=figures.tokens, output=output)
+            self.pace.computed(now_s, tokens=figures.tokens, output=output)
             for part in shown.parts:
                 if part.output:
                     self._came(model, part, now_s)
@@ -252,13 +233,13 @@ class StepFeed:
         last_s = self._generating.get(part.id)
         self._generating[part.id] = now_s
         if last_s is not None:
-            self._pace.tokens(now_s, part.priority, now_s - last_s, part.output)
+            self.pace.tokens(now_s, part.priority, now_s - last_s, part.output)
             return
         if len(self._ages) < _FEW or now_s - self._looked_s >= _LOOK_S:
             self._look_at_requests(now_s)
         submitted_s, had_output = self._ages.get(part.id, (self._looked_s, False))
         if not had_output:
-            self._pace.first_token(now_s, part.priority, now_s - submitted_s)
+            self.pace.first_token(now_s, part.priority, now_s - submitted_s)
 
     def _look_at_requests(self, now_s: float) -> None:
         live = [one for model in self._models for one in model.engine.requests()]

@@ -8,26 +8,27 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server import __version__
+from openai_cpu_server.api.asking.renderer import Chunk
+from openai_cpu_server.api.asking.route import event_source, events
 from openai_cpu_server.api.events.hub import StepFeed, Watcher
 from openai_cpu_server.api.events.objects import EVENTS, VERSION, Event, Hello, Restart, Steps, name_of
 from openai_cpu_server.api.events.view import EventFilter, Snapshots, told_steps
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import InvalidRequest, ServerError
+from openai_cpu_server.errors import ServerError, wrong_value
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import error_object
-from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.keys import INFERENCE, Identity
 from openai_cpu_server.http.keys import Scope as AccessScope
-from openai_cpu_server.http.options import ApiOptions, SchedulingOptions
+from openai_cpu_server.http.options import SchedulingOptions
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.recent import RecentActivity
@@ -42,7 +43,7 @@ class EventSchedule:
     def due(self, now_s: float) -> Iterator[str]:
         """The kinds that are due now. Each counts as looked at when it is taken."""
         kinds = [kind for kind, due_s in self._due_s.items() if due_s <= now_s]
-        for kind in sorted(kinds, key=lambda kind: self._due_s[kind]):
+        for kind in sorted(kinds, key=self._due_s.__getitem__):
             self._due_s[kind] = now_s + self._periods_s[kind]
             yield kind
 
@@ -77,11 +78,11 @@ class EventListener:
         """`kinds`: those that it wants. `has_usage`: the server counts what keys use."""
         self._hub = hub
         self._clock = clock
-        self._sight = EventFilter(identity)
-        self._snapshots = Snapshots(models, recent, hub, self._sight)
+        self._filter = EventFilter(identity)
+        self._snapshots = Snapshots(models, recent, hub, self._filter)
         self._scheduling = scheduling
         self._has_usage = has_usage
-        has_rates = self._sight.has_rates
+        has_rates = self._filter.has_rates
         self._kinds = [kind for kind in PERIODS_S if kind in kinds and (has_rates or kind != "rate")]
         self._agenda = EventSchedule({kind: PERIODS_S[kind] for kind in self._kinds}, clock())
         self._position = hub.position
@@ -107,7 +108,7 @@ class EventListener:
             version=VERSION,
             server=__version__,
             at=round(self._wall_s + self._clock(), 3),
-            sees="all" if self._sight.is_whole else "own",
+            sees="all" if self._filter.is_whole else "own",
             types=self._kinds,
             interval_ms=round(1000 * INTERVAL_S),
             models=self._snapshots.models().models,
@@ -129,7 +130,7 @@ class EventListener:
     def _steps(self) -> Event | None:
         news = self._hub.since(self._position)
         self._position = news.next
-        steps = told_steps(news.steps, self._sight, wall_s=self._wall_s)
+        steps = told_steps(news.steps, self._filter, wall_s=self._wall_s)
         return Steps(steps=steps, dropped=news.num_dropped) if steps or news.num_dropped else None
 
     def _restart(self) -> Event | None:
@@ -150,53 +151,36 @@ logger = logging.getLogger(__name__)
 _KEY_S = 1.0
 """A key that was taken back, or got other rights, ends its streams within so long."""
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-_KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
 
 
 class EventRoutes:
-    def __init__(
-        self,
-        models: ModelRegistry,
-        recent: RecentActivity,
-        keys: KeyRing,
-        options: ApiOptions,
-        *,
-        has_usage: bool,
-    ) -> None:
-        self._has_usage = has_usage
-        self._models = models
-        self._recent = recent
-        self._keys = keys
-        self._options = options
-        self._hub = StepFeed(models)
+    def __init__(self, parts: ServerParts) -> None:
+        self._parts = parts
+        self._hub = StepFeed(parts.models)
 
-    async def stream(self, request: Request) -> Response:
+    async def stream(self, request: Request) -> ASGIApp:
         """`?types=step,restart`: only these. Raises InvalidRequest, TooManyWatchers."""
         kinds, identity = _kinds(request), context_of(request.scope).identity
         self._hub.check_room(_watcher(identity))
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=_HEADERS)
-        return _Stream(self, kinds)
+        return partial(self._tell, kinds)
 
-    async def tell(self, scope: Scope, receive: Receive, send: Send, kinds: frozenset[str]) -> None:
-        identity = context_of(scope).identity
+    async def _tell(self, kinds: frozenset[str], scope: Scope, receive: Receive, send: Send) -> None:
+        """The response, which begins when it is sent."""
+        identity, parts = context_of(scope).identity, self._parts
         with self._hub.listening(_watcher(identity)):
             listener = EventListener(
                 self._hub,
-                self._models,
-                self._recent,
+                parts.models,
+                parts.watch.recent,
                 identity,
                 kinds=kinds,
-                scheduling=self._options.scheduling,
-                has_usage=self._has_usage,
+                scheduling=parts.options.scheduling,
+                has_usage=parts.jobs is not None,
             )
-            response = EventSourceResponse(
-                self._messages(listener, scope),
-                headers=_HEADERS,
-                sep="\n",
-                ping=self._options.keep_alive_s,
-                ping_message_factory=lambda: _KEEP_ALIVE,
-            )
+            told = self._messages(listener, scope)
+            response = event_source(told, _HEADERS, keep_alive_s=parts.options.keep_alive_s)
             await response(scope, receive, send)
 
     async def _messages(self, listener: EventListener, scope: Scope) -> AsyncIterator[bytes]:
@@ -208,26 +192,14 @@ class EventRoutes:
             if time.monotonic() - checked_s >= _KEY_S:
                 checked_s = time.monotonic()
                 try:
-                    if context.identity_now(self._keys) != context.identity:
+                    if context.identity_now(self._parts.keys) != context.identity:
                         return  # its rights are others now: who connects again sees what they allow
                 except ServerError as error:
                     said = error_object(error, request_id=context.ticket.id)
-                    yield b"event: error\ndata: %b\n\n" % msgspec.json.encode(said)
+                    yield events([Chunk(msgspec.json.encode(said), "error")])
                     return
             if (event := listener.next()) is not None:
                 yield _encoded(event)
-
-
-class _Stream(Response):
-    """The stream as a response, which begins when it is sent."""
-
-    def __init__(self, routes: EventRoutes, kinds: frozenset[str]) -> None:
-        super().__init__()
-        self._routes = routes
-        self._kinds = kinds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._routes.tell(scope, receive, send, self._kinds)
 
 
 def _kinds(request: Request) -> frozenset[str]:
@@ -236,8 +208,7 @@ def _kinds(request: Request) -> frozenset[str]:
         return frozenset(PERIODS_S)
     kinds = frozenset(name.strip() for name in asked.split(",") if name.strip())
     if not kinds or not kinds <= PERIODS_S.keys():
-        message = f"Invalid value for 'types': expected some of {', '.join(PERIODS_S)}, with commas."
-        raise InvalidRequest(message, param="types", code="invalid_value")
+        raise wrong_value("types", f"some of {', '.join(PERIODS_S)}, with commas")
     return kinds
 
 
@@ -246,13 +217,11 @@ def _watcher(identity: Identity) -> Watcher:
 
 
 def _encoded(event: Event) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name_of(event).encode(), msgspec.json.encode(event))
+    return events([Chunk(msgspec.json.encode(event), name_of(event))])
 
 
 ROOM = RouteRoom[ServerParts, EventRoutes](
-    lambda parts: EventRoutes(
-        parts.models, parts.watch.recent, parts.keys, parts.options, has_usage=parts.jobs is not None
-    ),
+    EventRoutes,
     (
         RouteRow(
             "GET",

@@ -6,6 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
+from typing import Any, TypeVar
+
+import msgspec
 
 from openai_cpu_server.api.events.hub import SeenStep, StepFeed
 from openai_cpu_server.api.events.objects import (
@@ -36,6 +39,8 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import AnswerUse
 from openai_cpu_server.observe.recent import RecentActivity
+
+Shown = TypeVar("Shown", ShownPart, ShownHolding)
 
 
 class EventFilter:
@@ -76,72 +81,51 @@ class EventFilter:
     def parts(self, shown: Sequence[ShownPart]) -> list[StepPart]:
         """Its own parts, and behind them all others as one for each priority."""
         own = [self._part(part) for part in shown if self.owns(part.client)]
-        others = [_anonymous(part) for part in shown if not self.owns(part.client)]
-        return [*own, *(summed(group) for group in _by_priority(others))]
+        others = [part for part in shown if not self.owns(part.client)]
+        return [*own, *(_anonymous(priority, parts) for priority, parts in _by_priority(others))]
 
     def holdings(self, shown: Sequence[ShownHolding]) -> list[Holding]:
-        own = [
-            Holding(id=one.id, priority=one.priority.label, runs=list(one.runs))
-            for one in shown
-            if self.owns(one.client)
-        ]
+        own = [one for one in shown if self.owns(one.client)]
         others = [one for one in shown if not self.owns(one.client)]
-        for priority in Priority:
-            of_it = [one for one in others if one.priority is priority]
-            if of_it:
-                own.append(Holding(priority=priority.label, runs=_united(of_it)))
-        return own
+        found = [Holding(id=one.id, priority=one.priority.label, runs=list(one.runs)) for one in own]
+        for priority, of_it in _by_priority(others):
+            found.append(Holding(priority=priority.label, runs=_united(of_it)))
+        return found
 
     def _part(self, part: ShownPart) -> StepPart:
         return StepPart(
             id=part.id,
             client=self.name_of(part.client) or None,
             priority=part.priority.label,
-            prompt=part.prompt,
-            decode=part.decode,
-            forced=part.forced,
-            draft=part.draft,
-            accepted=part.accepted,
-            output=part.output,
             why=part.why or None,
+            **_sums([part]),
         )
 
 
-def _anonymous(part: ShownPart) -> StepPart:
-    return StepPart(
-        priority=part.priority.label,
-        prompt=part.prompt,
-        decode=part.decode,
-        forced=part.forced,
-        draft=part.draft,
-        accepted=part.accepted,
-        output=part.output,
-    )
+_COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output")
 
 
-def summed(parts: Sequence[StepPart]) -> StepPart:
-    """Several parts of one sequence in steps that follow one another, or of several without names."""
-    first = parts[0]
-    return StepPart(
-        id=first.id,
-        client=first.client,
-        priority=first.priority,
-        sequences=1 if first.id is not None else sum(part.sequences for part in parts),
-        prompt=sum(part.prompt for part in parts),
-        decode=sum(part.decode for part in parts),
-        forced=sum(part.forced for part in parts),
-        draft=sum(part.draft for part in parts),
-        accepted=sum(part.accepted for part in parts),
-        output=sum(part.output for part in parts),
-        why=first.why,
-    )
+def _sums(parts: Sequence[ShownPart | StepPart]) -> dict[str, Any]:
+    """The tokens of all of them, by kind."""
+    return {name: sum([getattr(part, name) for part in parts]) for name in _COUNTS}
 
 
-def _by_priority(parts: Sequence[StepPart]) -> Iterable[Sequence[StepPart]]:
+def _anonymous(priority: Priority, parts: Sequence[ShownPart]) -> StepPart:
+    """Those of others, of one priority."""
+    return StepPart(priority=priority.label, sequences=len(parts), **_sums(parts))
+
+
+def _by_priority(shown: Sequence[Shown]) -> Iterator[tuple[Priority, Sequence[Shown]]]:
     for priority in Priority:
-        of_it = [part for part in parts if part.priority == priority.label]
-        if of_it:
-            yield of_it
+        if of_it := [one for one in shown if one.priority is priority]:
+            yield priority, of_it
+
+
+def _merged_part(parts: Sequence[StepPart]) -> StepPart:
+    """Parts of one sequence in steps that follow one another, or of several without names."""
+    first = parts[0]
+    sequences = 1 if first.id is not None else sum(part.sequences for part in parts)
+    return msgspec.structs.replace(first, sequences=sequences, **_sums(parts))
 
 
 def _united(holdings: Iterable[ShownHolding]) -> list[tuple[int, int]]:
@@ -160,14 +144,14 @@ MOST_STEPS = 50
 """Steps in one event. That is a column each two pixels of a picture of a minute."""
 
 
-def told_steps(seen: Sequence[SeenStep], sight: EventFilter, *, wall_s: float) -> list[StepReport]:
+def told_steps(seen: Sequence[SeenStep], event_filter: EventFilter, *, wall_s: float) -> list[StepReport]:
     """Those of models that the key may see. `wall_s`: the Unix time at zero of the monotonic clock."""
-    steps = [_step(one, sight, wall_s) for one in seen if sight.has_model(one.model.names)]
+    steps = [_step(one, event_filter, wall_s) for one in seen if event_filter.has_model(one.model.names)]
     size = -(-len(steps) // MOST_STEPS)
     return steps if size <= 1 else [_merged(group) for group in _groups(steps, size)]
 
 
-def _step(seen: SeenStep, sight: EventFilter, wall_s: float) -> StepReport:
+def _step(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepReport:
     figures = seen.figures
     return StepReport(
         model=seen.model.name,
@@ -178,8 +162,8 @@ def _step(seen: SeenStep, sight: EventFilter, wall_s: float) -> StepReport:
         padding=figures.padding,
         interrupted=figures.is_interrupted,
         preemptions=figures.preemptions,
-        adapter=sight.adapter(seen.shown.adapter, seen.model.names),
-        parts=sight.parts(seen.shown.parts),
+        adapter=event_filter.adapter(seen.shown.adapter, seen.model.names),
+        parts=event_filter.parts(seen.shown.parts),
     )
 
 
@@ -209,7 +193,7 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
         interrupted=any(step.interrupted for step in steps),
         preemptions=sum(step.preemptions for step in steps),
         adapter=first.adapter,
-        parts=[summed(of_one) for of_one in parts.values()],
+        parts=[_merged_part(of_one) for of_one in parts.values()],
     )
 
 
@@ -220,45 +204,40 @@ _NO_STATE = ShownState(pool_tiles=0, tile_blocks=1, holdings=(), waits=(), cache
 
 class Snapshots:
     def __init__(
-        self, models: ModelRegistry, recent: RecentActivity, hub: StepFeed, sight: EventFilter
+        self, models: ModelRegistry, recent: RecentActivity, hub: StepFeed, event_filter: EventFilter
     ) -> None:
         self._models = models
         self._recent = recent
         self._hub = hub
-        self._sight = sight
+        self._filter = event_filter
 
     def models(self) -> Models:
-        return Models(
-            models=[_model_state(model) for model in self._seen],
-            memory_bytes=self._models.status().rss_bytes,
-        )
+        states = [_model_state(model) for model in self.seen_models]
+        return Models(models=states, memory_bytes=self._models.status().rss_bytes)
 
     def queue(self) -> Queue:
-        sizes = {priority.label: Sizes(0, 0) for priority in Priority}
-        waiting: list[Waiting] = []
-        for model in self._seen:
-            status = model.engine.status()
-            sizes = {
-                label: Sizes(size.running + status.running[label], size.waiting + status.waiting[label])
-                for label, size in sizes.items()
-            }
-            waiting += self._waiting(model, status)
+        seen = [(model, model.engine.status()) for model in self.seen_models]
+        sizes = {
+            label: Sizes(
+                sum(one.running[label] for _, one in seen), sum(one.waiting[label] for _, one in seen)
+            )
+            for label in (priority.label for priority in Priority)
+        }
+        waiting = [one for model, status in seen for one in self._waiting(model, status)]
         return Queue(sizes=sizes, waiting=waiting[:_MOST_LISTED])
 
     def requests(self) -> Requests:
         running = (
             self._running(model, live)
-            for model in self._seen
+            for model in self.seen_models
             for live in self._hub.requests_of(model)
-            if live.state is RequestState.RUNNING and self._sight.owns(live.client)
+            if live.state is RequestState.RUNNING and self._filter.owns(live.client)
         )
         return Requests(running=list(islice(running, _MOST_LISTED)))
 
     def caches(self) -> Caches:
-        return Caches(
-            models=list(self._caches()),
-            answers=self._answers() if self._sight.is_whole else None,
-        )
+        answers = self._answers() if self._filter.is_whole else None
+        return Caches(models=list(self._caches()), answers=answers)
 
     def restarts(self, model: ServedModel, status: EngineStatus, after: int) -> Iterator[Restart]:
         """Those behind the first `after` ones, as far as they are remembered."""
@@ -267,12 +246,8 @@ class Snapshots:
                 yield _restart(model, death, number)
 
     @property
-    def seen_models(self) -> Sequence[ServedModel]:
-        return self._seen
-
-    @property
-    def _seen(self) -> list[ServedModel]:
-        return [model for model in self._models.current if self._sight.has_model(model.names)]
+    def seen_models(self) -> list[ServedModel]:
+        return [model for model in self._models.current if self._filter.has_model(model.names)]
 
     def _waiting(self, model: ServedModel, status: EngineStatus) -> list[Waiting]:
         """In their order: those with a place, and behind them those who came first."""
@@ -282,46 +257,40 @@ class Snapshots:
         found = [
             live
             for live in self._hub.requests_of(model)
-            if live.state is RequestState.WAITING and self._sight.owns(live.client)
+            if live.state is RequestState.WAITING and self._filter.owns(live.client)
         ]
         found.sort(key=lambda live: (live.position is None, live.position or 0))
         return [
-            self._waiting_one(model, live, whys.get(live.id) if is_ready else "engine")
+            Waiting(
+                **self._shown(model, live),
+                position=live.position,
+                first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
+                why=whys.get(live.id) if is_ready else "engine",
+            )
             for live in found[:_MOST_LISTED]
         ]
 
-    def _waiting_one(self, model: ServedModel, live: LiveRequest, why: str | None) -> Waiting:
-        return Waiting(
-            id=live.id,
-            model=model.name,
-            priority=live.priority.label,
-            client=self._sight.name_of(live.client),
-            prompt_tokens=live.prompt_tokens,
-            output_tokens=live.output_tokens,
-            age_s=round(live.age_s, 2),
-            position=live.position,
-            first_token_ms=None if live.first_token_ms is None else round(live.first_token_ms, 1),
-            why=why,
-        )
-
     def _running(self, model: ServedModel, live: LiveRequest) -> Running:
-        return Running(
-            id=live.id,
-            model=model.name,
-            priority=live.priority.label,
-            client=self._sight.name_of(live.client),
-            prompt_tokens=live.prompt_tokens,
-            output_tokens=live.output_tokens,
-            age_s=round(live.age_s, 2),
-            inputs=live.num_inputs,
-            inputs_done=None if live.num_inputs is None else live.num_embedded,
-        )
+        done = None if live.num_inputs is None else live.num_embedded
+        return Running(**self._shown(model, live), inputs=live.num_inputs, inputs_done=done)
+
+    def _shown(self, model: ServedModel, live: LiveRequest) -> dict[str, Any]:
+        """What is told of all alike."""
+        return {
+            "id": live.id,
+            "model": model.name,
+            "priority": live.priority.label,
+            "client": self._filter.name_of(live.client),
+            "prompt_tokens": live.prompt_tokens,
+            "output_tokens": live.output_tokens,
+            "age_s": round(live.age_s, 2),
+        }
 
     def _caches(self) -> Iterator[ModelCache]:
-        for model in self._seen:
+        for model in self.seen_models:
             kv, state = model.engine.kv_stats(), self._hub.state_of(model)
             if kv is not None:
-                prompts = _prompts(kv, state or _NO_STATE) if self._sight.is_whole else None
+                prompts = _prompts(kv, state or _NO_STATE) if self._filter.is_whole else None
                 yield ModelCache(model=model.name, pool=self._pool(kv, state or _NO_STATE), prompts=prompts)
 
     def _pool(self, kv: KVStats, state: ShownState) -> Pool:
@@ -332,7 +301,7 @@ class Snapshots:
             shared_blocks=kv.pool_blocks_shared,
             tiles=state.pool_tiles,
             tile_blocks=state.tile_blocks,
-            holdings=self._sight.holdings(state.holdings),
+            holdings=self._filter.holdings(state.holdings),
         )
 
     def _answers(self) -> Answers | None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.asking.body import Notes
-from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.parts import ListPage, ServerParts, page_ends
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import (
     CulpritsLimited,
@@ -78,15 +78,19 @@ class RowRunner:
             origin=RequestOrigin.BATCH,
             client=owner or None,
             priority=Priority.BATCH,
+            has_headers=False,
         )
-        ticket.has_headers = False
         self._endings.row_begins()
         is_over = False
         try:
             answer = await self._answer(ticket, body, owner)
             is_over = answer.retry_after_s is None
         finally:
-            self._leave(ticket, is_over=is_over)
+            if is_over:
+                self._endings.end(ticket)
+            else:  # it is tried again, or a stop has cut it short
+                self._endings.row_put_off()
+            self._endings.row_left()
         return answer
 
     async def _answer(self, ticket: Ticket, body: bytes, owner: str) -> RowAnswer:
@@ -102,14 +106,6 @@ class RowRunner:
             return _failed(error, ticket)
         ticket.status = 200
         return RowAnswer(status=200, request_id=ticket.id, body=answer)
-
-    def _leave(self, ticket: Ticket, *, is_over: bool) -> None:
-        """A row that is tried again, or that a stop has cut short, has not ended."""
-        if is_over:
-            self._endings.end(ticket)
-        else:
-            self._endings.row_put_off()
-        self._endings.row_left()
 
     def _key_of(self, owner: str) -> Key | None:
         """The key of a batch job's owner; None: everything is allowed. Raises Unauthorized."""
@@ -227,12 +223,8 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
 
 
-class BatchList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class BatchList(ListPage[BatchObject], frozen=True, kw_only=True):
+    pass
 
 
 class BatchJobRoutes:
@@ -243,17 +235,17 @@ class BatchJobRoutes:
 
     async def create(self, request: Request) -> Response:
         self._models.check_not_ending()
-        data = await small_body(request)
+        data, context = await small_body(request), context_of(request.scope)
         body, ignored = await off_loop(len(data), partial(parse, BatchBody, data, lenient=self._lenient))
         lifetime = body.output_expires_after
         batch = await self._jobs.create_batch(
-            context_of(request.scope).owner,
+            context.owner,
             input_file_id=body.input_file_id,
             endpoint=body.endpoint,
             completion_window=body.completion_window,
             metadata=body.metadata,
             output_lifetime_s=lifetime.seconds if lifetime else None,
-            limits=context_of(request.scope).identity.storage,
+            limits=context.identity.storage,
         )
         return json_response(_batch_object(batch), headers=ignored.headers)
 
@@ -261,108 +253,69 @@ class BatchJobRoutes:
         known = frozenset({"limit", "after"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
         batches, has_more = await self._jobs.list_batches(context_of(request.scope).owner, page)
-        listing = BatchList(
-            data=[_batch_object(batch) for batch in batches],
-            first_id=batches[0].id if batches else None,
-            last_id=batches[-1].id if batches else None,
-            has_more=has_more,
-        )
-        return json_response(listing)
+        listed = [*map(_batch_object, batches)]
+        return json_response(BatchList(data=listed, **page_ends(batches), has_more=has_more))
 
     async def one(self, request: Request) -> Response:
-        return json_response(
-            _batch_object(await self._jobs.batch(context_of(request.scope).owner, _id(request)))
-        )
+        return json_response(_batch_object(await self._jobs.batch(*_named(request))))
 
     async def cancel(self, request: Request) -> Response:
-        return json_response(
-            _batch_object(await self._jobs.cancel_batch(context_of(request.scope).owner, _id(request)))
-        )
+        return json_response(_batch_object(await self._jobs.cancel_batch(*_named(request))))
 
 
-def _id(request: Request) -> str:
-    batch_id: str = request.path_params["id"]
-    return batch_id
+def _named(request: Request) -> tuple[str, str]:
+    """An owner, and the id of their batch."""
+    return context_of(request.scope).owner, request.path_params["id"]
 
 
 def _batch_object(batch: BatchRecord) -> BatchObject:
-    return BatchObject(
-        id=batch.id,
-        endpoint=batch.endpoint,
-        model=batch.model,
-        errors=BatchErrors(batch.errors) if batch.errors else None,
-        input_file_id=batch.input_file_id,
-        completion_window=batch.completion_window,
-        status=batch.status.value,
-        output_file_id=batch.output_file_id,
-        error_file_id=batch.error_file_id,
-        created_at=batch.created_at,
-        in_progress_at=batch.in_progress_at,
-        expires_at=batch.expires_at,
-        finalizing_at=batch.finalizing_at,
-        completed_at=batch.completed_at,
-        failed_at=batch.failed_at,
-        expired_at=batch.expired_at,
-        cancelling_at=batch.cancelling_at,
-        cancelled_at=batch.cancelled_at,
-        request_counts=RequestCounts(batch.total, batch.completed, batch.failed),
-        usage=_usage(batch),
-        metadata=batch.metadata,
-    )
-
-
-def _usage(batch: BatchRecord) -> BatchUsage:
-    return BatchUsage(
+    alike = {name: getattr(batch, name) for name in BatchObject.__struct_fields__ if hasattr(batch, name)}
+    usage = BatchUsage(
         input_tokens=batch.input_tokens,
         input_tokens_details=BatchInputDetails(batch.cached_tokens),
         output_tokens=batch.output_tokens,
         total_tokens=batch.input_tokens + batch.output_tokens,
     )
+    changed = {
+        "errors": BatchErrors(batch.errors) if batch.errors else None,
+        "status": batch.status.value,
+        "request_counts": RequestCounts(batch.total, batch.completed, batch.failed),
+        "usage": usage,
+    }
+    return BatchObject(**{**alike, **changed})
 
 
+_row = partial(RouteRow[BatchJobRoutes], access=INFERENCE, tag="Batches")
+_rows = (
+    _row(
+        "POST",
+        "/v1/batches",
+        lambda at: at.create,
+        summary="Run a file's requests when nobody else needs the machine",
+        body=BatchBody,
+        answer=BatchObject,
+        errors=(404,),
+    ),
+    _row(
+        "GET",
+        "/v1/batches",
+        lambda at: at.list,
+        summary="Batches",
+        query=PAGE_QUERY,
+        answer=BatchList,
+        errors=(404,),
+    ),
+    _row("GET", "/v1/batches/{id}", lambda at: at.one, summary="One batch", answer=BatchObject),
+    _row(
+        "POST",
+        "/v1/batches/{id}/cancel",
+        lambda at: at.cancel,
+        summary="End it",
+        answer=BatchObject,
+        errors=(409,),
+    ),
+)
 ROOM = RouteRoom[ServerParts, BatchJobRoutes](
     lambda parts: BatchJobRoutes(parts.jobs, parts.models, parts.options) if parts.jobs is not None else None,
-    (
-        RouteRow(
-            "POST",
-            "/v1/batches",
-            lambda at: at.create,
-            INFERENCE,
-            "Batches",
-            "Run a file's requests when nobody else needs the machine",
-            body=BatchBody,
-            answer=BatchObject,
-            errors=(404,),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/batches",
-            lambda at: at.list,
-            INFERENCE,
-            "Batches",
-            "Batches",
-            query=PAGE_QUERY,
-            answer=BatchList,
-            errors=(404,),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/batches/{id}",
-            lambda at: at.one,
-            INFERENCE,
-            "Batches",
-            "One batch",
-            answer=BatchObject,
-        ),
-        RouteRow(
-            "POST",
-            "/v1/batches/{id}/cancel",
-            lambda at: at.cancel,
-            INFERENCE,
-            "Batches",
-            "End it",
-            answer=BatchObject,
-            errors=(409,),
-        ),
-    ),
+    _rows,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from urllib.parse import quote
 
 import msgspec
@@ -12,8 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from openai_cpu_server.api.files.batches import ExpiresAfter
-from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.api.parts import ListPage, ServerParts, page_ends
+from openai_cpu_server.errors import (
+    InvalidRequest,
+    JobObjectNotFound,
+    missing,
+    unknown_parameter,
+    wrong,
+    wrong_value,
+)
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
 from openai_cpu_server.http.keys import INFERENCE, UPLOADS
@@ -41,12 +49,8 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     status_details: None = None
 
 
-class FileList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class FileList(ListPage[FileObject], frozen=True, kw_only=True):
+    pass
 
 
 class FileDeleted(msgspec.Struct, frozen=True):
@@ -62,24 +66,20 @@ class FileRoutes:
 
     async def create(self, request: Request) -> Response:
         self._models.check_not_ending()  # before it is read: nobody waits for the end of an upload
-        owner, limits = context_of(request.scope).owner, context_of(request.scope).identity.storage
+        context = context_of(request.scope)
+        owner, limits = context.owner, context.identity.storage
         await self._jobs.storage.check(owner, limits, StoredAmount(num_bytes=1, num_files=1))
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             _check_form(form)
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
             if not isinstance(upload, UploadFile):
-                raise _missing("file")
+                raise missing("file")
             if not upload.size:
                 raise InvalidRequest("The file is empty.", param="file", code="empty_file")
             name = (upload.filename or "upload")[:_MAX_NAME_CHARS]
             # Shielded: a client that leaves must not close the file that the database is reading.
             adding = self._jobs.add_file(
-                owner,
-                name,
-                upload.file,
-                num_bytes=upload.size,
-                limits=limits,
-                lifetime_s=lifetime_s,
+                owner, name, upload.file, num_bytes=upload.size, limits=limits, lifetime_s=lifetime_s
             )
             record = await _to_the_end(asyncio.ensure_future(adding))
         return json_response(_file_object(record))
@@ -115,11 +115,6 @@ class FileRoutes:
         return await self._jobs.file(context_of(request.scope).owner, request.path_params["id"])
 
 
-def owner_of(request: Request) -> str:
-    """Objects belong to a key by its name, so that they outlive the key's change; "" where it has none."""
-    return context_of(request.scope).identity.holder or ""
-
-
 def _file_object(record: FileRecord) -> FileObject:
     return FileObject(
         id=record.id,
@@ -132,12 +127,7 @@ def _file_object(record: FileRecord) -> FileObject:
 
 
 def _listing(records: list[FileRecord], *, has_more: bool) -> FileList:
-    return FileList(
-        data=[_file_object(record) for record in records],
-        first_id=records[0].id if records else None,
-        last_id=records[-1].id if records else None,
-        has_more=has_more,
-    )
+    return FileList(data=[*map(_file_object, records)], **page_ends(records), has_more=has_more)
 
 
 async def _whole(content: AsyncIterator[bytes], record: FileRecord) -> AsyncIterator[bytes]:
@@ -160,15 +150,14 @@ async def _to_the_end(adding: asyncio.Future[FileRecord]) -> FileRecord:
 def _check_form(form: FormData) -> None:
     unknown = next((name for name in form if name not in _FIELDS), None)
     if unknown is not None:
-        message = f"Unknown parameter: '{unknown[:64]}'."
-        raise InvalidRequest(message, param=unknown[:64], code="unknown_parameter")
+        raise unknown_parameter(unknown)
     purpose = form.get("purpose")
     if purpose is None:
-        raise _missing("purpose")
+        raise missing("purpose")
     if purpose != FilePurpose.BATCH.value:
         shown = purpose[:64] if isinstance(purpose, str) else "a file"
         message = f"Invalid value for 'purpose': {shown!r} is not supported by this server, 'batch' is."
-        raise InvalidRequest(message, param="purpose", code="invalid_value")
+        raise wrong(message, "purpose")
 
 
 def _lifetime_s(form: FormData) -> int | None:
@@ -177,8 +166,7 @@ def _lifetime_s(form: FormData) -> int | None:
     if anchor is None and seconds is None:
         return None
     if not (isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10):
-        message = "Invalid value for 'expires_after.seconds': expected a number."
-        raise InvalidRequest(message, param="expires_after.seconds", code="invalid_value")
+        raise wrong_value("expires_after.seconds", "a number")
     given = msgspec.json.encode({"anchor": anchor, "seconds": int(seconds)})
     try:
         return parse(ExpiresAfter, given, lenient=False)[0].seconds
@@ -188,11 +176,6 @@ def _lifetime_s(form: FormData) -> int | None:
             param=f"expires_after.{error.param}",
             code=error.code,
         ) from None
-
-
-def _missing(name: str) -> InvalidRequest:
-    message = f"Missing required parameter: '{name}'."
-    return InvalidRequest(message, param=name, code="missing_required_parameter")
 
 
 _UPLOAD: JsonSchema = {
@@ -206,52 +189,44 @@ _UPLOAD: JsonSchema = {
     "required": ["file", "purpose"],
     "additionalProperties": False,
 }
-ROOM = RouteRoom[ServerParts, FileRoutes](
-    lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None,
-    (
-        RouteRow(
-            "POST",
-            "/v1/files",
-            lambda at: at.create,
-            UPLOADS,
-            "Batches",
-            "Upload the input of a batch",
-            form=_UPLOAD,
-            answer=FileObject,
-            errors=(400,),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/files",
-            lambda at: at.list,
-            INFERENCE,
-            "Batches",
-            "Files",
-            query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
-            answer=FileList,
-            errors=(404,),
-        ),
-        RouteRow(
-            "GET", "/v1/files/{id}", lambda at: at.one, INFERENCE, "Batches", "One file", answer=FileObject
-        ),
-        RouteRow(
-            "DELETE",
-            "/v1/files/{id}",
-            lambda at: at.delete,
-            INFERENCE,
-            "Batches",
-            "Delete it",
-            answer=FileDeleted,
-            errors=(409,),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/files/{id}/content",
-            lambda at: at.content,
-            INFERENCE,
-            "Batches",
-            "Its bytes",
-            media="application/octet-stream",
-        ),
+_row = partial(RouteRow[FileRoutes], access=INFERENCE, tag="Batches")
+_rows = (
+    _row(
+        "POST",
+        "/v1/files",
+        lambda at: at.create,
+        access=UPLOADS,
+        summary="Upload the input of a batch",
+        form=_UPLOAD,
+        answer=FileObject,
+        errors=(400,),
     ),
+    _row(
+        "GET",
+        "/v1/files",
+        lambda at: at.list,
+        summary="Files",
+        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}},
+        answer=FileList,
+        errors=(404,),
+    ),
+    _row("GET", "/v1/files/{id}", lambda at: at.one, summary="One file", answer=FileObject),
+    _row(
+        "DELETE",
+        "/v1/files/{id}",
+        lambda at: at.delete,
+        summary="Delete it",
+        answer=FileDeleted,
+        errors=(409,),
+    ),
+    _row(
+        "GET",
+        "/v1/files/{id}/content",
+        lambda at: at.content,
+        summary="Its bytes",
+        media="application/octet-stream",
+    ),
+)
+ROOM = RouteRoom[ServerParts, FileRoutes](
+    lambda parts: FileRoutes(parts.jobs, parts.models) if parts.jobs is not None else None, _rows
 )

@@ -12,7 +12,7 @@ from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import (
     Chunk,
     GatheredAnswer,
-    QuietStream,
+    Renderer,
     content_of,
     finish_reason,
     json_text,
@@ -86,30 +86,31 @@ class GeneratedBatch(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
 
 
+def _generated(call: Call, text: str, finish: Finish, figures: Figures) -> Generated:
+    return Generated(
+        id=call.id,
+        model=call.model,
+        text=text,
+        structured_data=_as_json(text) if call.is_json else NO_JSON,
+        finish_reason=finish_reason(finish),
+        metrics=GenerateMetrics.of(figures),
+    )
+
+
 class GenerateRenderer:
     def whole(
         self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
     ) -> bytes:
         answer = answers[call.requests[0].id]
-        assert answer.finish is not None, "an answer is rendered after its end"
         parts = answer.parts(call.reader())
-        text = content_of(parts)
-        generated = Generated(
-            id=call.id,
-            model=call.model,
-            text=text,
-            structured_data=_as_json(text) if call.is_json else NO_JSON,
-            reasoning=reasoning_of(parts) or UNSET,
-            finish_reason=finish_reason(answer.finish),
-            metrics=GenerateMetrics.of(figures),
-        )
-        return msgspec.json.encode(generated)
+        generated = _generated(call, content_of(parts), answer.ended, figures)
+        return msgspec.json.encode(msgspec.structs.replace(generated, reasoning=reasoning_of(parts) or UNSET))
 
     def stream(self, call: Call, pieces: ShownPieces) -> GenerateStream:
         return GenerateStream(call)
 
 
-class GenerateStream(QuietStream):
+class GenerateStream(Renderer):
     """Objects with a `text` each; the last one has the numbers, and says what the text is as JSON."""
 
     def __init__(self, call: Call) -> None:
@@ -128,15 +129,8 @@ class GenerateStream(QuietStream):
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         assert self._finish is not None, "all sequences have ended"
-        last = Generated(
-            id=self._call.id,
-            model=self._call.model,
-            text="",
-            structured_data=_as_json("".join(self._texts)) if self._call.is_json else NO_JSON,
-            finish_reason=finish_reason(self._finish),
-            metrics=GenerateMetrics.of(figures),
-        )
-        return (Chunk(msgspec.json.encode(last)),)
+        last = _generated(self._call, "".join(self._texts), self._finish, figures)
+        return (Chunk(msgspec.json.encode(msgspec.structs.replace(last, text=""))),)
 
     def _shown(self, part: Part) -> Sequence[Chunk]:
         if isinstance(part, ThinkingText):

@@ -15,10 +15,15 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.admin.models import ModelCard, model_card
 from openai_cpu_server.api.asking.as_ask import any_object, generation_ask
-from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts, wrong
+from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.body import GenerationBody, JsonObject, Several
-from openai_cpu_server.api.asking.generation import GenerationService
-from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute, while_connected
+from openai_cpu_server.api.asking.route import (
+    BodyReader,
+    Family,
+    GenerationRoute,
+    not_in_batches,
+    while_connected,
+)
 from openai_cpu_server.api.generate.render import (
     Generated,
     GeneratedBatch,
@@ -28,28 +33,21 @@ from openai_cpu_server.api.generate.render import (
     refused,
 )
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import BodyTooLarge, InvalidRequest
+from openai_cpu_server.errors import BodyTooLarge, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body
-from openai_cpu_server.http.context import EndedRequests, RequestContext, context_of, served
+from openai_cpu_server.http.context import RequestContext, context_of, served
 from openai_cpu_server.http.errors import CLIENT_GONE, error_object, failure_of, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE
-from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse, parse_fields
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
-from openai_cpu_server.models.registry import ModelRegistry
 
 MAX_ITEMS = 1024
 """As many as one call of another family may have sequences, by default."""
 _OLD_NAMES = {"high": "interactive", "normal": "interactive", "low": "batch"}
-
-
-def _present_name(priority: str) -> str:
-    return _OLD_NAMES.get(priority, priority)
-
-
 PriorityName = Annotated[
-    Literal["interactive", "batch", "high", "normal", "low"], AfterValidator(_present_name)
+    Literal["interactive", "batch", "high", "normal", "low"],
+    AfterValidator(lambda name: _OLD_NAMES.get(name, name)),
 ]
 
 
@@ -78,7 +76,6 @@ class GenerateBatchBody(GenerateFields):
 
 
 def generate_ask(body: GenerateBody) -> Ask:
-    """Raises InvalidRequest for what contradicts itself."""
     if (body.n or 1) > 1:
         raise wrong("'n' above 1 is not possible here: an answer has one text.", "n")
     ask = generation_ask(body, AskedTexts([body.prompt], is_said=not body.raw), id_prefix="gen-")
@@ -92,13 +89,13 @@ def generate_ask(body: GenerateBody) -> Ask:
 
 def _form(body: GenerateBody, given: AskedForm | None) -> AskedForm | None:
     """What `format` stands for, where nothing more exact is said."""
-    if body.format == "text" and _names_schema(body):
+    names_schema = _names_schema(body)
+    if body.format == "text" and names_schema:
         raise wrong("'format' is 'text', but a JSON schema is given.", "format")
-    if body.format != "json" or _names_schema(body):
+    if body.format != "json" or names_schema:
         return given
     if given is not None:
-        message = f"'format' and '{given.path}' cannot be combined: ask for one structure."
-        raise wrong(message, given.path)
+        raise wrong(f"'format' and '{given.path}' cannot be combined: ask for one structure.", given.path)
     return any_object("format")
 
 
@@ -123,41 +120,27 @@ class PromptBatch(NamedTuple):
     """As many bytes as all of it has."""
     shared_size: int
 
-    def ask(self, reader: BodyReader[GenerateBody], index: int, *, lenient: bool) -> Ask:
+    def ask(self, index: int, *, lenient: bool) -> Ask:
         """What the request at this index asks for, as if it had come alone. Raises InvalidRequest."""
         fields = {**self.shared, **self.items[index]}
         if fields.get("stream") is True:
-            raise _no_stream()
+            raise not_in_batches("stream")
         size = self.shared_size + len(str(self.items[index].get("prompt", "")))
-        return reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
+        return GENERATE.reader.ask(*parse_fields(GenerateBody, fields, lenient=lenient), num_bytes=size)
 
 
 class GenerateBatchRoute:
     """`POST /v1/generate/batch`: each request goes its own way, with its own limits and its own end."""
 
-    def __init__(
-        self,
-        one: GenerationRoute,
-        reader: BodyReader[GenerateBody],
-        service: GenerationService,
-        *,
-        limits: RateLimits,
-        endings: EndedRequests,
-        options: ApiOptions,
-    ) -> None:
-        self.one = one
-        self.reader = reader
-        self.service = service
-        self.limits = limits
-        self.endings = endings
-        self.options = options
+    def __init__(self, one: GenerationRoute, parts: ServerParts) -> None:
+        self._one = one
+        self._parts = parts
 
     async def create(self, request: Request) -> Response:
         data = await unkept_body(request)
-        reading = partial(_batch, data, lenient=self.options.lenient, max_bytes=self.options.max_body_bytes)
-        batch = await off_loop(len(data), reading)
+        batch = await off_loop(len(data), partial(_batch, data, self._parts.options))
         del data
-        work = _Work(self, context_of(request.scope), batch)
+        work = _RunningBatch(self._one, self._parts, context_of(request.scope), batch)
         await while_connected(request.receive, work.run)
         return Response(
             batch_bytes(work.results, work.num_failed),
@@ -166,11 +149,14 @@ class GenerateBatchRoute:
         )
 
 
-class _Work:
+class _RunningBatch:
     """A batch while it runs. When its client leaves, it is cancelled, and all of its requests with it."""
 
-    def __init__(self, shared: GenerateBatchRoute, outer: RequestContext, batch: PromptBatch) -> None:
-        self._shared = shared
+    def __init__(
+        self, one: GenerationRoute, parts: ServerParts, outer: RequestContext, batch: PromptBatch
+    ) -> None:
+        self._one = one
+        self._parts = parts
         self._outer = outer
         self._batch = batch
         self.results = [b""] * len(batch.items)
@@ -196,9 +182,9 @@ class _Work:
         ticket = outer.inner(outer.origin, id=f"{outer.id}/{index}", path=_ITEM_PATH)
         ticket.started_s, ticket.client = outer.started_s, self._outer.identity.holder
         answer = b""
-        async with served(ticket, self._shared.endings.end) as request:
+        async with served(ticket, self._parts.endings.end) as request:
             ticket.priority = self._outer.sender.announced_priority()
-            lease = self._shared.limits.lease(self._outer.identity.key)
+            lease = self._parts.limits.lease(self._outer.identity.key)
             sender, timeout_s = self._outer.sender, self._outer.timeout_s
             context = RequestContext(ticket, sender, lease, timeout_s=timeout_s)
             await request.hold(context)
@@ -209,46 +195,27 @@ class _Work:
         return refused(error_object(request.error, request_id=ticket.id), failure_of(request.error).status)
 
     async def _answer(self, index: int, context: RequestContext) -> bytes:
-        """Raises as `GenerationService.begin`, and what the call failed with."""
-        shared, batch = self._shared, self._batch
-        reading = partial(batch.ask, shared.reader, index, lenient=shared.options.lenient)
-        ask = await off_loop(batch.size, reading)
-        return await shared.one.whole(await shared.service.begin(ask, context))
+        reading = partial(self._batch.ask, index, lenient=self._parts.options.lenient)
+        ask = await off_loop(self._batch.size, reading)
+        return await self._one.whole(await self._parts.generation.begin(ask, context))
 
 
-def _batch(data: bytes, *, lenient: bool, max_bytes: int) -> PromptBatch:
+def _batch(data: bytes, options: ApiOptions) -> PromptBatch:
     """Raises InvalidRequest; BodyTooLarge, for what all share must not make much work of few bytes."""
-    body, ignored = parse(GenerateBatchBody, data, lenient=lenient)
+    body, ignored = parse(GenerateBatchBody, data, lenient=options.lenient)
     if (body.prompts is None) == (body.requests is None):
-        message = "Give exactly one of 'prompts' and 'requests'."
-        raise InvalidRequest(message, param="prompts", code="invalid_value")
+        raise wrong("Give exactly one of 'prompts' and 'requests'.", "prompts")
     if body.stream:
-        raise _no_stream()
+        raise not_in_batches("stream")
     lists = {"prompts", "requests"}
     shared = body.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=lists)
     items: Sequence[Mapping[str, object]] = (
         body.requests if body.prompts is None else [{"prompt": prompt} for prompt in body.prompts]
     ) or ()
     shared_size = len(json.dumps(shared))
-    if shared_size * len(items) > max_bytes:
-        raise BodyTooLarge(max_bytes)
+    if shared_size * len(items) > options.max_body_bytes:
+        raise BodyTooLarge(options.max_body_bytes)
     return PromptBatch(shared, items, ignored, len(data), shared_size)
-
-
-def _no_stream() -> InvalidRequest:
-    message = "'stream' is not possible in a batch."
-    return InvalidRequest(message, param="stream", code="unsupported_value")
-
-
-class ModelInfoRoute:
-    """`GET /v1/model/info`, for a server that had one model."""
-
-    def __init__(self, models: ModelRegistry) -> None:
-        self._models = models
-
-    async def info(self, request: Request) -> Response:
-        name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
-        return json_response(model_card(self._models.choose(name, allowed)))
 
 
 GENERATE = Family(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
@@ -256,17 +223,14 @@ GENERATE = Family(BodyReader(GenerateBody, generate_ask), GenerateRenderer())
 
 class GenerateRoutes:
     def __init__(self, parts: ServerParts) -> None:
-        options = parts.options
-        self.route = GenerationRoute(GENERATE, parts.generation, options)
-        self.batch = GenerateBatchRoute(
-            self.route,
-            GENERATE.reader,
-            parts.generation,
-            limits=parts.limits,
-            endings=parts.endings,
-            options=options,
-        )
-        self.model = ModelInfoRoute(parts.models)
+        self.route = GenerationRoute(GENERATE, parts.generation, parts.options)
+        self.batch = GenerateBatchRoute(self.route, parts)
+        self._models = parts.models
+
+    async def model_info(self, request: Request) -> Response:
+        """For a server that had one model."""
+        name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
+        return json_response(model_card(self._models.choose(name, allowed)))
 
 
 _ONE = RouteRow[GenerateRoutes](
@@ -282,32 +246,27 @@ _ONE = RouteRow[GenerateRoutes](
     stream_form="With `stream`: `data: ` and an object with a `text`, and so on; the last has the `metrics`.",
     errors=GENERATION_ERRORS,
 )
-ROOM = RouteRoom[ServerParts, GenerateRoutes](
-    GenerateRoutes,
-    (
-        _ONE,
-        _ONE.at("/v1/generate"),
-        RouteRow(
-            "POST",
-            "/v1/generate/batch",
-            lambda at: at.batch.create,
-            access=INFERENCE,
-            summary="Several of them at once; one that fails fails alone",
-            tag="Compatibility",
-            body=GenerateBatchBody,
-            answer=GeneratedBatch,
-            errors=(429, CLIENT_GONE),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/model/info",
-            lambda at: at.model.info,
-            access=INFERENCE,
-            summary="The model that is asked when none is named, or the one named",
-            tag="Compatibility",
-            query={"model": {"type": "string"}},
-            answer=ModelCard,
-            errors=(404,),
-        ),
+_row = partial(RouteRow[GenerateRoutes], access=INFERENCE, tag="Compatibility")
+_rows = (
+    _ONE,
+    _ONE.at("/v1/generate"),
+    _row(
+        "POST",
+        "/v1/generate/batch",
+        lambda at: at.batch.create,
+        summary="Several of them at once; one that fails fails alone",
+        body=GenerateBatchBody,
+        answer=GeneratedBatch,
+        errors=(429, CLIENT_GONE),
+    ),
+    _row(
+        "GET",
+        "/v1/model/info",
+        lambda at: at.model_info,
+        summary="The model that is asked when none is named, or the one named",
+        query={"model": {"type": "string"}},
+        answer=ModelCard,
+        errors=(404,),
     ),
 )
+ROOM = RouteRoom[ServerParts, GenerateRoutes](GenerateRoutes, _rows)

@@ -21,28 +21,25 @@ from openai_cpu_server.api.asking.ask import (
     AskedMessage,
     AskedThinking,
     AskedTools,
+    JsonObject,
     ToolUse,
-    missing,
-    wrong,
 )
 from openai_cpu_server.api.asking.output import check_no_choice
-from openai_cpu_server.api.asking.sampling import seed_of, top_k_of
-from openai_cpu_server.api.asking.thinking import asked_thinking
+from openai_cpu_server.api.asking.sampling import sampling_of
+from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
 from openai_cpu_server.api.messages.body import (
     Block,
     CountBody,
     CustomTool,
     MessagesBody,
-    OutputFormat,
     RedactedThinkingBlock,
     ServerTool,
     TextBlock,
     ThinkingBlock,
-    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
-from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import MOST_NAMED, Ignored, header_safe
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
@@ -68,17 +65,8 @@ class PlacedBlock(NamedTuple):
 def messages_ask(body: MessagesBody) -> Ask:
     """Clients name the most that any model could write, so what the context leaves is enough. Raises
     InvalidRequest."""
-    ask = prompt_ask(body)
-    temperature, top_p = body.temperature, body.top_p
-    sampling = msgspec.structs.replace(
-        ask.sampling,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=top_k_of(body.top_k),
-    )
     return msgspec.structs.replace(
-        ask,
-        sampling=sampling,
+        prompt_ask(body),
         stream=bool(body.stream),
         max_tokens=AskedLimit(body.max_tokens, "max_tokens", is_ceiling=True),
         stop=tuple(body.stop_sequences or ()),
@@ -98,7 +86,7 @@ def prompt_ask(body: CountBody) -> Ask:
     return Ask(
         id_prefix="msg_",
         prompt=AskedConversation(messages, "messages"),
-        sampling=Sampling(seed=seed_of(None)),
+        sampling=sampling_of(body),
         ignored=Ignored(_skipped_tools(body)[:MOST_NAMED]),
         model=body.model,
         stop_path="stop_sequences",
@@ -127,11 +115,10 @@ def _thinking(body: CountBody) -> AskedThinking:
         return asked_thinking(efforts=efforts, is_hidden=is_hidden)
     if not _SWITCHES[body.thinking.type]:
         return asked_thinking(switches=[("thinking.type", False)])
-    budget = body.thinking.budget_tokens
     return asked_thinking(
         efforts=efforts,
         switches=[("thinking.type", True)],
-        budgets=[] if budget is None else [("thinking.budget_tokens", budget)],
+        budgets=said_by(body, "thinking.budget_tokens"),
         is_hidden=is_hidden,
     )
 
@@ -226,11 +213,8 @@ def _tools(body: CountBody) -> AskedTools | None:
     choice = body.tool_choice
     if choice is not None and choice.type == "tool" and not choice.name:
         raise missing("tool_choice.name")
-    functions = [
-        _function(tool, f"tools[{index}]")
-        for index, tool in enumerate(body.tools or ())
-        if isinstance(tool, CustomTool)
-    ]
+    given = enumerate(body.tools or ())
+    functions = [_function(tool, f"tools[{index}]") for index, tool in given if isinstance(tool, CustomTool)]
     if not functions:
         check_no_choice(choice.type if choice else None, without="tools", path="tool_choice")
         return None
@@ -239,33 +223,21 @@ def _tools(body: CountBody) -> AskedTools | None:
     return AskedTools(
         functions=tuple(functions),
         use=_USES[choice.type],
-        chosen=_chosen(choice),
+        chosen=(choice.name,) if choice.type == "tool" and choice.name else None,
         several=not choice.disable_parallel_tool_use,
     )
 
 
-def _chosen(choice: ToolChoice) -> tuple[str, ...] | None:
-    return (choice.name,) if choice.type == "tool" and choice.name else None
-
-
 def _function(tool: CustomTool, path: str) -> AskedFunction:
+    schema: JsonObject = {"type": "object", **tool.input_schema}
     return AskedFunction(
-        tool.name,
-        path,
-        f"{path}.input_schema",
-        description=tool.description,
-        parameters={"type": "object", **tool.input_schema},
-        is_strict=bool(tool.strict),
+        tool.name, path, f"{path}.input_schema", tool.description, schema, is_strict=bool(tool.strict)
     )
 
 
 def _form(body: CountBody) -> AskedForm | None:
-    form, path = _output_format(body)
-    return None if form is None else schema_form(form.json_schema, f"{path}.schema", field=path)
-
-
-def _output_format(body: CountBody) -> tuple[OutputFormat | None, str]:
-    """The wish and its path. The newer name goes first."""
+    """The newer name goes first."""
+    form, path = body.output_format, "output_format"
     if body.output_config is not None and body.output_config.format is not None:
-        return body.output_config.format, "output_config.format"
-    return body.output_format, "output_format"
+        form, path = body.output_config.format, "output_config.format"
+    return None if form is None else schema_form(form.json_schema, f"{path}.schema", field=path)

@@ -9,15 +9,18 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.body import (
-    TEXT_OR_LIST,
     JsonObject,
+    Listed,
     NonEmpty,
+    OpenBody,
     Several,
     Share,
+    Some,
     Temperature,
+    TextOrList,
     TopK,
+    by_type,
 )
-from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import Hint, Hints
 
 MAX_TOOLS = 512
@@ -41,12 +44,6 @@ SERVICE_HINTS: Hints = dict.fromkeys(
     _SERVICE,
 )
 _UNCOUNTED = Hint("it is for answers; here nothing is generated")
-
-
-class OpenBody(Body):
-    """Fields that are not known here are ignored, and named."""
-
-    is_open: ClassVar[bool] = True
 
 
 class Cacheable(OpenBody):
@@ -105,18 +102,6 @@ class ToolResultBlock(Cacheable):
     is_error: bool | None = None
 
 
-_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-
-
-def _block_kind(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if kind in _BLOCKS else "<other>"
-
-
-def _text_kind(value: object) -> str | None:
-    return kind if (kind := _block_kind(value)) == "<text>" else "<other>"
-
-
 Block = Annotated[
     Union[
         Annotated[TextBlock, Tag("<text>")],
@@ -126,26 +111,14 @@ Block = Annotated[
         Annotated[ToolResultBlock, Tag("<tool_result>")],
         Annotated[RefusedBlock, Tag("<other>")],
     ],
-    Discriminator(_block_kind),
+    by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 OnlyText = Annotated[
     Union[Annotated[TextBlock, Tag("<text>")], Annotated[RefusedBlock, Tag("<other>")]],
-    Discriminator(_text_kind),
+    by_type("text"),
 ]
-ResultContent = Annotated[
-    Union[
-        Annotated[str, Tag("<text>")],
-        Annotated[list[OnlyText], Field(fail_fast=True), Tag("<list>")],
-    ],
-    TEXT_OR_LIST,
-]
-Content = Annotated[
-    Union[
-        Annotated[str, Tag("<text>")],
-        Annotated[list[Block], Field(min_length=1, fail_fast=True), Tag("<list>")],
-    ],
-    TEXT_OR_LIST,
-]
+ResultContent = TextOrList[Listed[OnlyText]]
+Content = TextOrList[Some[Block]]
 
 
 class InputMessage(OpenBody):
@@ -230,7 +203,7 @@ class CountBody(Cacheable):
     hints: ClassVar[Hints] = {**SERVICE_HINTS, **dict.fromkeys(_ANSWERING, _UNCOUNTED)}
 
     model: str | None = None
-    messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
+    messages: Some[InputMessage]
     system: ResultContent | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Union
 
 import msgspec
@@ -15,6 +17,7 @@ from openai_cpu_server.api.asking.renderer import (
     Chunk,
     GatheredAnswer,
     NewId,
+    Renderer,
     finish_reason,
     json_text,
     random_letters,
@@ -169,10 +172,9 @@ class MessagesRenderer:
         self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
     ) -> bytes:
         (answer,) = answers.values()
-        assert answer.finish is not None, "an answer is rendered after its end"
         reader = call.reader()
         parts = answer.parts(reader)
-        ending = _ending(call, reader, answer.finish)
+        ending = _ending(call, reader, answer.ended)
         message = AnswerMessage(
             id=call.id,
             model=call.model,
@@ -188,7 +190,6 @@ class MessagesRenderer:
 
 
 def _ending(call: Call, reader: PartsReader, finish: Finish) -> _Ending:
-    """Raises GenerationFailed for an end that is nobody's result."""
     finish_reason(finish)
     if finish.reason is FinishReason.LENGTH:
         return _Ending("model_context_window_exceeded" if call.context_ends_it else "max_tokens", None)
@@ -235,29 +236,21 @@ def _begins_block(part: Part, block: Part) -> bool:
 
 
 def _object(arguments: str) -> bytes:
-    """As it was written, if it is whole."""
-    try:
-        whole = pydantic_core.from_json(arguments, allow_inf_nan=False)
-        return arguments.encode() if isinstance(whole, dict) else b"{}"
-    except ValueError:
-        return _beginning(arguments)
-
-
-def _beginning(arguments: str) -> bytes:
-    try:
-        found = pydantic_core.from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
+    """As it was written, if it is whole; else what there is of it."""
+    read = partial(pydantic_core.from_json, arguments, allow_inf_nan=False)
+    with suppress(ValueError):
+        return arguments.encode() if isinstance(read(), dict) else b"{}"
+    with suppress(ValueError):
+        found = read(allow_partial="trailing-strings")
         return pydantic_core.to_json(found) if isinstance(found, dict) else b"{}"
-    except ValueError:
-        return b"{}"
+    return b"{}"
 
 
 # -- streamed ------------------------------------------------------------------------------------------
 
 
-class MessageStream:
-    """A `Renderer`. One block is open at a time."""
-
-    last_words = None
+class MessageStream(Renderer):
+    """One block is open at a time."""
 
     def __init__(self, call: Call, new_id: NewId) -> None:
         self._call = call
@@ -270,15 +263,15 @@ class MessageStream:
 
     def begin(self) -> Sequence[Chunk]:
         """What was found in the cache is known at the end, and told then."""
+        prompt = self._call.prompt_tokens
+        usage = MessagesUsage(input_tokens=prompt, cache_read_input_tokens=0, output_tokens=0)
         message = AnswerMessage(
             id=self._call.id,
             model=self._call.model,
             content=[],
             stop_reason=None,
             stop_sequence=None,
-            usage=MessagesUsage(
-                input_tokens=self._call.prompt_tokens, cache_read_input_tokens=0, output_tokens=0
-            ),
+            usage=usage,
         )
         return (_chunk("message_start", b'"message":' + msgspec.json.encode(message)),)
 
@@ -308,9 +301,8 @@ class MessageStream:
         if self._block is None or _begins_block(part, self._block):
             yield from self._close()
             self._block = part
-            yield _chunk(
-                "content_block_start", b'"index":%d,"content_block":%b' % (self._index, self._opening(part))
-            )
+            fields = b'"index":%d,"content_block":%b' % (self._index, self._opening(part))
+            yield _chunk("content_block_start", fields)
         if not isinstance(part, CallBegin):
             yield self._delta(_DELTAS[type(part)] % json_text(part.text))
 
@@ -325,12 +317,7 @@ class MessageStream:
     def _close(self) -> list[Chunk]:
         if self._block is None:
             return []
-        signs = isinstance(self._block, ThinkingText)
-        signed = (
-            [self._delta(b'{"type":"signature_delta","signature":"%b"}' % _UNSIGNED.encode())]
-            if signs
-            else []
-        )
+        signed = [self._delta(_SIGNED)] if isinstance(self._block, ThinkingText) else []
         stop = _chunk("content_block_stop", b'"index":%d' % self._index)
         self._block, self._index = None, self._index + 1
         return [*signed, stop]
@@ -344,6 +331,7 @@ _DELTAS: Mapping[type[Part], bytes] = {
     ThinkingText: b'{"type":"thinking_delta","thinking":%b}',
     CallArguments: b'{"type":"input_json_delta","partial_json":%b}',
 }
+_SIGNED = b'{"type":"signature_delta","signature":"%b"}' % _UNSIGNED.encode()
 
 
 def _chunk(kind: str, fields: bytes) -> Chunk:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute
@@ -34,38 +36,34 @@ class TokensCounted(msgspec.Struct, frozen=True):
 class MessagesRoutes:
     def __init__(self, parts: ServerParts) -> None:
         self.route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
-        self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, told=TokensCounted)
+        self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, answer=TokensCounted)
 
 
-ROOM = RouteRoom[ServerParts, MessagesRoutes](
-    MessagesRoutes,
-    (
-        RouteRow(
-            "POST",
-            MESSAGES,
-            lambda at: at.route.create,
-            access=CALLS,
-            summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
-            tag="Generation",
-            body=MessagesBody,
-            answer=AnswerMessage,
-            streams=True,
-            stream_form=_EVENTS,
-            error=MessagesError,
-            errors=GENERATION_ERRORS,
-        ),
-        RouteRow(
-            "POST",
-            COUNT_TOKENS,
-            lambda at: at.counting.count,
-            access=WORK,
-            summary="The tokens of such a conversation",
-            tag="Tokens",
-            body=CountBody,
-            answer=TokensCounted,
-            error=MessagesError,
-            errors=(404,),
-        ),
+_row = partial(RouteRow[MessagesRoutes], access=CALLS, tag="Generation")
+_rows = (
+    _row(
+        "POST",
+        MESSAGES,
+        lambda at: at.route.create,
+        summary="Answer a conversation as Anthropic's API does, whole or as server-sent events",
+        body=MessagesBody,
+        answer=AnswerMessage,
+        streams=True,
+        stream_form=_EVENTS,
+        error=MessagesError,
+        errors=GENERATION_ERRORS,
     ),
-    shape=SHAPE,
+    _row(
+        "POST",
+        COUNT_TOKENS,
+        lambda at: at.counting.count,
+        access=WORK,
+        tag="Tokens",
+        summary="The tokens of such a conversation",
+        body=CountBody,
+        answer=TokensCounted,
+        error=MessagesError,
+        errors=(404,),
+    ),
 )
+ROOM = RouteRoom[ServerParts, MessagesRoutes](MessagesRoutes, _rows, shape=SHAPE)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Annotated, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 import msgspec
 import numpy as np
@@ -15,6 +14,7 @@ from openai_cpu_server.api.asking.body import (
     DOCUMENT_KIND,
     PROMPT_KIND,
     NonEmpty,
+    OpenBody,
     Seconds,
     Several,
     Tier,
@@ -94,9 +94,7 @@ class EmbeddingBody(PoolingBody):
     dimensions: Several | None = None
 
 
-class TextDocument(Body):
-    is_open: ClassVar[bool] = True
-
+class TextDocument(OpenBody):
     text: str
 
 
@@ -133,15 +131,27 @@ class YesOrNo(msgspec.Struct, frozen=True, kw_only=True):
     yes: int
     no: int
 
+    @property
+    def id(self) -> str:
+        return self.requests[0].id.partition("/")[0]
+
+    @property
+    def priority(self) -> Priority:
+        return self.requests[0].priority
+
+    @property
+    def inputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(request.tokens for request in self.requests)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.inputs))
+
 
 class PoolingCall(msgspec.Struct, frozen=True, kw_only=True):
     """An API call as it was resolved."""
 
-    id: str
     work: Union[EmbedRequest, YesOrNo]
-    num_inputs: int
-    prompt_tokens: int
-    priority: Priority
     timeout_s: float | None
     """The client's limit, from the call's arrival to its end."""
     render: Writer
@@ -170,13 +180,8 @@ class YesOrNoScores:
         await self._generation.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._generation.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._generation.__aexit__(*error)
 
     async def vectors(self) -> bytes:
         scores: dict[str, float] = {}
@@ -194,12 +199,11 @@ class YesOrNoScores:
     def figures(self) -> Figures:
         told = self._generation.figures
         compute_ms = told.latency_ms - told.queue_ms
-        num_tokens = sum(len(request.tokens) for request in self._asked.requests)
         return Figures(
             queue_ms=told.queue_ms,
             prefill_ms=compute_ms,
             latency_ms=told.latency_ms,
-            tokens_per_second=1000 * num_tokens / compute_ms if compute_ms > 0 else 0.0,
+            tokens_per_second=1000 * self._asked.num_tokens / compute_ms if compute_ms > 0 else 0.0,
         )
 
     def fail_in(self, seconds: float, error: ServerError) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.pooling.body import EmbeddingBody, PoolingBody, PoolingCall, Writer
+from openai_cpu_server.api.pooling.body import EmbeddingBody, PoolingBody, PoolingCall
 from openai_cpu_server.api.pooling.render import EmbeddingWriter
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong
+from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong, wrong
 from openai_cpu_server.http.clients import Client, account_of
+from openai_cpu_server.http.context import Sender
 
 Tokens = tuple[int, ...]
 FOREIGN_TOKENS = "foreign_token_ids"
@@ -39,8 +41,7 @@ class InputReader(msgspec.Struct, frozen=True):
         read = self._read(texts, params, add_special=True)
         for tokens, param in zip(read, params, strict=True):
             if not tokens:
-                message = f"Invalid value for '{param}': this model has no tokens for it."
-                raise InvalidRequest(message, param=param, code="invalid_value")
+                raise wrong(f"Invalid value for '{param}': this model has no tokens for it.", param)
         return tuple(self._fitted(*each) for each in zip(read, params, strict=True))
 
     def ids(self, ids: Sequence[int], param: str) -> Tokens:
@@ -104,7 +105,6 @@ def _listed(tokens: Tokens) -> str:
 
 
 def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall:
-    """Raises InvalidRequest, InputTooLong."""
     dimensions = _dimensions(body, asking.info.embedding_size)
     inputs = _inputs(body, InputReader.of(asking, truncate=body.truncate))
     request = embed_request(inputs, body, asking, id_prefix="embd-")
@@ -114,34 +114,25 @@ def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall
         is_base64=body.encoding_format == "base64",
         dimensions=dimensions,
     )
-    return embed_call(request, body, asking, writer)
-
-
-def embed_call(request: EmbedRequest, body: PoolingBody, asking: ModelContext, render: Writer) -> PoolingCall:
-    return PoolingCall(
-        id=request.id,
-        work=request,
-        num_inputs=len(request.inputs),
-        prompt_tokens=request.num_tokens,
-        priority=request.priority,
-        timeout_s=body.timeout,
-        render=render,
-    )
+    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
 def embed_request(
     inputs: tuple[Tokens, ...], body: PoolingBody, asking: ModelContext, *, id_prefix: str
 ) -> EmbedRequest:
-    sender = asking.sender
-    return EmbedRequest(
-        id=id_prefix + secrets.token_hex(12),
-        inputs=inputs,
-        priority=sender.priority(field=body.priority, tier=body.service_tier),
-        client=Client.of(sender.identity, body.user or body.safety_identifier).label,
-        account=account_of(sender.identity),
-        group=Client.group_of(sender.identity),
-        route=id_prefix.removesuffix("-"),
-    )
+    call_id = id_prefix + secrets.token_hex(12)
+    return EmbedRequest(id=call_id, inputs=inputs, **asked_by(body, asking.sender, id_prefix))
+
+
+def asked_by(body: PoolingBody, sender: Sender, id_prefix: str) -> dict[str, Any]:
+    """What requests say of who has sent them, and by which route."""
+    return {
+        "priority": sender.priority(field=body.priority, tier=body.service_tier),
+        "client": Client.of(sender.identity, body.user or body.safety_identifier).label,
+        "account": account_of(sender.identity),
+        "group": Client.group_of(sender.identity),
+        "route": id_prefix.removesuffix("-"),
+    }
 
 
 def _inputs(body: EmbeddingBody, reader: InputReader) -> tuple[Tokens, ...]:
@@ -160,6 +151,5 @@ def _inputs(body: EmbeddingBody, reader: InputReader) -> tuple[Tokens, ...]:
 
 def _dimensions(body: EmbeddingBody, size: int) -> int | None:
     if body.dimensions is not None and body.dimensions > size:
-        message = f"Invalid value for 'dimensions': this model's vectors have {size}."
-        raise InvalidRequest(message, param="dimensions", code="invalid_value")
+        raise wrong(f"Invalid value for 'dimensions': this model's vectors have {size}.", "dimensions")
     return body.dimensions

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.pooling.body import PoolingCall, RerankBody, YesOrNo
-from openai_cpu_server.api.pooling.embed import InputReader, Tokens, embed_call, embed_request
-from openai_cpu_server.api.pooling.render import CosineWriter, ScoreWriter
+from openai_cpu_server.api.pooling.body import PoolingCall, RerankBody, Rows, YesOrNo
+from openai_cpu_server.api.pooling.embed import InputReader, Tokens, asked_by, embed_request
+from openai_cpu_server.api.pooling.render import RankingWriter, Scores, cosines, first_numbers, probabilities
+from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.errors import InputTooLong, InvalidRequest
-from openai_cpu_server.http.clients import Client, account_of
+from openai_cpu_server.errors import InputTooLong, InvalidRequest, wrong
 from openai_cpu_server.prompt.rerank_template import RerankPrompts
 
 _PREFIX = "rerank-"
@@ -37,29 +37,15 @@ def _by_cosine(body: RerankBody, asking: ModelContext) -> PoolingCall:
     documents = _texts(body)
     read = reader.texts((body.query, *documents), ("query", *_params(documents)))
     request = embed_request(read, body, asking, id_prefix=_PREFIX)
-    writer = CosineWriter(
-        id=request.id,
-        model=asking.chosen.name,
-        prompt_tokens=request.num_tokens,
-        top_n=body.top_n,
-        documents=_returned(body, documents),
-    )
-    return embed_call(request, body, asking, writer)
+    return _call(request, body, documents, asking, cosines)
 
 
 def _by_scores(body: RerankBody, asking: ModelContext) -> PoolingCall:
     """Of a cross-encoder: each pair of query and document gets a score."""
     documents = _texts(body)
     request = embed_request(_pairs(body, documents, asking), body, asking, id_prefix=_PREFIX)
-    writer = ScoreWriter(
-        id=request.id,
-        model=asking.chosen.name,
-        prompt_tokens=request.num_tokens,
-        top_n=body.top_n,
-        documents=_returned(body, documents),
-        squeezes=body.use_activation is not False and asking.info.architecture not in _SOFTMAX,
-    )
-    return embed_call(request, body, asking, writer)
+    squeezes = body.use_activation is not False and asking.info.architecture not in _SOFTMAX
+    return _call(request, body, documents, asking, probabilities if squeezes else first_numbers)
 
 
 def _by_yes_or_no(body: RerankBody, asking: ModelContext) -> PoolingCall:
@@ -71,33 +57,34 @@ def _by_yes_or_no(body: RerankBody, asking: ModelContext) -> PoolingCall:
     assert model.rerank is not None, "a model without one cannot rerank"
     if len(documents) > asking.options.max_sequences:
         message = f"{len(documents)} documents: one call may have {asking.options.max_sequences} sequences."
-        raise InvalidRequest(message, param="documents", code="invalid_value")
+        raise wrong(message, "documents")
     reader = InputReader.of(asking, truncate=body.truncate, room=1)
     prompts = _Prompts(reader, model.rerank).about(body.query, documents)
     work = _questions(prompts, _answers(reader, model.rerank), body, asking)
-    call_id = work.requests[0].id.partition("/")[0]
-    num_tokens = sum(map(len, prompts))
-    return PoolingCall(
-        id=call_id,
-        work=work,
-        num_inputs=len(prompts),
-        prompt_tokens=num_tokens,
-        priority=work.requests[0].priority,
-        timeout_s=body.timeout,
-        render=ScoreWriter(
-            id=call_id,
-            model=asking.chosen.name,
-            prompt_tokens=num_tokens,
-            top_n=body.top_n,
-            documents=_returned(body, documents),
-            squeezes=body.use_activation is not False,
-        ),
+    return _call(
+        work, body, documents, asking, first_numbers if body.use_activation is False else probabilities
     )
 
 
-class _Prompts:
-    """The prompts of a template."""
+def _call(
+    work: EmbedRequest | YesOrNo,
+    body: RerankBody,
+    documents: tuple[str, ...],
+    asking: ModelContext,
+    scores_of: Callable[[Rows], Scores],
+) -> PoolingCall:
+    writer = RankingWriter(
+        id=work.id,
+        model=asking.chosen.name,
+        prompt_tokens=work.num_tokens,
+        top_n=body.top_n,
+        documents=None if body.return_documents is False else documents,
+        scores_of=scores_of,
+    )
+    return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
 
+
+class _Prompts:
     def __init__(self, reader: InputReader, asked: RerankPrompts) -> None:
         self._reader = reader
         self._asked = asked
@@ -140,6 +127,7 @@ def _questions(
     sender, call_id = asking.sender, _PREFIX + secrets.token_hex(12)
     key = sender.identity.digest if asking.options.isolate_by_key else None
     yes, no = answers
+    told = asked_by(body, sender, _PREFIX)
     requests = tuple(
         GenerationRequest(
             id=f"{call_id}/{index}",
@@ -148,14 +136,10 @@ def _questions(
             sampling=Sampling(
                 seed=0, temperature=0.0, scored=(yes, no), logit_bias={yes: _FORCED, no: _FORCED}
             ),
-            priority=sender.priority(field=body.priority, tier=body.service_tier),
             top_logprobs=0,
-            client=Client.of(sender.identity, body.user or body.safety_identifier).label,
-            account=account_of(sender.identity),
-            group=Client.group_of(sender.identity),
-            route=_PREFIX.removesuffix("-"),
             cache_namespace=cache_namespace(salt=None, key=key),
             adapter=asking.chosen.adapter,
+            **told,
         )
         for index, tokens in enumerate(prompts)
     )
@@ -180,12 +164,4 @@ def _texts(body: RerankBody) -> tuple[str, ...]:
     return tuple(item if isinstance(item, str) else item.text for item in body.documents)
 
 
-def _returned(body: RerankBody, documents: tuple[str, ...]) -> tuple[str, ...] | None:
-    return None if body.return_documents is False else documents
-
-
-_WAYS = {
-    ModelKind.EMBEDS: _by_cosine,
-    ModelKind.RERANKS: _by_scores,
-    ModelKind.GENERATES: _by_yes_or_no,
-}
+_WAYS = {ModelKind.EMBEDS: _by_cosine, ModelKind.RERANKS: _by_scores, ModelKind.GENERATES: _by_yes_or_no}

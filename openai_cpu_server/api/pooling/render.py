@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Union
 
 import msgspec
@@ -101,7 +101,6 @@ class EmbeddingWriter(msgspec.Struct, frozen=True, kw_only=True):
     """So many of a vector's numbers are kept; None: all."""
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        """Raises GenerationFailed for vectors that are none."""
         vectors = normalised(checked(rows)[:, : self.dimensions])
         texts = as_base64(vectors) if self.is_base64 else as_numbers(vectors)
         return b"".join(self._parts(texts, figures))
@@ -137,6 +136,25 @@ class Reranked(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float]
 
 
+Scores = npt.NDArray[np.float64]
+
+
+def cosines(rows: Rows) -> Scores:
+    """Those between the first row and the others."""
+    vectors = normalised(rows).astype(np.float64)
+    found: Scores = vectors[1:] @ vectors[0]
+    return found
+
+
+def first_numbers(rows: Rows) -> Scores:
+    return rows[:, 0].astype(np.float64)
+
+
+def probabilities(rows: Rows) -> Scores:
+    """By the logistic function of the first numbers."""
+    return 1 / (1 + np.exp(-first_numbers(rows)))
+
+
 class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     model: str
@@ -144,9 +162,11 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     top_n: int | None
     documents: tuple[str, ...] | None
     """None: they are not returned."""
+    scores_of: Callable[[Rows], Scores]
 
-    def write(self, scores: Sequence[float], figures: Figures) -> bytes:
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
         """Documents of equal scores keep their order."""
+        scores: list[float] = self.scores_of(checked(rows)).tolist()
         best_first = sorted(range(len(scores)), key=lambda index: -scores[index])
         answer = Reranked(
             id=self.id,
@@ -160,25 +180,6 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     def _result(self, index: int, score: float) -> RankedResult:
         document = UNSET if self.documents is None else RankedDocument(self.documents[index])
         return RankedResult(index=index, relevance_score=score, document=document)
-
-
-class CosineWriter(RankingWriter, frozen=True, kw_only=True):
-    """Ranks by the cosines between the first row and the others."""
-
-    def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        vectors = normalised(checked(rows)).astype(np.float64)
-        return self.write((vectors[1:] @ vectors[0]).tolist(), figures)
-
-
-class ScoreWriter(RankingWriter, frozen=True, kw_only=True):
-    """Ranks by the first number of each row."""
-
-    squeezes: bool
-    """The numbers become probabilities by the logistic function."""
-
-    def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        scores = checked(rows)[:, 0].astype(np.float64)
-        return self.write((1 / (1 + np.exp(-scores)) if self.squeezes else scores).tolist(), figures)
 
 
 def _shown(figures: Figures) -> dict[str, float]:

@@ -72,23 +72,20 @@ class PoolingRoute(Generic[B]):
         del data  # the call may wait for long
         context.body.release()
         ticket = context.ticket
-        ticket.priority = call.priority
+        ticket.priority = call.work.priority
         limit_time(working, ticket, call.timeout_s, context.timeout_s)
-        running = _Running(call, working, chosen.model.name, ticket)
-        rows = await while_connected(request.receive, running.rows)
+        computing = partial(_rows, call, working, chosen.model.name, ticket)
+        rows = await while_connected(request.receive, computing)
         body = await _written(call, rows, working.figures)
         return Response(body, media_type="application/json", headers=dict(call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The answer to a body that came by no request of its own, such as a row of a batch job.
-
-        Raises as `create`.
-        """
+        """The answer to a body that came by no request of its own, such as a row of a batch job."""
         call, working, chosen = await self._begun(data, context)
         if call.timeout_s is not None:
             working.fail_in(call.timeout_s, DeadlineExceeded(call.timeout_s))
         try:
-            rows = await _Running(call, working, chosen.model.name, context.ticket).rows()
+            rows = await _rows(call, working, chosen.model.name, context.ticket)
         except GenerationFailed:
             chosen.model.loaded()  # an engine that is gone takes its requests with it: not their fault
             raise
@@ -112,7 +109,7 @@ class PoolingRoute(Generic[B]):
         """Chooses again where the model was replaced between choosing and submitting."""
         while True:
             call, chosen = await self._resolved(data, context.sender)
-            await context.reserve(prompt_tokens=call.prompt_tokens, output_tokens=0)
+            await context.reserve(prompt_tokens=call.work.num_tokens, output_tokens=0)
             try:
                 return call, submit(call, chosen.model.engine), chosen
             except ServerError:
@@ -121,58 +118,47 @@ class PoolingRoute(Generic[B]):
                     raise
 
 
-class _Running:
-    """A call that was submitted: it is counted when it ends, however it ends."""
-
-    def __init__(self, call: PoolingCall, working: Embedding, model: str, ticket: Ticket) -> None:
-        """`model`: the name of the one that answers."""
-        self._call = call
-        self._model = model
-        self._working = working
-        self._ticket = ticket
-
-    async def rows(self) -> Rows:
-        """Raises what the call failed with."""
-        num_done = 0
-        try:
-            async with self._working:
-                vectors = await self._working.vectors()
-            num_done = self._call.num_inputs
-        finally:
-            self._ticket.generated(_ended(self._call, self._model, self._working.figures, num_done))
-        return np.frombuffer(vectors, np.dtype("<f4")).reshape(self._call.num_inputs, -1)
+async def _rows(call: PoolingCall, working: Embedding, model: str, ticket: Ticket) -> Rows:
+    """Counts the call when it ends, however it ends. `model`: the name of the one that answers. Raises what
+    the call failed with."""
+    num_inputs, num_done = len(call.work.inputs), 0
+    try:
+        async with working:
+            vectors = await working.vectors()
+        num_done = num_inputs
+    finally:
+        told = working.figures
+        ended = EndedCall(
+            figures=msgspec.structs.replace(told, prompt_tokens=call.work.num_tokens),
+            model=model,
+            submitted_s=time.monotonic() - told.latency_ms / 1000,
+            gaps=Distribution(),
+            inputs=num_done,
+        )
+        ticket.generated(ended)
+    return np.frombuffer(vectors, np.dtype("<f4")).reshape(num_inputs, -1)
 
 
 async def _written(call: PoolingCall, rows: Rows, figures: Figures) -> bytes:
     return await off_loop(rows.nbytes // _CHEAPER, partial(call.render, rows, figures))
 
 
-def _ended(call: PoolingCall, model: str, told: Figures, num_done: int) -> EndedCall:
-    return EndedCall(
-        figures=msgspec.structs.replace(told, prompt_tokens=call.prompt_tokens),
-        model=model,
-        submitted_s=time.monotonic() - told.latency_ms / 1000,
-        gaps=Distribution(),
-        inputs=num_done,
-    )
-
-
-EMBEDDING_ROOM = RouteRoom[ServerParts, PoolingRoute[EmbeddingBody]](
-    lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options),
-    (
-        RouteRow(
-            "POST",
-            "/v1/embeddings",
-            lambda at: at.create,
-            access=CALLS,
-            summary="Texts as vectors",
-            tag="Embeddings",
-            body=EmbeddingBody,
-            answer=EmbeddingList,
-            errors=GENERATION_ERRORS,
-            batched=lambda at: at.answer,
-        ),
+_embedding_rows = (
+    RouteRow[PoolingRoute[EmbeddingBody]](
+        "POST",
+        "/v1/embeddings",
+        lambda at: at.create,
+        access=CALLS,
+        summary="Texts as vectors",
+        tag="Embeddings",
+        body=EmbeddingBody,
+        answer=EmbeddingList,
+        errors=GENERATION_ERRORS,
+        batched=lambda at: at.answer,
     ),
+)
+EMBEDDING_ROOM = RouteRoom[ServerParts, PoolingRoute[EmbeddingBody]](
+    lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options), _embedding_rows
 )
 _RERANK = RouteRow[PoolingRoute[RerankBody]](
     "POST",
@@ -187,9 +173,5 @@ _RERANK = RouteRow[PoolingRoute[RerankBody]](
 )
 RERANKING_ROOM = RouteRoom[ServerParts, PoolingRoute[RerankBody]](
     lambda parts: PoolingRoute(RERANKING, parts.models, parts.options),
-    (
-        replace(_RERANK, batched=lambda at: at.answer),
-        _RERANK.at("/v2/rerank"),
-        _RERANK.at("/rerank"),
-    ),
+    (replace(_RERANK, batched=lambda at: at.answer), _RERANK.at("/v2/rerank"), _RERANK.at("/rerank")),
 )

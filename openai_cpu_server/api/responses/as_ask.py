@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from pydantic import JsonValue
 
-from openai_cpu_server.api.asking.as_ask import any_object, one_form, schema_form, shared_ask, shared_forms
+from openai_cpu_server.api.asking.as_ask import (
+    any_object,
+    check_stream_options,
+    one_form,
+    schema_form,
+    shared_ask,
+    shared_forms,
+)
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -18,11 +25,9 @@ from openai_cpu_server.api.asking.ask import (
     AskedThinking,
     AskedTools,
     ToolUse,
-    missing,
-    wrong,
 )
 from openai_cpu_server.api.asking.output import check_no_choice
-from openai_cpu_server.api.asking.thinking import asked_thinking
+from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
 from openai_cpu_server.api.responses.body import (
     AllowedToolsChoice,
     FunctionTool,
@@ -30,6 +35,7 @@ from openai_cpu_server.api.responses.body import (
     ResponsesBody,
     TextFormat,
 )
+from openai_cpu_server.errors import missing, wrong, wrong_value
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
@@ -66,11 +72,8 @@ def check_supported(body: ResponsesBody) -> None:
     for index, wanted in enumerate(body.include or ()):
         if wanted not in _INCLUDABLE:
             known = ", ".join(f"'{name}'" for name in sorted(_INCLUDABLE))
-            message = f"Invalid value for 'include[{index}]': expected one of {known}."
-            raise wrong(message, f"include[{index}]")
-    if body.stream_options is not None and not body.stream:
-        message = "'stream_options' is only allowed together with 'stream'."
-        raise wrong(message, "stream_options")
+            raise wrong_value(f"include[{index}]", f"one of {known}")
+    check_stream_options(body.stream_options, stream=body.stream)
 
 
 def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
@@ -93,11 +96,10 @@ def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
 
 def _thinking(body: ResponsesBody) -> AskedThinking:
     effort = body.reasoning.effort if body.reasoning is not None else None
-    is_on, budget = body.enable_thinking, body.thinking_budget
     return asked_thinking(
         efforts=[] if effort is None else [("reasoning.effort", "xhigh" if effort == "max" else effort)],
-        switches=[] if is_on is None else [("enable_thinking", is_on)],
-        budgets=[] if budget is None else [("thinking_budget", budget)],
+        switches=said_by(body, "enable_thinking"),
+        budgets=said_by(body, "thinking_budget"),
         variables=body.chat_template_kwargs,
     )
 
@@ -156,11 +158,6 @@ def _allowed(tools: Sequence[Mapping[str, JsonValue]]) -> tuple[str, ...]:
 
 
 def _function(tool: FunctionTool, path: str) -> AskedFunction:
-    return AskedFunction(
-        tool.name,
-        path,
-        f"{path}.parameters",
-        description=tool.description,
-        parameters=tool.parameters,
-        is_strict=bool(tool.strict),
-    )
+    is_strict = bool(tool.strict)
+    at = f"{path}.parameters"
+    return AskedFunction(tool.name, path, at, tool.description, tool.parameters, is_strict=is_strict)

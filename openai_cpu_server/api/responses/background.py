@@ -11,9 +11,9 @@ import anyio
 
 from openai_cpu_server.api.asking.renderer import Chunk
 from openai_cpu_server.api.asking.route import events
+from openai_cpu_server.api.asking.running import chunks_of
 from openai_cpu_server.api.responses.making import RunningResponse
 from openai_cpu_server.api.responses.objects import ResponseObject
-from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import JobsUnavailable, RequestCancelled
 from openai_cpu_server.http.context import EndedRequests, Ticket
 from openai_cpu_server.http.errors import error_object, failure_of
@@ -61,6 +61,7 @@ class EventLog:
 
 
 logger = logging.getLogger(__name__)
+_CLOSE_S = 5.0
 
 
 class LiveResponse:
@@ -83,12 +84,17 @@ class LiveResponse:
     def cancel(self) -> None:
         self.making.running.cancel()
 
+    async def cancelled(self) -> None:
+        """Returns when its end is stored, be that another one which was faster."""
+        self.cancel()
+        await self.log.ended()
+
 
 class Background:
-    """Makes responses in the background. Whoever has it must `close` it before the shelf."""
+    """Makes responses in the background. Whoever has it must `close` it before the database is closed."""
 
-    def __init__(self, shelf: KeptResponses, endings: EndedRequests) -> None:
-        self._shelf = shelf
+    def __init__(self, kept: KeptResponses, endings: EndedRequests) -> None:
+        self._kept = kept
         self._endings = endings
         self._live: dict[str, LiveResponse] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,7 +112,6 @@ class Background:
         await asyncio.shield(stored)
 
     def find(self, owner: str, response_id: str) -> LiveResponse | None:
-        """None: it is not this process that makes it, or it is made no more."""
         live = self._live.get(response_id)
         return live if live is not None and live.owner == owner else None
 
@@ -119,9 +124,9 @@ class Background:
 
     async def _see_through(self, live: LiveResponse, stored: asyncio.Future[None]) -> None:
         making = live.making
-        record = self._shelf.leased(making.record(self._shelf))
+        record = self._kept.leased(making.record(self._kept))
         try:
-            await self._shelf.add(record, making.inputs())
+            await self._kept.add(record, making.inputs())
         except BaseException as error:
             await making.running.__aexit__(None, None, None)
             await live.lease.end()
@@ -142,7 +147,7 @@ class Background:
             self._endings.end(ticket)
         try:
             told = [*live.log.events, *(events([chunk]) for chunk in last)]
-            await self._shelf.finish(making.record(self._shelf), making.outputs(), told)
+            await self._kept.finish(making.record(self._kept), making.outputs(), told)
         except JobsUnavailable as error:
             logger.error("response %s was not stored: %s", making.response.id, error.reason)
         finally:
@@ -156,18 +161,16 @@ class Background:
         try:
             async with live.making.running as running:
                 async for said in running.tell(stream):
-                    chunks = stream.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
+                    chunks = chunks_of(said, stream)
                     if stream.has_ended:
                         ticket.status = 200
                         return chunks
                     live.log.add(chunks)
-        except RequestCancelled as error:
-            ticket.failed(error)
-            ticket.status = failure_of(error).status
-            return stream.cancel()
         except Exception as error:
             ticket.failed(error)
             ticket.status = failure_of(error).status
+            if isinstance(error, RequestCancelled):
+                return stream.cancel()
             return stream.error(error_object(error, request_id=ticket.id))
         raise AssertionError("a call tells its end")
 
@@ -176,8 +179,5 @@ class Background:
         while True:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(JobsUnavailable):
-                if not await self._shelf.renew(live.making.record(self._shelf)):
+                if not await self._kept.renew(live.making.record(self._kept)):
                     live.cancel()
-
-
-_CLOSE_S = 5.0

@@ -10,14 +10,16 @@ from pydantic_core import PydanticCustomError
 from openai_cpu_server.api.asking.body import (
     LACKS,
     MAX_TOOLS,
-    TEXT_OR_LIST,
     AdapterName,
     Budget,
     JsonObject,
+    Listed,
     Name,
     Several,
     SharedBody,
+    TextOrList,
     TopLogprobs,
+    by_type,
 )
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import (
@@ -46,12 +48,15 @@ def _refuse_part(kind: object) -> object:
     return kind
 
 
-def _refuse_item(kind: object) -> object:
-    if isinstance(kind, str):
-        raise PydanticCustomError(
-            "item_type", "items of type '{kind}' are not supported", {"kind": kind[:64]}
-        )
-    return kind
+def _refused(error: str, message: str) -> BeforeValidator:
+    """Refuses every word; `message` has a place for it."""
+
+    def refuse(kind: object) -> object:
+        if isinstance(kind, str):
+            raise PydanticCustomError(error, message, {"kind": kind[:64]})
+        return kind
+
+    return BeforeValidator(refuse)
 
 
 class ItemTextPart(EchoedBody):
@@ -83,13 +88,7 @@ Part = Annotated[
     ],
     Discriminator(_part_kind),
 ]
-Content = Annotated[
-    Union[
-        Annotated[str, Tag("<text>")],
-        Annotated[list[Part], Field(fail_fast=True), Tag("<list>")],
-    ],
-    TEXT_OR_LIST,
-]
+Content = TextOrList[Listed[Part]]
 ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
 """Without NUL, which not every database can store."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -125,8 +124,8 @@ class ReasoningPart(EchoedBody):
 class SentReasoning(EchoedBody):
     type: Literal["reasoning"]
     id: ItemId | None = None
-    summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
-    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] | None = None
+    summary: Listed[ReasoningPart] | None = None
+    content: Listed[ReasoningPart] | None = None
     encrypted_content: str | None = None
     """Other servers' thoughts, which nobody can read here."""
 
@@ -137,7 +136,7 @@ class ItemReference(EchoedBody):
 
 
 class OtherItem(EchoedBody):
-    type: Annotated[str, BeforeValidator(_refuse_item)]
+    type: Annotated[str, _refused("item_type", "items of type '{kind}' are not supported")]
 
 
 _ITEM_KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
@@ -162,13 +161,7 @@ InputItem = Annotated[
     ],
     Discriminator(_item_kind),
 ]
-Input = Annotated[
-    Union[
-        Annotated[str, Tag("<text>")],
-        Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("<list>")],
-    ],
-    TEXT_OR_LIST,
-]
+Input = TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]]
 
 
 class FunctionTool(EchoedBody):
@@ -185,13 +178,9 @@ class OtherTool(EchoedBody):
     type: str
 
 
-def _tool_kind(value: object) -> str:
-    return "<function>" if isinstance(value, dict) and value.get("type") == "function" else "<other>"
-
-
 Tool = Annotated[
     Union[Annotated[FunctionTool, Tag("<function>")], Annotated[OtherTool, Tag("<other>")]],
-    Discriminator(_tool_kind),
+    by_type("function"),
 ]
 
 
@@ -206,15 +195,11 @@ class AllowedToolsChoice(EchoedBody):
     tools: Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-def _refuse_choice(kind: object) -> object:
-    if isinstance(kind, str):
-        message = "the choice of a tool of type '{kind}' is not supported, only 'function'"
-        raise PydanticCustomError("tool_type", message, {"kind": kind[:64]})
-    return kind
+_OTHER_CHOICE = "the choice of a tool of type '{kind}' is not supported, only 'function'"
 
 
 class OtherChoice(EchoedBody):
-    type: Annotated[str, BeforeValidator(_refuse_choice)]
+    type: Annotated[str, _refused("tool_type", _OTHER_CHOICE)]
 
 
 def _choice_kind(value: object) -> str | None:

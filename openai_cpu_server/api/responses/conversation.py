@@ -24,7 +24,7 @@ from openai_cpu_server.api.responses.objects import (
     SummaryText,
     new_item_id,
 )
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, wrong
 
 _SYSTEM = ("system", "developer")
 
@@ -108,12 +108,9 @@ class _Turn:
 
     def takes(self, sourced: SourcedItem) -> bool:
         """Whether it is still the same message: thoughts come first, then text, then calls."""
-        item = sourced.item
         if sourced.answer is not self.answer:
             return False
-        if isinstance(item, ReasoningItem):
-            return not self.texts and not self.calls
-        return isinstance(item, FunctionCallItem) or (not self.texts and not self.calls)
+        return isinstance(sourced.item, FunctionCallItem) or not (self.texts or self.calls)
 
     def add(self, item: Item) -> None:
         match item:
@@ -157,7 +154,7 @@ def _message(item: Item, calls: set[str], param: str) -> Mapping[str, object]:
     if isinstance(item, FunctionCallOutputItem):
         if item.call_id not in calls:
             message = f"No tool call found for function call output with call_id {item.call_id[:64]}."
-            raise InvalidRequest(message, param=param, code="invalid_value")
+            raise wrong(message, param)
         return {"role": "tool", "content": parts_text(item.output), "tool_call_id": item.call_id}
     assert isinstance(item, MessageItem)
     assert item.role in ("user", *_SYSTEM), "the schema refuses other roles"
@@ -168,13 +165,9 @@ def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Ite
     match given:
         case schema.SentMessageItem():
             return _message_item(given)
-        case schema.SentFunctionCall():
-            return FunctionCallItem(
-                id=given.id or new_item_id(FunctionCallItem),
-                call_id=given.call_id,
-                name=given.name,
-                arguments=given.arguments,
-            )
+        case schema.SentFunctionCall(call_id=call_id, name=name, arguments=arguments):
+            item_id = given.id or new_item_id(FunctionCallItem)
+            return FunctionCallItem(id=item_id, call_id=call_id, name=name, arguments=arguments)
         case schema.SentFunctionOutput():
             item_id = given.id or new_item_id(FunctionCallOutputItem)
             output = given.output if isinstance(given.output, str) else _parts(given.output, is_output=False)

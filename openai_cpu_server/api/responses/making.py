@@ -75,7 +75,7 @@ class RunningResponse:
         read: AskedResponse,
         running: RunningCall,
         status: ResponseStatus,
-        shelf: KeptResponses | None,
+        kept: KeptResponses | None,
         *,
         keep_alive_s: float,
         request_id: str,
@@ -83,7 +83,7 @@ class RunningResponse:
         """`request_id`: errors name it."""
         self.read = read
         self.running = running
-        self._shelf = shelf if read.is_stored else None
+        self._kept = kept if read.is_stored else None
         self._keep_alive_s = keep_alive_s
         self._request_id = request_id
         response = new_response(read.body, running.call, status, is_stored=read.is_stored)
@@ -99,8 +99,8 @@ class RunningResponse:
         try:
             async for said in self._told():
                 yield said
-        except Exception as error:
-            await self._keep_failed(error)
+        except Exception as error:  # its client has heard of its id
+            await self._keep(self.stream.failed(error_object(error, request_id=self._request_id)))
             raise
 
     async def _told(self) -> AsyncIterator[Said]:
@@ -132,9 +132,9 @@ class RunningResponse:
         inputs = [SourcedItem(one.item, "previous_response_id") for one in self.read.items]
         return LastResponse(self.response.id, (*self.read.earlier, *inputs, *outputs))
 
-    def record(self, shelf: KeptResponses, response: ResponseObject | None = None) -> ResponseRecord:
+    def record(self, kept: KeptResponses, response: ResponseObject | None = None) -> ResponseRecord:
         """It as it is now; `response`: as it is to be seen."""
-        response = self.response if response is None else response
+        response = response or self.response
         return ResponseRecord(
             id=response.id,
             owner=self.read.owner,
@@ -142,7 +142,7 @@ class RunningResponse:
             status=ResponseStatus(response.status),
             is_background=response.background,
             created_at=response.created_at,
-            expires_at=shelf.expiry(response.created_at),
+            expires_at=kept.expiry(response.created_at),
             response=encoded(response),
             written=msgspec.msgpack.encode(self.stream.written) if self.stream.written else b"",
             vocabulary=self._vocabulary(),
@@ -152,21 +152,15 @@ class RunningResponse:
         return [_record(one.item, is_output=False) for one in self.read.items]
 
     def outputs(self) -> list[ItemRecord]:
-        return [_record(item, is_output=True) for item in self.response.output]
-
-    async def _keep_failed(self, error: Exception) -> None:
-        """Its client has heard of its id."""
-        await self._keep(self.stream.failed(error_object(error, request_id=self._request_id)))
+        return _outputs(self.response)
 
     async def _keep(self, response: ResponseObject | None = None) -> None:
         """An answer that was computed is given also where it cannot be stored."""
-        shelf = self._shelf
-        if shelf is None:
+        kept, response = self._kept, response or self.response
+        if kept is None:
             return
-        response = self.response if response is None else response
-        outputs = [_record(item, is_output=True) for item in response.output]
         try:
-            await shelf.add(self.record(shelf, response), [*self.inputs(), *outputs])
+            await kept.add(self.record(kept, response), [*self.inputs(), *_outputs(response)])
         except JobsUnavailable as error:
             logger.error("response %s was not stored: %s", self.response.id, error.reason)
 
@@ -184,29 +178,32 @@ _SHOWN = 4
 class ResponseMaker:
     """Begins responses on the way of all generating calls."""
 
-    def __init__(self, service: GenerationService, options: ApiOptions, shelf: KeptResponses | None) -> None:
+    def __init__(self, service: GenerationService, options: ApiOptions, kept: KeptResponses | None) -> None:
         self._service = service
         self._options = options
-        self._shelf = shelf
+        self._kept = kept
 
     async def begin(
         self,
         read: AskedResponse,
         context: RequestContext,
-        trial: CascadeAttempt = UNWATCHED,
+        attempt: CascadeAttempt = UNWATCHED,
         *,
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
     ) -> RunningResponse:
-        """Raises as `GenerationService.begin`."""
-        running = await self._service.begin(read.ask(), context, trial)
+        running = await self._service.begin(read.ask(), context, attempt)
         return RunningResponse(
             read,
             running,
             status,
-            self._shelf,
+            self._kept,
             keep_alive_s=self._options.keep_alive_s,
             request_id=context.ticket.id,
         )
+
+
+def _outputs(response: ResponseObject) -> list[ItemRecord]:
+    return [_record(item, is_output=True) for item in response.output]
 
 
 def _record(item: Item, *, is_output: bool) -> ItemRecord:

@@ -11,10 +11,10 @@ import msgspec
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import TokenEntry
 from openai_cpu_server.api.asking.resolve import served_tier
+from openai_cpu_server.api.parts import ListPage
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.as_ask import functions_of
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.jobs.records import ResponseStatus
@@ -184,30 +184,16 @@ class ResponseDeleted(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
-class ItemList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: Sequence[msgspec.Raw]
-    first_id: Union[str, None]
-    last_id: Union[str, None]
-    has_more: bool
+class ItemList(ListPage[msgspec.Raw], frozen=True, kw_only=True):
+    pass
 
 
-SERVER_ERROR = "server_error"
+SERVER_ERROR, _LIMIT = "server_error", "rate_limit_exceeded"
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 
 
-def begun(response: ResponseObject, status: ResponseStatus) -> ResponseObject:
-    """The response while it waits or is made."""
-    return msgspec.structs.replace(response, status=status.value)
-
-
 def ended(
-    response: ResponseObject,
-    output: Sequence[OutputItem],
-    figures: Figures,
-    *,
-    is_whole: bool,
-    now_s: int,
+    response: ResponseObject, output: Sequence[OutputItem], figures: Figures, *, is_whole: bool, now_s: int
 ) -> ResponseObject:
     """`is_whole`: it ended by itself, not for the want of tokens."""
     status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
@@ -222,22 +208,18 @@ def ended(
 
 
 def failed(response: ResponseObject, output: Sequence[OutputItem], error: ErrorObject) -> ResponseObject:
-    """The response with what there was of its output."""
+    """The response with what there was of its output, and one of the few codes that OpenAI's clients know."""
+    is_limit = error.error.code == _LIMIT
     return msgspec.structs.replace(
         response,
         status=ResponseStatus.FAILED.value,
         output=tuple(output),
-        error=ResponseError(error_code(error), error.error.message),
+        error=ResponseError(_LIMIT if is_limit else SERVER_ERROR, error.error.message),
     )
 
 
 def cancelled(response: ResponseObject, output: Sequence[OutputItem]) -> ResponseObject:
     return msgspec.structs.replace(response, status=ResponseStatus.CANCELLED.value, output=tuple(output))
-
-
-def error_code(error: ErrorObject) -> str:
-    """One of the few codes that OpenAI's clients know in a response."""
-    return "rate_limit_exceeded" if error.error.code == "rate_limit_exceeded" else SERVER_ERROR
 
 
 _TEXT = msgspec.Raw(b'{"type":"text"}')
@@ -247,6 +229,7 @@ _AUTO = msgspec.Raw(b'"auto"')
 def new_response(
     body: schema.ResponsesBody, call: Call, status: ResponseStatus, *, is_stored: bool
 ) -> ResponseObject:
+    tier = body.service_tier
     return ResponseObject(
         id=call.id,
         created_at=call.created,
@@ -261,7 +244,7 @@ def new_response(
         prompt_cache_key=body.prompt_cache_key,
         reasoning=_reasoning(body.reasoning),
         safety_identifier=body.safety_identifier,
-        service_tier=_tier(body.service_tier, call.priority),
+        service_tier="default" if tier is None or tier == "auto" else served_tier(tier, call.priority),
         store=is_stored,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=_text(body.text),
@@ -273,10 +256,6 @@ def new_response(
         user=body.user,
         metadata=body.metadata or {},
     )
-
-
-def _tier(asked: str | None, priority: Priority) -> str:
-    return "default" if asked is None or asked == "auto" else served_tier(asked, priority)
 
 
 def _reasoning(given: schema.ReasoningOptions | None) -> ReasoningSettings:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from openai_cpu_server.api.asking.generation import CascadeAttempt
 from openai_cpu_server.api.asking.resolve import prompt_tokens
-from openai_cpu_server.api.asking.route import EventStream, InputTokens, input_tokens, while_connected
+from openai_cpu_server.api.asking.route import EventStream, InputTokens, not_in_batches, while_connected
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
@@ -20,44 +20,38 @@ from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
 from openai_cpu_server.api.responses.stream import encoded
 from openai_cpu_server.api.responses.turns import AskedResponse, ResponseReader
-from openai_cpu_server.errors import GenerationFailed, InvalidRequest
+from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
-from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
+from openai_cpu_server.models.registry import Ability, choose_able
 from openai_cpu_server.observe.ended import RequestOrigin
 
 
-class ResponsesRoute:
-    """`background`: None where responses are not stored."""
-
-    def __init__(
-        self,
-        models: ModelRegistry,
-        options: ApiOptions,
-        reader: ResponseReader,
-        maker: ResponseMaker,
-        background: Background | None,
-    ) -> None:
-        self._models = models
-        self._options = options
-        self._reader = reader
-        self._maker = maker
-        self._background = background
+class ResponsesRoutes:
+    def __init__(self, parts: ServerParts) -> None:
+        self._models, self._options = parts.models, parts.options
+        kept = parts.jobs.responses if parts.jobs else None
+        self._background = Background(kept, parts.endings) if kept else None
+        if self._background is not None:
+            parts.at_end.append(self._background.close)
+        self._reader = ResponseReader(kept, self._options)
+        self._maker = ResponseMaker(parts.generation, self._options, kept)
+        self.stored = StoredResponses(kept, self._background, self._options)
+        self.socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
 
     async def create(self, request: Request) -> ASGIApp:
         data, context = await unkept_body(request), context_of(request.scope)
         read = await self._reader.read(data, context.identity)
         if read.body.background and self._background is not None:
             return await self._behind(context, read, self._background)
-        trial = CascadeAttempt(partial(while_connected, request.receive))
-        making = await self._maker.begin(read, context, trial)
+        attempt = CascadeAttempt(partial(while_connected, request.receive))
+        making = await self._maker.begin(read, context, attempt)
         context.body.release()
         if making.running.call.stream:
             keep_alive_s = self._options.keep_alive_s
@@ -66,13 +60,11 @@ class ResponsesRoute:
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """The whole answer to a row of a batch job. A row is stored only where it says so: the batch's output
-        file has it anyway. Raises as `create`."""
+        """Of a row of a batch job, which is stored only where it says so: the batch's output file has it."""
         read = await self._reader.read(data, context.identity, stores_unasked=False)
         for name in ("stream", "background"):
             if getattr(read.body, name):
-                message = f"'{name}' is not possible in a batch."
-                raise InvalidRequest(message, param=name, code="unsupported_value")
+                raise not_in_batches(name)
         making = await self._maker.begin(read, context)
         try:
             return await making.whole()
@@ -87,13 +79,12 @@ class ResponsesRoute:
         asked, ignored = await off_loop(len(data), reading)
         body, context = asked.as_response(), context_of(request.scope)
         read = await self._reader.of_body(body, ignored, context.owner, size=len(data))
-        chosen = choose_able(
-            self._models, body.model, context.identity.allowed_models, Ability.GENERATE, adapter=body.lora
-        )
-        ask, model = read.ask(), chosen.model
+        allowed = context.identity.allowed_models
+        model = choose_able(self._models, body.model, allowed, Ability.GENERATE, adapter=body.lora).model
+        ask = read.ask()
         model.loaded()
         num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
-        return json_response(input_tokens(num_tokens), headers=ask.ignored.headers)
+        return json_response(InputTokens(input_tokens=num_tokens), headers=ask.ignored.headers)
 
     async def _behind(self, outer: RequestContext, read: AskedResponse, background: Background) -> ASGIApp:
         """It goes on when this request has ended. The server's limit of time is not for it."""
@@ -103,113 +94,82 @@ class ResponsesRoute:
         context = RequestContext(ticket, outer.sender, outer.lease)
         making = await self._maker.begin(read, context, status=ResponseStatus.QUEUED)
         live = LiveResponse(making, ticket, outer.lease)
-        headers = dict(making.running.call.headers)
-        first = encoded(making.response)
+        headers, first = dict(making.running.call.headers), encoded(making.response)
         await background.begin(live)
         if making.running.call.stream:
             return logged_stream(live.log.read(0), headers, keep_alive_s=self._options.keep_alive_s)
         return Response(first, media_type="application/json", headers=headers)
 
 
-class ResponsesRoutes:
-    def __init__(self, parts: ServerParts) -> None:
-        models, options = parts.models, parts.options
-        shelf = parts.jobs.responses if parts.jobs else None
-        background = Background(shelf, parts.endings) if shelf else None
-        if background is not None:
-            parts.at_end.append(background.close)
-        reader, maker = ResponseReader(shelf, options), ResponseMaker(parts.generation, options, shelf)
-        self.route = ResponsesRoute(models, options, reader, maker, background)
-        self.stored = StoredResponses(shelf, background, options)
-        self.socket = SocketServer(partial(ResponsesExchange, reader, maker), parts.sockets)
-
-
-ROOM = RouteRoom[ServerParts, ResponsesRoutes](
-    ResponsesRoutes,
-    (
-        RouteRow(
-            "POST",
-            "/v1/responses",
-            lambda at: at.route.create,
-            access=CALLS,
-            summary="Make a response: whole, as server-sent events, or in the background",
-            tag="Responses",
-            body=ResponsesBody,
-            answer=ResponseObject,
-            streams=True,
-            errors=GENERATION_ERRORS,
-            batched=lambda at: at.route.answer,
-        ),
-        RouteRow(
-            WEBSOCKET,
-            "/v1/responses",
-            lambda at: at.socket.serve,
-            access=INFERENCE,
-            summary="OpenAI's WebSocket mode: response.create in, the events of a stream out",
-            tag="Responses",
-        ),
-        RouteRow(
-            "POST",
-            "/v1/responses/input_tokens",
-            lambda at: at.route.input_tokens,
-            access=WORK,
-            summary="How many tokens a response's prompt would have",
-            tag="Responses",
-            body=InputTokensBody,
-            answer=InputTokens,
-            errors=(404, 503),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/responses/{id}",
-            lambda at: at.stored.one,
-            access=REQUESTS,
-            summary="A stored response, or the events of one that was made in the background",
-            tag="Responses",
-            query={
-                "stream": {"type": "boolean", "default": False},
-                "starting_after": {
-                    "type": "integer",
-                    "description": "number of the last event that is known",
-                },
-                "include[]": {
-                    "type": "string",
-                    "description": "changes nothing: all that there is is shown",
-                },
-                "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
-            },
-            answer=ResponseObject,
-            streams=True,
-            errors=(400,),
-        ),
-        RouteRow(
-            "DELETE",
-            "/v1/responses/{id}",
-            lambda at: at.stored.delete,
-            access=REQUESTS,
-            summary="Delete it",
-            tag="Responses",
-            answer=ResponseDeleted,
-        ),
-        RouteRow(
-            "POST",
-            "/v1/responses/{id}/cancel",
-            lambda at: at.stored.cancel,
-            access=INFERENCE,
-            summary="End one that is made in the background",
-            tag="Responses",
-            answer=ResponseObject,
-            errors=(400,),
-        ),
-        RouteRow(
-            "GET",
-            "/v1/responses/{id}/input_items",
-            lambda at: at.stored.input_items,
-            access=REQUESTS,
-            summary="What went into it",
-            tag="Responses",
-            query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
-            answer=ItemList,
-        ),
+_row = partial(RouteRow[ResponsesRoutes], access=REQUESTS, tag="Responses")
+_rows = (
+    _row(
+        "POST",
+        "/v1/responses",
+        lambda at: at.create,
+        access=CALLS,
+        summary="Make a response: whole, as server-sent events, or in the background",
+        body=ResponsesBody,
+        answer=ResponseObject,
+        streams=True,
+        errors=GENERATION_ERRORS,
+        batched=lambda at: at.answer,
+    ),
+    _row(
+        WEBSOCKET,
+        "/v1/responses",
+        lambda at: at.socket.serve,
+        access=INFERENCE,
+        summary="OpenAI's WebSocket mode: response.create in, the events of a stream out",
+    ),
+    _row(
+        "POST",
+        "/v1/responses/input_tokens",
+        lambda at: at.input_tokens,
+        access=WORK,
+        summary="How many tokens a response's prompt would have",
+        body=InputTokensBody,
+        answer=InputTokens,
+        errors=(404, 503),
+    ),
+    _row(
+        "GET",
+        "/v1/responses/{id}",
+        lambda at: at.stored.one,
+        summary="A stored response, or the events of one that was made in the background",
+        query={
+            "stream": {"type": "boolean", "default": False},
+            "starting_after": {"type": "integer", "description": "number of the last event that is known"},
+            "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"},
+            "include_obfuscation": {"type": "boolean", "description": "changes nothing"},
+        },
+        answer=ResponseObject,
+        streams=True,
+        errors=(400,),
+    ),
+    _row(
+        "DELETE",
+        "/v1/responses/{id}",
+        lambda at: at.stored.delete,
+        summary="Delete it",
+        answer=ResponseDeleted,
+    ),
+    _row(
+        "POST",
+        "/v1/responses/{id}/cancel",
+        lambda at: at.stored.cancel,
+        access=INFERENCE,
+        summary="End one that is made in the background",
+        answer=ResponseObject,
+        errors=(400,),
+    ),
+    _row(
+        "GET",
+        "/v1/responses/{id}/input_items",
+        lambda at: at.stored.input_items,
+        summary="What went into it",
+        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, "include[]": {"type": "string"}},
+        answer=ItemList,
     ),
 )
+ROOM = RouteRoom[ServerParts, ResponsesRoutes](ResponsesRoutes, _rows)

@@ -12,11 +12,19 @@ from functools import partial
 
 import msgspec
 
+from openai_cpu_server.api.asking.route import HeldBody
+from openai_cpu_server.api.asking.running import chunks_of
 from openai_cpu_server.api.responses.making import ResponseMaker, RunningResponse
 from openai_cpu_server.api.responses.turns import LastResponse, ResponseReader
-from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
-from openai_cpu_server.errors import BodiesFull, BodyTooLarge, InvalidRequest, RequestsLimited
-from openai_cpu_server.http.body import BodyQuota, off_loop
+from openai_cpu_server.errors import (
+    BodiesFull,
+    BodyTooLarge,
+    InvalidRequest,
+    RequestsLimited,
+    wrong,
+    wrong_value,
+)
+from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import RequestContext, ServedRequest, Ticket
 from openai_cpu_server.http.errors import ErrorBody, error_object, failure_of
 from openai_cpu_server.http.sockets import OpenSocket, too_many
@@ -33,24 +41,6 @@ class SocketRefusal(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorBody
 
 
-class _Message:
-    """A message that waits, and its part of what all bodies may have."""
-
-    def __init__(self, data: bytes, held: BodyQuota) -> None:
-        self.data = data
-        self._held = held
-
-    def take(self) -> bytes:
-        """Gives the data away: nothing is kept of it while the response is told."""
-        data, self.data = self.data, b""
-        return data
-
-    def release(self) -> None:
-        """It is understood, or will never be."""
-        self.data = b""
-        self._held.release()
-
-
 class ResponsesExchange:
     """The responses of one open socket. An `Exchange`."""
 
@@ -58,7 +48,7 @@ class ResponsesExchange:
         self._reader = reader
         self._maker = maker
         self._socket = socket
-        self._waiting: deque[_Message] = deque()
+        self._waiting: deque[HeldBody] = deque()
         self._is_serving = False
         self._making: RunningResponse | None = None
         self._recent: LastResponse | None = None
@@ -67,7 +57,7 @@ class ResponsesExchange:
         """Messages wait for their turn, up to a limit, and together have no more bytes than one may have."""
         try:
             self._check_room(len(data))
-            self._waiting.append(_Message(data, self._socket.held(len(data))))
+            self._waiting.append(HeldBody(data, self._socket.held(len(data))))
         except (RequestsLimited, BodiesFull) as error:
             await self._refuse(error, self._socket.id)
             return
@@ -83,7 +73,6 @@ class ResponsesExchange:
         self._waiting.clear()
 
     def _check_room(self, num_bytes: int) -> None:
-        """Raises RequestsLimited."""
         options = self._socket.options
         if len(self._waiting) >= options.max_socket_requests:
             raise too_many("requests at once", options.max_socket_requests)
@@ -95,7 +84,7 @@ class ResponsesExchange:
             await self._serve(self._waiting.popleft())
         self._is_serving = False
 
-    async def _serve(self, message: _Message) -> None:
+    async def _serve(self, message: HeldBody) -> None:
         ticket = self._socket.ticket()
         async with self._socket.serving(ticket) as served:
             try:
@@ -106,7 +95,7 @@ class ResponsesExchange:
             await self._tell_failure(served.error, ticket)
         self._making = None
 
-    async def _answer(self, message: _Message, ticket: Ticket, served: ServedRequest) -> None:
+    async def _answer(self, message: HeldBody, ticket: Ticket, served: ServedRequest) -> None:
         context, most_bytes = self._socket.context(ticket), self._socket.options.max_body_bytes
         data = message.take()
         if len(data) > most_bytes:
@@ -132,8 +121,7 @@ class ResponsesExchange:
             making.running.cancel()
         async with making.running:
             async for said in making.told():
-                chunks = making.stream.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
-                for chunk in chunks:
+                for chunk in chunks_of(said, making.stream):
                     await self._socket.send(chunk.json)
         self._recent = making.recent()
 
@@ -167,11 +155,9 @@ def _body(data: bytes) -> tuple[bytes, bool]:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(fields.pop("type", b"null"), type=str)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        message = f"A message is a JSON object with the type '{_CREATE}'."
-        raise InvalidRequest(message, param="type", code="invalid_value") from None
+        raise wrong(f"A message is a JSON object with the type '{_CREATE}'.", "type") from None
     if kind != _CREATE:
-        message = f"Invalid value for 'type': expected '{_CREATE}'."
-        raise InvalidRequest(message, param="type", code="invalid_value")
+        raise wrong_value("type", f"'{_CREATE}'")
     if "background" in fields and bytes(fields["background"]).strip() == b"true":
         message = "'background' is not possible over a WebSocket."
         raise InvalidRequest(message, param="background", code="unsupported_value")

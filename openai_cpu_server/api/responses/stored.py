@@ -7,14 +7,14 @@ from functools import partial
 
 import anyio
 import msgspec
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.route import events
-from openai_cpu_server.api.responses.background import Background
+from openai_cpu_server.api.asking.route import UNKEPT, event_source, events
+from openai_cpu_server.api.parts import page_ends
+from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.objects import (
     SERVER_ERROR,
     ItemList,
@@ -25,7 +25,7 @@ from openai_cpu_server.api.responses.objects import (
 )
 from openai_cpu_server.api.responses.stream import EventNumbers, encoded
 from openai_cpu_server.api.responses.turns import NO_DATABASE
-from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject, json_response, page_of
@@ -42,18 +42,18 @@ _LEFT_BEHIND = "The server that made this response has ended."
 
 
 class StoredResponses:
-    """`shelf`, `background`: None where responses are not stored."""
+    """`kept`, `background`: None where responses are not stored."""
 
     def __init__(
-        self, shelf: KeptResponses | None, background: Background | None, options: ApiOptions
+        self, kept: KeptResponses | None, background: Background | None, options: ApiOptions
     ) -> None:
-        self._shelf = shelf
+        self._kept = kept
         self._background = background
         self._options = options
 
     async def one(self, request: Request) -> ASGIApp:
         _check_known(request.query_params)
-        owner, response_id = context_of(request.scope).owner, _id(request)
+        owner, response_id = _named(request)
         after = _starting_after(request.query_params)
         if _wants_stream(request.query_params):
             told = await self._events(owner, response_id, after + 1)
@@ -62,58 +62,53 @@ class StoredResponses:
 
     async def delete(self, request: Request) -> Response:
         """One that is still made is cancelled first."""
-        shelf, owner, response_id = self._there(), context_of(request.scope).owner, _id(request)
-        live = self._background.find(owner, response_id) if self._background else None
-        if live is not None:
-            live.cancel()
-            await live.log.ended()
-        await shelf.delete(owner, response_id)
+        kept, (owner, response_id) = self._there(), _named(request)
+        if (live := self._live(owner, response_id)) is not None:
+            await live.cancelled()
+        await kept.delete(owner, response_id)
         return json_response(ResponseDeleted(response_id))
 
     async def cancel(self, request: Request) -> Response:
         """One that is cancelled already is shown once more. Raises InvalidRequest for others that ended."""
-        shelf, owner, response_id = self._there(), context_of(request.scope).owner, _id(request)
+        kept, (owner, response_id) = self._there(), _named(request)
         record = await self._record(owner, response_id)
         if not record.is_background:
-            raise _refused("Cannot cancel a response that was not created with 'background'.")
+            raise wrong("Cannot cancel a response that was not created with 'background'.", "id")
         if record.status is ResponseStatus.CANCELLED:
             return _json(record.response)
         if record.status.has_ended:
             raise _has_ended(record.status)
-        live = self._background.find(owner, response_id) if self._background else None
-        if live is not None:
-            live.cancel()
-            await live.log.ended()
+        if (live := self._live(owner, response_id)) is not None:
+            await live.cancelled()
             status = ResponseStatus(live.response.status)
             if status is not ResponseStatus.CANCELLED:  # its own end was faster
                 raise _has_ended(status)
             return _json(encoded(live.response))
         ended = cancelled(_object(record), _object(record).output)
-        if not await shelf.end(_with(record, ended)):
+        if not await kept.end(_with(record, ended)):
             return _json(await self._shown(owner, response_id))
         return _json(encoded(ended))
 
     async def input_items(self, request: Request) -> Response:
         known = frozenset({"limit", "after", "order", "include", "include[]"})
         page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
-        items, has_more = await self._there().inputs(context_of(request.scope).owner, _id(request), page)
-        listed = ItemList(
-            data=[msgspec.Raw(item.content) for item in items],
-            first_id=items[0].id if items else None,
-            last_id=items[-1].id if items else None,
-            has_more=has_more,
-        )
+        items, has_more = await self._there().inputs(*_named(request), page)
+        told = [msgspec.Raw(item.content) for item in items]
+        listed = ItemList(data=told, **page_ends(items), has_more=has_more)
         size = sum(len(item.content) for item in items)
         return _json(await off_loop(size, partial(msgspec.json.encode, listed)))
 
     def _there(self) -> KeptResponses:
-        if self._shelf is None:
+        if self._kept is None:
             raise JobObjectNotFound(f"There are no responses: {NO_DATABASE}.")
-        return self._shelf
+        return self._kept
+
+    def _live(self, owner: str, response_id: str) -> LiveResponse | None:
+        """None: it is not this process that makes it, or it is made no more."""
+        return self._background.find(owner, response_id) if self._background else None
 
     async def _shown(self, owner: str, response_id: str) -> bytes:
-        live = self._background.find(owner, response_id) if self._background else None
-        if live is not None:
+        if (live := self._live(owner, response_id)) is not None:
             if not ResponseStatus(live.response.status).has_ended:
                 return encoded(live.response)
             await live.log.ended()  # whoever sees its end may go on from it, so it is stored by then
@@ -121,32 +116,30 @@ class StoredResponses:
 
     async def _record(self, owner: str, response_id: str) -> ResponseRecord:
         """The record. A response whose server has died in the middle of it has failed."""
-        shelf = self._there()
-        record = await shelf.get(owner, response_id)
-        if not shelf.is_left_behind(record):
+        kept = self._there()
+        record = await kept.get(owner, response_id)
+        if not kept.is_left_behind(record):
             return record
         error = ErrorObject(ErrorBody(_LEFT_BEHIND, SERVER_ERROR, None, SERVER_ERROR))
         ended = _with(record, failed(_object(record), _object(record).output, error))
-        return ended if await shelf.end(ended) else await shelf.get(owner, response_id)
+        return ended if await kept.end(ended) else await kept.get(owner, response_id)
 
     async def _events(self, owner: str, response_id: str, first: int) -> AsyncIterator[bytes]:
         """Raises InvalidRequest for a response that was not made in the background."""
-        live = self._background.find(owner, response_id) if self._background else None
-        if live is not None:
+        if (live := self._live(owner, response_id)) is not None:
             return live.log.read(first)
         record = await self._record(owner, response_id)
         if not record.is_background:
-            message = "Only a response that was created with 'background' can be streamed again."
-            raise InvalidRequest(message, param="stream", code="invalid_value")
+            raise wrong("Only a response that was created with 'background' can be streamed again.", "stream")
         return self._replayed(record, first)
 
     async def _replayed(self, record: ResponseRecord, first: int) -> AsyncIterator[bytes]:
         """The stream of a response that has ended, or of one that another server makes, once it has ended."""
-        shelf = self._there()
+        kept = self._there()
         while not record.status.has_ended:
             await anyio.sleep(_POLL_S)
             record = await self._record(record.owner, record.id)
-        stored = await shelf.events(record.id)
+        stored = await kept.events(record.id)
         if stored is None:  # who made it could not write its end
             yield events([EventNumbers(first).event("response.failed", {"response": _object(record)})])
             return
@@ -156,22 +149,16 @@ class StoredResponses:
 
 def logged_stream(told: AsyncIterator[bytes], headers: Mapping[str, str], *, keep_alive_s: float) -> ASGIApp:
     """Events that are there whether this client listens or not."""
-    return EventSourceResponse(
-        told,
-        headers={"cache-control": "no-cache", **headers},
-        sep="\n",
-        ping=keep_alive_s,
-        ping_message_factory=lambda: ServerSentEvent(comment="keep-alive", sep="\n"),
-    )
+    return event_source(told, {**UNKEPT, **headers}, keep_alive_s=keep_alive_s)
 
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _id(request: Request) -> str:
-    response_id: str = request.path_params["id"]
-    return response_id
+def _named(request: Request) -> tuple[str, str]:
+    """An owner, and the id of their response."""
+    return context_of(request.scope).owner, request.path_params["id"]
 
 
 def _object(record: ResponseRecord) -> ResponseObject:
@@ -183,26 +170,20 @@ def _with(record: ResponseRecord, response: ResponseObject) -> ResponseRecord:
     return msgspec.structs.replace(record, status=status, response=encoded(response))
 
 
-def _refused(message: str) -> InvalidRequest:
-    return InvalidRequest(message, param="id", code="invalid_value")
-
-
 def _has_ended(status: ResponseStatus) -> InvalidRequest:
-    return _refused(f"Cannot cancel a response that is {status.value}.")
+    return wrong(f"Cannot cancel a response that is {status.value}.", "id")
 
 
 def _check_known(query: QueryParams) -> None:
     for name in query:
         if name not in ("stream", "starting_after", *_IGNORED):
-            message = f"Unknown parameter: '{name[:64]}'."
-            raise InvalidRequest(message, param=name[:64], code="unknown_parameter")
+            raise unknown_parameter(name)
 
 
 def _wants_stream(query: QueryParams) -> bool:
     given = query.get("stream", "false")
     if given not in ("true", "false"):
-        message = "Invalid value for 'stream': expected 'true' or 'false'."
-        raise InvalidRequest(message, param="stream", code="invalid_value")
+        raise wrong_value("stream", "'true' or 'false'")
     return given == "true"
 
 
@@ -212,6 +193,5 @@ def _starting_after(query: QueryParams) -> int:
     if given is None:
         return -1
     if not (given.isascii() and given.isdecimal() and len(given) < 10):
-        message = "Invalid value for 'starting_after': expected the number of an event."
-        raise InvalidRequest(message, param="starting_after", code="invalid_value")
+        raise wrong_value("starting_after", "the number of an event")
     return int(given)

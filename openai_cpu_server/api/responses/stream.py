@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Union
 
 import msgspec
 
@@ -14,6 +14,7 @@ from openai_cpu_server.api.asking.renderer import (
     Chunk,
     ContentScores,
     NewId,
+    Renderer,
     TokenEntry,
     chat_logprobs,
     finish_reason,
@@ -29,7 +30,6 @@ from openai_cpu_server.api.responses.objects import (
     ReasoningItem,
     ReasoningText,
     ResponseObject,
-    begun,
     cancelled,
     ended,
     failed,
@@ -37,7 +37,6 @@ from openai_cpu_server.api.responses.objects import (
 )
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason, ModelLoading, QueuePlace, TokenEvent
-from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import ShownPieces
@@ -45,7 +44,7 @@ from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Cont
 
 NewItemId = Callable[[type], str]
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
-_PART_ADDED = "response.content_part.added"
+_PART_ADDED, _PART_DONE = "response.content_part.added", "response.content_part.done"
 
 
 class EventNumbers:
@@ -67,18 +66,6 @@ class EventNumbers:
         number = self._next
         self._next += 1
         return number
-
-
-class ItemWriter(Protocol):
-    """Writes one item, from its first event to its last."""
-
-    def begin(self) -> list[Chunk]: ...
-
-    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]: ...
-
-    def end(self, status: str) -> list[Chunk]: ...
-
-    def item(self, status: str) -> OutputItem: ...
 
 
 class ItemWriting:
@@ -134,12 +121,12 @@ class ItemWriting:
         self._done.append(writer.item(status))
         return writer.end(status)
 
-    def _place(self, kind: type) -> _Place:
+    def _place(self, kind: type) -> _ItemPlace:
         index = len(self._done) + (self._open is not None)
-        return _Place(self._numbers, self._new_id(kind), index)
+        return _ItemPlace(self._numbers, self._new_id(kind), index)
 
 
-class _Place:
+class _ItemPlace:
     """Where an item stands, which all of its events say."""
 
     def __init__(self, numbers: EventNumbers, item_id: str, index: int) -> None:
@@ -163,7 +150,7 @@ class _Place:
 
 
 class _MessageWriter:
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: _ItemPlace) -> None:
         self._place = place
         self._texts: list[str] = []
         self._scores: list[TokenEntry] = []
@@ -180,19 +167,26 @@ class _MessageWriter:
         return [self._place.part_delta("response.output_text.delta", text, tail)]
 
     def end(self, status: str) -> list[Chunk]:
-        text, scores = "".join(self._texts), tuple(self._scores)
-        done = self._place.event("response.output_text.done", content_index=0, text=text, logprobs=scores)
-        part = OutputText(text, logprobs=scores)
-        closed = self._place.event("response.content_part.done", content_index=0, part=part)
-        return [done, closed, self._place.item(_DONE, self.item(status))]
+        part, place = self._part, self._place
+        done = place.event(
+            "response.output_text.done", content_index=0, text=part.text, logprobs=part.logprobs
+        )
+        return [
+            done,
+            place.event(_PART_DONE, content_index=0, part=part),
+            place.item(_DONE, self.item(status)),
+        ]
 
     def item(self, status: str) -> OutputItem:
-        part = OutputText("".join(self._texts), logprobs=tuple(self._scores))
-        return MessageItem(id=self._place.id, status=status, role="assistant", content=(part,))
+        return MessageItem(id=self._place.id, status=status, role="assistant", content=(self._part,))
+
+    @property
+    def _part(self) -> OutputText:
+        return OutputText("".join(self._texts), logprobs=tuple(self._scores))
 
 
 class _ReasoningWriter:
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: _ItemPlace) -> None:
         self._place = place
         self._texts: list[str] = []
 
@@ -208,7 +202,7 @@ class _ReasoningWriter:
     def end(self, status: str) -> list[Chunk]:
         text = "".join(self._texts)
         done = self._place.event("response.reasoning_text.done", content_index=0, text=text)
-        closed = self._place.event("response.content_part.done", content_index=0, part=ReasoningText(text))
+        closed = self._place.event(_PART_DONE, content_index=0, part=ReasoningText(text))
         return [done, closed, self._place.item(_DONE, self.item(status))]
 
     def item(self, status: str) -> OutputItem:
@@ -217,7 +211,7 @@ class _ReasoningWriter:
 
 
 class _CallWriter:
-    def __init__(self, place: _Place, call_id: str, name: str) -> None:
+    def __init__(self, place: _ItemPlace, call_id: str, name: str) -> None:
         self._place = place
         self._call_id = call_id
         self._name = name
@@ -232,9 +226,8 @@ class _CallWriter:
 
     def end(self, status: str) -> list[Chunk]:
         arguments = "".join(self._texts)
-        done = self._place.event(
-            "response.function_call_arguments.done", name=self._name, arguments=arguments
-        )
+        kind = "response.function_call_arguments.done"
+        done = self._place.event(kind, name=self._name, arguments=arguments)
         return [done, self._place.item(_DONE, self.item(status))]
 
     def item(self, status: str) -> OutputItem:
@@ -247,6 +240,10 @@ class _CallWriter:
         )
 
 
+ItemWriter = Union[_MessageWriter, _ReasoningWriter, _CallWriter]
+"""Writes one item, from its first event to its last."""
+
+
 class StreamStage(enum.Enum):
     """What a stream has said last of how far it is; it goes on, and never back."""
 
@@ -256,10 +253,9 @@ class StreamStage(enum.Enum):
     SPEAKING = "speaking"
 
 
-class ResponseStream:
-    """A `Renderer`, for streams and for answers that are only wanted whole."""
-
-    last_words = None
+class ResponseStream(Renderer):
+    """For streams, and for answers that are only wanted whole. Signs of life stand among its events, for they
+    are numbered."""
 
     def __init__(
         self,
@@ -281,7 +277,6 @@ class ResponseStream:
         self._writing = ItemWriting(self._numbers, new_call_id, new_item_id)
         self._now = now
         self._content_scores = ContentScores()
-        self._held_scores: list[TokenLogprob] = []
         self._tokens: list[int] = []
         self._has_reasoned = False
         self._is_whole = False
@@ -316,26 +311,20 @@ class ResponseStream:
         if self._stage is not StreamStage.CREATED:
             return () if self.response.background else self.lives()
         self._stage = StreamStage.QUEUED
-        self.response = begun(self.response, ResponseStatus.QUEUED)
-        return [self._about("response.queued")]
+        return [self._about("response.queued", ResponseStatus.QUEUED)]
 
     def lives(self) -> Sequence[Chunk]:
         """For clients that give up a stream on which nothing comes: it waits or reads its prompt."""
         if self._stage is StreamStage.SPEAKING:
             return ()
         self._stage = StreamStage.IN_PROGRESS
-        self.response = begun(self.response, ResponseStatus.IN_PROGRESS)
-        return [self._about("response.in_progress")]
-
-    def silence(self) -> Sequence[Chunk]:
-        """Its signs of life stand among its events, for they are numbered."""
-        return ()
+        return [self._about("response.in_progress", ResponseStatus.IN_PROGRESS)]
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         chunks = [*self._started()]
         self._tokens += event.tokens
         if self._call.shown_logprobs is not None:
-            self._held_scores += self._content_scores.known(event)
+            self._content_scores.hear(event)
         if event.finish is not None:
             finish_reason(event.finish)  # raises for what is nobody's result
             self._is_whole = event.finish.reason is FinishReason.STOP
@@ -377,13 +366,14 @@ class ResponseStream:
 
     def _part(self, part: Part) -> list[Chunk]:
         self._has_reasoned |= isinstance(part, ThinkingText)
-        held, self._held_scores = self._held_scores, []
-        return self._writing.write(part, self._scores(held) if isinstance(part, Content) else ())
+        known = self._content_scores.take()
+        is_shown = known and isinstance(part, Content)
+        return self._writing.write(part, chat_logprobs(known, self._pieces).content if is_shown else ())
 
-    def _scores(self, held: Sequence[TokenLogprob]) -> Sequence[TokenEntry]:
-        return chat_logprobs(held, self._pieces).content if held else ()
-
-    def _about(self, kind: str) -> Chunk:
+    def _about(self, kind: str, status: ResponseStatus | None = None) -> Chunk:
+        """`status`: what it is from now on."""
+        if status is not None:
+            self.response = msgspec.structs.replace(self.response, status=status.value)
         return self._numbers.event(kind, {"response": self.response})
 
 

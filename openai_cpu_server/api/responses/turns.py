@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -18,7 +18,7 @@ from openai_cpu_server.api.responses.conversation import (
     with_instructions,
 )
 from openai_cpu_server.api.responses.objects import Item, decoded
-from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound
+from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
@@ -31,8 +31,6 @@ _USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 
 
 class AskedResponse(msgspec.Struct, frozen=True):
-    """A response that is asked for."""
-
     body: ResponsesBody
     messages: tuple[AskedMessage, ...]
     """Instructions, earlier turns and this one."""
@@ -46,7 +44,6 @@ class AskedResponse(msgspec.Struct, frozen=True):
     is_stored: bool
 
     def ask(self) -> Ask:
-        """Raises InvalidRequest."""
         return msgspec.structs.replace(
             response_ask(self.body, self.messages), num_bytes=self.num_bytes, ignored=self.ignored
         )
@@ -65,10 +62,10 @@ class LastResponse(msgspec.Struct, frozen=True):
 
 
 class ResponseReader:
-    """`shelf`: None where responses are not stored."""
+    """`kept`: None where responses are not stored."""
 
-    def __init__(self, shelf: KeptResponses | None, options: ApiOptions) -> None:
-        self._shelf = shelf
+    def __init__(self, kept: KeptResponses | None, options: ApiOptions) -> None:
+        self._kept = kept
         self._options = options
 
     async def read(
@@ -89,7 +86,7 @@ class ResponseReader:
         if body.store is None and not stores_unasked:
             body = body.model_copy(update={"store": False})
         read = await self.of_body(body, ignored, identity.holder or "", size=len(data), recent=recent)
-        return await self._with_room(read, identity.storage, num_bytes=len(data))
+        return await self._with_room(read, identity.storage, len(data))
 
     async def of_body(
         self,
@@ -106,8 +103,7 @@ class ResponseReader:
         earlier = await self._earlier(body, owner, recent)
         found = await self._found(references(body.input), owner, earlier)
         size += sum(len(one.param) for one in earlier) * 64
-        telling = partial(_conversation, body, earlier, found)
-        messages, items = await off_loop(size, telling)
+        messages, items = await off_loop(size, partial(_conversation, body, earlier, found))
         return AskedResponse(
             body=body,
             messages=messages,
@@ -119,14 +115,12 @@ class ResponseReader:
             is_stored=is_stored,
         )
 
-    async def _with_room(
-        self, read: AskedResponse, limits: StorageLimits, *, num_bytes: int
-    ) -> AskedResponse:
+    async def _with_room(self, read: AskedResponse, limits: StorageLimits, num_bytes: int) -> AskedResponse:
         """On a disk that is nearly full, who has not asked for it in words gets one that is not stored."""
-        if self._shelf is None or not read.is_stored:
+        if self._kept is None or not read.is_stored:
             return read
         try:
-            await self._shelf.storage.check(read.owner, limits, StoredAmount(num_bytes=num_bytes))
+            await self._kept.storage.check(read.owner, limits, StoredAmount(num_bytes=num_bytes))
         except DiskFull:
             if read.body.store or read.body.background:
                 raise
@@ -135,14 +129,13 @@ class ResponseReader:
 
     def _is_stored(self, body: ResponsesBody) -> bool:
         if body.background and body.store is False:
-            message = "'background' needs a stored response: 'store' must not be false."
-            raise InvalidRequest(message, param="store", code="invalid_value")
-        if self._shelf is None and (body.background or body.store):
+            raise wrong("'background' needs a stored response: 'store' must not be false.", "store")
+        if self._kept is None and (body.background or body.store):
             param = "background" if body.background else "store"
             raise InvalidRequest(
                 f"'{param}' is not possible: {NO_DATABASE}.", param=param, code="unsupported_parameter"
             )
-        return self._shelf is not None and body.store is not False
+        return self._kept is not None and body.store is not False
 
     async def _earlier(
         self, body: ResponsesBody, owner: str, recent: LastResponse | None
@@ -152,25 +145,26 @@ class ResponseReader:
             return ()
         if recent is not None and recent.id == wanted:
             return recent.items
-        if self._shelf is None:
+        if self._kept is None:
             raise _no_previous(f"'previous_response_id' is not possible: {NO_DATABASE}.")
         try:
-            links = await self._shelf.chain(owner, wanted, max_bytes=2 * self._options.max_body_bytes)
+            links = await self._kept.chain(owner, wanted, max_bytes=2 * self._options.max_body_bytes)
         except JobObjectNotFound as error:
             raise _no_previous(f"Previous {str(error)[0].lower()}{str(error)[1:]}") from None
         if links[-1].record.status not in _USABLE:
             status = links[-1].record.status.value
             raise _no_previous(f"The response '{wanted}' cannot be gone on from: it is {status}.")
         size = sum(len(item.content) for link in links for item in link.items)
-        return await off_loop(size, partial(_sourced, links))
+        return await off_loop(size, lambda: tuple(one for link in links for one in _of_link(link)))
 
     async def _found(self, ids: Sequence[str], owner: str, earlier: Sequence[SourcedItem]) -> dict[str, Item]:
         """What references mean."""
         found = {one.item.id: one.item for one in earlier}
         missing = [item_id for item_id in ids if item_id not in found]
-        if missing and self._shelf is not None:
-            stored = await self._shelf.items(owner, missing)
-            found |= await off_loop(sum(map(len, stored.values())), partial(_decoded, stored))
+        if missing and self._kept is not None:
+            stored = await self._kept.items(owner, missing)
+            size = sum(map(len, stored.values()))
+            found |= await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
         return found
 
 
@@ -180,14 +174,6 @@ def _conversation(
     """All messages, and the items that are the body's own."""
     items = new_items(body.input, found)
     return tuple(with_instructions(turns([*earlier, *items]), body.instructions)), tuple(items)
-
-
-def _decoded(stored: Mapping[str, bytes]) -> dict[str, Item]:
-    return {item_id: decoded(content) for item_id, content in stored.items()}
-
-
-def _sourced(links: Sequence[ChainedResponse]) -> tuple[SourcedItem, ...]:
-    return tuple(sourced for link in links for sourced in _of_link(link))
 
 
 def _of_link(link: ChainedResponse) -> list[SourcedItem]:
