@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from openai_cpu_server.prompt.tool_formats.patterns import CallArguments, CallBegin, JsonValue, Spelling
+from openai_cpu_server.prompt.tool_formats.patterns import (
+    CallArguments,
+    CallBegin,
+    JsonValue,
+    Spelling,
+    merged,
+    overlap,
+)
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
     Content,
@@ -128,7 +135,7 @@ class HarmonyReader:
         for part in parts:
             if isinstance(part, CallArguments) and self._arguments.end_in(part.text) is not None:
                 self.is_cut = False
-        return _merged(parts)
+        return merged(parts)
 
     def finish(self) -> list[Part]:
         rest, self._waiting = self._waiting, ""
@@ -161,8 +168,8 @@ class HarmonyReader:
             self._waiting, self._header = rest, ""
             kind, self._kind = self._kind, Content
             return [kind(text)] if text else []
-        kept = next((n for n in range(len(_END) - 1, 0, -1) if text.endswith(_END[:n])), 0)
-        sure, self._waiting = text[: len(text) - kept], text[len(text) - kept :]
+        end = len(text) - overlap(text, _END)
+        sure, self._waiting = text[:end], text[end:]
         return [self._kind(sure)] if sure else None
 
 
@@ -170,16 +177,3 @@ def _begins_header(text: str) -> bool:
     """Whether this may be a message's header that is not complete."""
     starts = (_CHANNEL, "<|start|>", _TO)
     return any(text.startswith(start) or start.startswith(text) for start in starts)
-
-
-def _merged(parts: Sequence[Part]) -> list[Part]:
-    merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if isinstance(part, ThinkingText) and isinstance(last, ThinkingText):
-            merged[-1] = ThinkingText(last.text + part.text)
-        elif isinstance(part, Content) and isinstance(last, Content):
-            merged[-1] = Content(last.text + part.text)
-        else:
-            merged.append(part)
-    return merged

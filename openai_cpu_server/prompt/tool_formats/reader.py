@@ -14,20 +14,20 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     CallArguments,
     CallBegin,
     CallScanner,
+    OutputPiece,
     Pattern,
     PatternSlot,
     Spelling,
+    overlap,
 )
 
 
-class Content(msgspec.Struct, frozen=True):
-    text: str
+class Content(OutputPiece, frozen=True):
+    """A piece of the answer."""
 
 
-class ThinkingText(msgspec.Struct, frozen=True):
+class ThinkingText(OutputPiece, frozen=True):
     """A piece of what the model thinks before it answers."""
-
-    text: str
 
 
 Part = Union[ThinkingText, Content, CallBegin, CallArguments]
@@ -89,7 +89,7 @@ class MarkerGate:
         if found:
             self._held = ""
             return content.rstrip(), calls
-        safe = len(text[: len(text) - self._overlap(text)].rstrip())
+        safe = len(text[: len(text) - overlap(text, self._marker)].rstrip())
         self._held = text[safe:]
         return text[:safe], None
 
@@ -97,41 +97,14 @@ class MarkerGate:
         held, self._held = self._held, ""
         return held
 
-    def _overlap(self, text: str) -> int:
-        """How many characters at the text's end might be the beginning of the marker."""
-        sizes = range(min(len(self._marker) - 1, len(text)), 0, -1)
-        return next((size for size in sizes if text.endswith(self._marker[:size])), 0)
-
-
-class FirstGate:
-    """Looks at the beginning only.
-    An output that begins with the mark consists of calls, any other of content."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
-        self._held: str | None = ""
-        """The text held back while it may be the mark; None: the output is content."""
-
-    def feed(self, text: str) -> tuple[str, str | None]:
-        if self._held is None:
-            return text, None
-        self._held += text
-        if self._held.startswith(self._mark):
-            calls, self._held = self._held, ""
-            return "", calls
-        return ("", None) if self._mark.startswith(self._held) else (self.rest(), None)
-
-    def rest(self) -> str:
-        held, self._held = self._held, None
-        return held or ""
-
 
 class HeadGate:
     """Looks at the beginning only. An output that begins with a call of one of the functions consists of
     calls, any other of content."""
 
     def __init__(self, ways: Sequence[Pattern], names: Sequence[str]) -> None:
-        """`ways`: how a call may begin, up to its arguments. `names`: (): any function."""
+        """`ways`: how calls may begin, up to the first one's arguments or the marker. `names`: (): any
+        function."""
         self._ways = ways
         self._names = names
         self._held: str | None = ""
