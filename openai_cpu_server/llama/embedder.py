@@ -65,8 +65,7 @@ class PoolingContext(OwnedContext):
         # An output for every token: pooling reads them all.
         spans = [Span(slot, 0, tokens, sample=False, targets=tokens) for slot, tokens in enumerate(inputs)]
         self._batch.fill(spans)
-        log = native_log()
-        log.clear()
+        log = native_log().cleared()
         with self._cores.computing():
             code = self._compute()
         if code == 0:

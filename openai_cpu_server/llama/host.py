@@ -42,8 +42,11 @@ class ThreadBinding:
         elif self._own is None:
             yield
         else:
-            with _bound(self._own, self._all):
+            _bind(0, [self._own])
+            try:
                 yield
+            finally:
+                _bind(0, self._all)
 
     def _first(self) -> Iterator[None]:
         before = _native_threads()
@@ -67,18 +70,8 @@ def _native_threads() -> set[int]:
     return every - {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
 
 
-@contextmanager
-def _bound(core: int, cores: Collection[int]) -> Iterator[None]:
-    """Bind the calling thread to one core inside the block, and to all of them again after it."""
-    _bind(0, [core])
-    try:
-        yield
-    finally:
-        _bind(0, cores)
-
-
 def _bind(thread: int, cores: Collection[int]) -> bool:
-    """Bind a thread; False if the thread or a core is gone."""
+    """Bind a thread, 0: the calling one; False if the thread or a core is gone."""
     try:
         os.sched_setaffinity(thread, cores)
     except OSError:

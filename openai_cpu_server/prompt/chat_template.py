@@ -10,7 +10,7 @@ import jinja2
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
 from openai_cpu_server.prompt.sandbox import MAX_STEPS, ChatEnvironment
-from openai_cpu_server.prompt.template import CallShape, template_messages
+from openai_cpu_server.prompt.template import CallShape, template_messages, tried
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
@@ -44,9 +44,9 @@ class ChatTemplate:
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: now().strftime(form),
         }
-        self.wants_parts = self._wants_parts()
+        self.wants_parts = not self._shows(_NEEDLE) and self._shows([{"type": "text", "text": _NEEDLE}])
         """Whether it shows a message's text only if the content is a list of parts."""
-        self.shows_tools = self._shows_tools()
+        self.shows_tools = self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
         """Whether it tells the model which tools there are."""
         self.shows_system = self._finds([self._text("system", _NEEDLE), self._text("user", "")])
         """Whether it shows a system message."""
@@ -82,12 +82,6 @@ class ChatTemplate:
             raise TemplateFailed(str(error)) from None
         except Exception as error:  # somebody else's program: it can raise anything
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
-
-    def _wants_parts(self) -> bool:
-        return not self._shows(_NEEDLE) and self._shows([{"type": "text", "text": _NEEDLE}])
-
-    def _shows_tools(self) -> bool:
-        return self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
 
     def _call_shape(self) -> CallShape | None:
         """Tried out, from the most common to the rarest."""
@@ -128,10 +122,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> bool:
-        try:
-            return _NEEDLE in self.render(messages, tools=tools)
-        except TemplateFailed:
-            return False
+        return _NEEDLE in tried(self, messages, tools=tools)
 
 
 def _call(index: int) -> dict[str, object]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from openai_cpu_server.contract.model_info import FimTokens
-from openai_cpu_server.errors import InvalidRequest, TooManyValues
+from openai_cpu_server.errors import InvalidRequest, TemplateFailed, TooManyValues
 from openai_cpu_server.json_size import check_size
 
 Message = Mapping[str, object]
@@ -128,6 +128,23 @@ class PromptTemplate(Protocol):
     ) -> str:
         """The prompt's text. Raises TemplateFailed."""
         ...
+
+
+def tried(
+    template: PromptTemplate,
+    messages: Sequence[Mapping[str, object]],
+    *,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    add_generation_prompt: bool = True,
+    extra: Mapping[str, object] | None = None,
+) -> str:
+    """What the template makes of messages by which is found out what it shows; "": it refuses them."""
+    try:
+        return template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
+        )
+    except TemplateFailed:
+        return ""
 
 
 def fim_tokens(prefix: Sequence[int], suffix: Sequence[int], fim: FimTokens) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from openai_cpu_server.structured.languages.automaton import build, to_expr
 from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
-from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
+from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
 from openai_cpu_server.structured.options import (
     Budget,
     InvalidSchema,
@@ -220,12 +220,9 @@ class _Compiler:
 
 
 def _booleans(branch: Branch) -> list[bool]:
-    return [b for b in (True, False) if all(_allows(f, b) for f in branch)]
-
-
-def _allows(fact: Fact, value: bool) -> bool:
-    assert isinstance(fact.node, Scalars)
-    return (value in fact.node.booleans) == fact.is_true
+    listed = [(f.node.booleans, f.is_true) for f in branch if isinstance(f.node, Scalars)]
+    assert len(listed) == len(branch), branch
+    return [b for b in (True, False) if all((b in values) == is_true for values, is_true in listed)]
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -284,10 +281,10 @@ def _of_client(gbnf: str) -> Rules:
     return rules
 
 
-def regex_rules(pattern: str, limits: Limits | None = None) -> Rules:
+def regex_rules(pattern: str) -> Rules:
     """The grammar of texts that match the pattern as a whole, anchors or not.
     Raises InvalidPattern, SchemaTooLarge."""
-    budget = Budget(limits or Limits())
+    budget = Budget(Limits())
     grammar = GrammarBuilder(budget)
     language = full_language(pattern, budget.limits)
     automaton = build(language, budget) if language.is_extended else None
@@ -300,11 +297,11 @@ def regex_rules(pattern: str, limits: Limits | None = None) -> Rules:
     return grammar.finish(by_states(automaton, grammar, "text", Chars))
 
 
-def choice_rules(choices: list[str], limits: Limits | None = None) -> Rules:
+def choice_rules(choices: list[str]) -> Rules:
     """The grammar of these texts, word for word. Raises InvalidSchema if there are none, SchemaTooLarge."""
     if not choices:
         raise InvalidSchema("", "there must be at least one choice")
-    budget = Budget(limits or Limits())
+    budget = Budget(Limits())
     budget.check("values", len(choices))
     budget.spend("text", sum(map(len, choices)))
     if (wrong := _SURROGATE.search("".join(choices))) is not None:

@@ -41,7 +41,7 @@ _DRAFTING_PROGRAM = """
 import json, os, sys, threading
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Span
-from openai_cpu_server.llama.cells.context import Batch
+from openai_cpu_server.llama.cells.context import TokenBatch
 from openai_cpu_server.llama.draft_model import DraftRequest
 from openai_cpu_server.llama.loading import load
 from openai_cpu_server.llama.host import Machine
@@ -63,7 +63,7 @@ options = EngineOptions(
     threads_batch=threads,
 )
 loaded = load(options, lambda fraction: None, Machine())
-batch = Batch(1)
+batch = TokenBatch(1)
 batch.fill([Span(slot=0, start=0, tokens=(300,), sample=True)])
 loaded.context.decode(batch)
 watcher = threading.Thread(target=watch)

@@ -84,8 +84,10 @@ class NativeLog:
         silent = ctypes.cast(ctypes.CDLL(None).getpid, llama_cpp.llama_log_callback)
         llama_cpp.llama_log_set(silent, None)
 
-    def clear(self) -> None:
+    def cleared(self) -> NativeLog:
+        """Itself: what it has from now on is of the next call."""
         self._lines.clear()
+        return self
 
     def cause(self) -> str | None:
         """One line: the last error that names a cause, else the last warning, else None."""

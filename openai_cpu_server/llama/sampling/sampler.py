@@ -184,7 +184,8 @@ class Adjustments:
         assert all(0 <= token < vocab_size for token in sampling.logit_bias), "the API refuses such a bias"
         assert all(bias < math.inf for bias in sampling.logit_bias.values()), "the API refuses such a bias"
         self._repeats = _RepeatPenalty(sampling, prompt) if sampling.repeat_penalty != 1 else None
-        self._usage = _UsagePenalty(sampling, vocab_size) if _penalizes_usage(sampling) else None
+        penalizes_usage = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        self._usage = _UsagePenalty(sampling, vocab_size) if penalizes_usage else None
         self._forbidden = np.array(sorted(end_tokens) if sampling.ignore_eos else [], np.int64)
         for token in output:
             self.accept(token)
@@ -256,10 +257,6 @@ class _UsagePenalty:
     def apply(self, logits: Logits) -> None:
         used = np.flatnonzero(self._counts)
         logits[used] -= self._presence + self._frequency * self._counts[used]
-
-
-def _penalizes_usage(sampling: Sampling) -> bool:
-    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
 _MASK = 2**64 - 1

@@ -138,7 +138,7 @@ def _shown(expr: Expr) -> str:
         return " | ".join(map(_shown, expr.items))
     assert isinstance(expr, Repeat), expr
     shown = _shown(expr.item)
-    return (f"({shown})" if _is_group(expr.item) else shown) + _count(expr.low, expr.high)
+    return (f"({shown})" if _is_group(expr.item) else shown) + expr.mark
 
 
 def _is_group(expr: Expr) -> bool:
@@ -163,17 +163,8 @@ def _length(expr: Expr, known: dict[Expr, int]) -> int:
     if isinstance(expr, Alt):
         return inner + len(" | ") * (len(expr.items) - 1)
     if isinstance(expr, Repeat):
-        return inner + 2 * _is_group(expr.item) + len(_count(expr.low, expr.high))
+        return inner + 2 * _is_group(expr.item) + len(expr.mark)
     return len(_shown(expr))
-
-
-def _count(low: int, high: int | None) -> str:
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-    if (low, high) in short:
-        return short[low, high]
-    if low == high:
-        return f"{{{low}}}"
-    return f"{{{low},{'' if high is None else high}}}"
 
 
 def literal_text(text: str) -> str:

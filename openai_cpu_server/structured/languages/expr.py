@@ -155,11 +155,22 @@ class _Several(Expr):
     def parts(self) -> tuple[Expr, ...]:
         return self.items
 
+    def _takes_nothing(self) -> bool:
+        return False not in [x.is_nullable for x in self.items]
+
+
+@dataclass(frozen=True, eq=False)
+class _One(Expr):
+    item: Expr
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.item,)
+
 
 @dataclass(frozen=True, eq=False)
 class Seq(_Several):
-    def _takes_nothing(self) -> bool:
-        return False not in [x.is_nullable for x in self.items]
+    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,16 +180,21 @@ class Alt(_Several):
 
 
 @dataclass(frozen=True, eq=False)
-class Repeat(Expr):
+class Repeat(_One):
     """`item`, `low` to `high` times; None: no upper limit."""
 
-    item: Expr
     low: int
     high: int | None
 
     @property
-    def parts(self) -> tuple[Expr, ...]:
-        return (self.item,)
+    def mark(self) -> str:
+        """The times as GBNF, Lark and regular expressions write them behind the item."""
+        short = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+        if (self.low, self.high) in short:
+            return short[self.low, self.high]
+        if self.low == self.high:
+            return f"{{{self.low}}}"
+        return f"{{{self.low},{'' if self.high is None else self.high}}}"
 
     def _takes_nothing(self) -> bool:
         return self.low == 0 or self.item.is_nullable
@@ -188,18 +204,10 @@ class Repeat(Expr):
 class And(_Several):
     is_extended = True
 
-    def _takes_nothing(self) -> bool:
-        return False not in [x.is_nullable for x in self.items]
-
 
 @dataclass(frozen=True, eq=False)
-class Not(Expr):
+class Not(_One):
     is_extended = True
-    item: Expr
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return (self.item,)
 
     def _takes_nothing(self) -> bool:
         return not self.item.is_nullable
@@ -334,6 +342,18 @@ def negate(item: Expr) -> Expr:
     if item == NOTHING:
         return ALL
     return NOTHING if item == ALL else Not(item)
+
+
+def rebuilt(expr: Expr, parts: Iterable[Expr]) -> Expr:
+    """A sequence, choice or repetition of other parts, as simple as it can be; all else stays as it is."""
+    if isinstance(expr, Seq):
+        return seq(*parts)
+    if isinstance(expr, Alt):
+        return alt(*parts)
+    if not isinstance(expr, Repeat):
+        return expr
+    (item,) = parts
+    return repeat(item, expr.low, expr.high)
 
 
 def any_of(texts: Iterable[str]) -> Expr:

@@ -114,6 +114,15 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
             yield from _named(part, level + 1)
 
 
+def users(rules: Rules) -> dict[str, list[str]]:
+    """For each name the rules that mention it."""
+    found: dict[str, list[str]] = {}
+    for name, expr in rules.items():
+        for used in expr.references:
+            found.setdefault(used, []).append(name)
+    return found
+
+
 class Nullables:
     """The expressions of a grammar that may match the empty text, at any depth.
 

@@ -28,13 +28,16 @@ from openai_cpu_server.structured.schema.nodes import (
     AllOf,
     AnyOf,
     Constant,
+    Count,
     Integer,
     JsonKind,
+    Length,
     Negation,
     Node,
     NodeTable,
     OneOf,
     Properties,
+    PropertyCount,
     Reference,
     Required,
     Types,
@@ -109,6 +112,13 @@ class _State(msgspec.Struct):
         """Whether the item is known to hold already."""
         is_stated = (item.number, item.is_true) in self.stated
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
+
+
+def limits_of(branch: Branch, kind: type[Length | Count | PropertyCount]) -> tuple[int, int | None]:
+    """The least and the greatest number that these facts allow; None: no limit."""
+    found = [f.node for f in branch if isinstance(f.node, kind)]
+    highs = [x.high for x in found if x.high is not None]
+    return max((x.low for x in found), default=0), min(highs, default=None)
 
 
 def join(*goals: Goal) -> Goal:

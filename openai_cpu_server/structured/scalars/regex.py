@@ -210,28 +210,24 @@ class AssertionReader:
             for _ in range(spare):
                 rest = Choice((RegexSequence((tree.item, rest)), RegexSequence(())))
             return self._sequence((*needed, rest), before, follow)
-        unwanted = self._tempered(tree.item)
-        if unwanted is None or follow(before) is not EMPTY or any(follow(i) is not EMPTY for i in self._all):
+        unwanted = _tempered(tree.item)
+        every = (before, *range(len(self._classes)))
+        if unwanted is None or any(follow(i) is not EMPTY for i in every):
             self._fail("look-around inside an endless repetition: state it once, before the repetition")
         texts = repeat(Chars(unwanted[1]), tree.low, tree.high)
         return both(texts, negate(seq(ALL, unwanted[0], ALL)))
 
-    @property
-    def _all(self) -> range:
-        return range(len(self._classes))
-
-    def _tempered(self, item: Tree) -> tuple[Expr, CharSet] | None:
-        """For `(?!x)c`, a round of `((?!x)c)*`: the language of x, and c; None if it is anything else."""
-        if not isinstance(item, RegexSequence) or len(item.items) != 2:
-            return None
-        ahead, char = item.items
-        if not isinstance(ahead, Ahead) or ahead.is_wanted or not isinstance(char, Char):
-            return None
-        unwanted = plain(ahead.tree) if _is_plain(ahead.tree) else NOTHING
-        return None if unwanted is NOTHING or unwanted.is_nullable else (unwanted, char.set)
-
     def _fail(self, message: str) -> NoReturn:
         raise InvalidPattern(self._pattern, 0, message)
+
+
+def _tempered(item: Tree) -> tuple[Expr, CharSet] | None:
+    """For `(?!x)c`, a round of `((?!x)c)*`: the language of x, and c; None if it is anything else."""
+    match item:
+        case RegexSequence((Ahead(tree, False), Char(chars))) if _is_plain(tree):
+            unwanted = plain(tree)
+            return None if unwanted is NOTHING or unwanted.is_nullable else (unwanted, chars)
+    return None
 
 
 _MOST_WAYS = 64
@@ -270,13 +266,13 @@ def _parsed(pattern: str, limits: Limits) -> Tree:
 
 
 class _Splitter:
-    """Moves the anchors of a tree to the ends of its alternatives."""
+    """Moves the anchors of a tree, which has no assertions, to the ends of its alternatives."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
 
     def ways(self, tree: Tree) -> list[_Way]:
-        if not _has_anchor(tree):
+        if _is_plain(tree):
             return [_Way(plain(tree))]
         if isinstance(tree, Anchor):
             return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
@@ -299,23 +295,13 @@ class _Splitter:
 
     def _joined(self, left: _Way, right: _Way) -> _Way:
         """`a$b` and `a^b` match nothing, unless the part on the wrong side of the anchor can be empty."""
-        before, after = left.body, right.body
-        if right.at_start:
-            before = self._emptied(before)
-        if left.at_end:
-            after = self._emptied(after)
+        before = _emptied(left.body) if right.at_start else left.body
+        after = _emptied(right.body) if left.at_end else right.body
         return _Way(seq(before, after), left.at_start or right.at_start, left.at_end or right.at_end)
 
-    def _emptied(self, body: Expr) -> Expr:
-        return EMPTY if body.is_nullable else NOTHING
 
-
-def _has_anchor(tree: Tree) -> bool:
-    if isinstance(tree, (RegexSequence, Choice)):
-        return any(_has_anchor(x) for x in tree.items)
-    if isinstance(tree, Counted):
-        return _has_anchor(tree.item)
-    return isinstance(tree, Anchor)
+def _emptied(body: Expr) -> Expr:
+    return EMPTY if body.is_nullable else NOTHING
 
 
 _DAYS_31 = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"

@@ -185,25 +185,19 @@ class RegexParser(_Cursor):
         if char == "[":
             return Char(self._class())
         if char == "\\":
-            return self._anchor() or self._boundary() or Char(self._escape(in_class=False))
+            return self._edge() or Char(self._escape(in_class=False))
         if char in "*+?":
             self._fail("nothing to repeat")
         return Char(CharSet.chars(char))
 
-    def _anchor(self) -> Tree | None:
-        r"""Read `\A`, `\Z` and `\z`, anchors of other dialects that ECMAScript does not use."""
+    def _edge(self) -> Tree | None:
+        r"""Read `\b` and `\B`; also `\A`, `\Z` and `\z`, anchors of other dialects that ECMAScript does not
+        use."""
         char = self._peek()
-        if char == "" or char not in "AZz":
+        if char == "" or char not in "AZzbB":
             return None
         self._at += 1
-        return Anchor(char == "A")
-
-    def _boundary(self) -> Tree | None:
-        char = self._peek()
-        if char == "" or char not in "bB":
-            return None
-        self._at += 1
-        return Boundary(char == "b")
+        return Boundary(char == "b") if char in "bB" else Anchor(char == "A")
 
     def _group(self) -> Tree:
         if not self._takes("?") or self._takes(":"):
@@ -232,7 +226,7 @@ class RegexParser(_Cursor):
     def _name(self) -> None:
         """Read the name of a group behind `(?`; anything else would be flags."""
         end = self._pattern.find(">", self._at)
-        if self._pattern[self._at : self._at + 1] not in ("<", "P") or end < 0:
+        if self._peek() not in ("<", "P") or end < 0:
             self._fail("unknown kind of group; flags such as (?i) are not ECMAScript: write [Aa] instead")
         name = self._pattern[self._at : end].removeprefix("P").removeprefix("<")
         if not name.isidentifier():
@@ -303,9 +297,8 @@ class RegexParser(_Cursor):
 
     def _property(self, negated: bool) -> CharSet:
         end = self._pattern.find("}", self._at)
-        found = (
-            unicode_property(self._pattern[self._at + 1 : end]) if self._peek() == "{" and end > 0 else None
-        )
+        is_named = self._peek() == "{" and end > 0
+        found = unicode_property(self._pattern[self._at + 1 : end]) if is_named else None
         if found is None:
             self._fail("only general categories are known as Unicode properties")
         self._at = end + 1

@@ -8,6 +8,7 @@ constrain. So a way need not say which alternatives fail: it just sees less. All
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
 )
 from openai_cpu_server.structured.scalars.regex import search_language
-from openai_cpu_server.structured.schema.document import Draft, Json, References
+from openai_cpu_server.structured.schema.document import Draft, References, Schema, escaped
 from openai_cpu_server.structured.schema.nodes import (
     FALSE,
     TRUE,
@@ -169,7 +170,6 @@ def _check(num_ways: int) -> None:
         raise TooManyWays
 
 
-Schema = dict[str, Json]
 KEYWORDS = {JsonKind.OBJECT: "unevaluatedProperties", JsonKind.ARRAY: "unevaluatedItems"}
 _IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "$dynamicRef", "$recursiveRef"})
 _BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _IN_PLACE | {"contains"}}
@@ -296,7 +296,7 @@ class Evaluation:
         ways = [Way()]
         for name in given:
             there = self._table.add(Required((name,)), path, "dependentSchemas")
-            option = EvaluatedOption(there, self._ways(f"{path}/dependentSchemas/{_escape(name)}"))
+            option = EvaluatedOption(there, self._ways(f"{path}/dependentSchemas/{escaped(name)}"))
             ways = self._combiner.both(ways, [Way(), *option.guarded])
         return ways
 
@@ -361,10 +361,6 @@ def _address(schema: Schema, keyword: str) -> str:
     return address
 
 
-def _escape(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 class Expander:
     """Writes those keywords in other nodes. `at` gives the node at a pointer."""
 
@@ -379,13 +375,8 @@ class Expander:
         self._at = at
         self._evaluations = evaluations
         self._report = report
-        self._known: dict[Unevaluated, int] = {}
-
-    def expand(self, node: Unevaluated) -> int:
+        self.expand = functools.cache(self._expanded)
         """The number of a node that means the same. Raises InvalidSchema, UnsupportedSchema."""
-        if node not in self._known:
-            self._known[node] = self._expanded(node)
-        return self._known[node]
 
     def _expanded(self, node: Unevaluated) -> int:
         keyword = KEYWORDS[node.kind]

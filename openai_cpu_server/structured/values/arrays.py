@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
-from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join
+from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.schema.nodes import Contains, Count, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation
@@ -55,7 +55,7 @@ def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
         return None
     banned = [n.without for n in needs if n.high == 0]
     prefix, rest = _items([f.node for f in branch if isinstance(f.node, Items)], join(*banned))
-    low, high = _count(branch)
+    low, high = limits_of(branch, Count)
     high = _reachable(prefix, rest, high, goals)
     needs = [n for n in needs if n.high != 0 and (n.low or n.high is not None)]
     low = max([low, *(n.low for n in needs)])
@@ -81,12 +81,6 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
         prefix.append(join(*parts, banned))
     rest = join(*(((f.rest, True),) for f in facts), banned) if facts or banned else ANYTHING
     return tuple(prefix), rest
-
-
-def _count(branch: Branch) -> tuple[int, int | None]:
-    counts = [f.node for f in branch if isinstance(f.node, Count)]
-    highs = [c.high for c in counts if c.high is not None]
-    return max((c.low for c in counts), default=0), min(highs, default=None)
 
 
 def _reachable(prefix: tuple[Goal, ...], rest: Goal, high: int | None, goals: Goals) -> int | None:
@@ -206,9 +200,8 @@ class ArrayRules:
         return Ref(rules[start])
 
     def _is_done(self, shape: ArrayShape, state: tuple[int, ...]) -> bool:
-        return state[0] >= shape.low and all(
-            n >= need.low for n, need in zip(state[1:], shape.needs, strict=True)
-        )
+        needed = (shape.low, *(need.low for need in shape.needs))
+        return all(n >= low for n, low in zip(state, needed, strict=True))
 
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
@@ -254,7 +247,7 @@ class ArrayRules:
         rules = {0: self._grammar.reserve(f"{hint}-set")}
         queue = [0]
         for used in queue:
-            size = bin(used).count("1")
+            size = used.bit_count()
             options = [EMPTY] if size >= low else []
             unused = [i for i in range(len(values)) if not used >> i & 1] if size < most else []
             for following in (used | 1 << i for i in unused):

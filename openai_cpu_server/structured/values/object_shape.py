@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from openai_cpu_server.structured.languages.expr import ALL, Expr, alt, any_of, both, negate
-from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join
+from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.options import UnenforcedReport
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,
@@ -73,14 +75,9 @@ class ObjectShapes:
         self._report = report
         self._goals = goals
         self._strings = strings
-        self._known: dict[Branch, list[ObjectShape]] = {}
-
-    def shapes(self, branch: Branch) -> list[ObjectShape]:
+        self.shapes = functools.cache(self._found)
         """The shapes of a branch: usually one, none if no object fits, several
         if one property of many is asked for."""
-        if branch not in self._known:
-            self._known[branch] = self._found(branch)
-        return self._known[branch]
 
     def _found(self, branch: Branch) -> list[ObjectShape]:
         base = self._shape(branch)
@@ -114,9 +111,7 @@ class ObjectShapes:
         order: list[str],
         required: tuple[str, ...],
     ) -> ObjectShape | None:
-        counts = [f.node for f in branch if isinstance(f.node, PropertyCount)]
-        low = max((c.low for c in counts), default=0)
-        high = min((c.high for c in counts if c.high is not None), default=None)
+        low, high = limits_of(branch, PropertyCount)
         fewest = sum(m.is_required for m in members)
         if high is not None and (high < low or high < fewest):
             return None
@@ -125,7 +120,7 @@ class ObjectShapes:
         present = {m.name for m in members}
         order = [n for n in order if n in present]
         is_meant = order != sorted(order) or not _contradicts(required, order)
-        return ObjectShape(tuple(members), tuple(names), tuple(others), max(low, 0), high, is_meant, required)
+        return ObjectShape(tuple(members), tuple(names), tuple(others), low, high, is_meant, required)
 
     def _names(self, branch: Branch) -> Expr:
         goals = [((f.node.name, True),) for f in branch if isinstance(f.node, PropertyNames)]

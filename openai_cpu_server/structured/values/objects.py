@@ -211,7 +211,7 @@ class _Body:
         texts = [text for _, text in self._members] + [self._other]
         later = [self._objects.rule(f"{self._hint}-next", seq(self._objects.comma, t)) for t in texts]
         for used, others in queue:
-            size = bin(used).count("1") + others
+            size = used.bit_count() + others
             moves = {i: (used | 1 << i, others) for i in range(len(self._members)) if not used >> i & 1}
             if self._others_anywhere:
                 moves[len(self._members)] = (used, 1)
@@ -234,7 +234,7 @@ class _Body:
         names, unless they may come anywhere."""
         if any(m.is_required and not used >> i & 1 for i, (m, _) in enumerate(self._members)):
             return NOTHING
-        count = bin(used).count("1") + others
+        count = used.bit_count() + others
         if self._others_anywhere:
             return EMPTY if count >= self._low else NOTHING
         return self._tail(min(count, self._cap))

@@ -40,7 +40,7 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
 )
 from openai_cpu_server.structured.languages.lengths import bounded, not_shorter, span, weight, within
-from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
+from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, limits_of
 from openai_cpu_server.structured.options import Budget, Limits
 from openai_cpu_server.structured.scalars.regex import FORMATS, LIMITED, full_language, search_language
 from openai_cpu_server.structured.schema.nodes import Format, JsonKind, Length, Pattern, Scalars
@@ -61,29 +61,27 @@ class StringLanguages:
     def __init__(self, goals: Goals, budget: Budget) -> None:
         self._goals = goals
         self._budget = budget
-        self._patterns: dict[str, Expr] = {}
-        self._automata: dict[Expr, Automaton] = {}
+        self.pattern = functools.cache(self._pattern)
+        self.automaton = functools.cache(self._automaton)
         self._simple: dict[Expr, Expr | None] = {}
         self._empty: dict[Expr, bool] = {}
         self._deriver = Deriver(budget)
 
-    def pattern(self, pattern: str) -> Expr:
-        if pattern not in self._patterns:
-            self._patterns[pattern] = search_language(pattern, self._budget.limits)
-        return self._patterns[pattern]
+    def _pattern(self, pattern: str) -> Expr:
+        return search_language(pattern, self._budget.limits)
 
     def language(self, branch: Branch) -> Expr:
         """The strings that fit all facts; listed ones are filtered here."""
         if any(isinstance(f.node, Scalars) and f.is_true for f in branch):
             return alt(*self.listed(branch))
-        low, high = _lengths(branch)
+        low, high = limits_of(branch, Length)
         return bounded(both(*self._parts(branch)), low, high)
 
     def listed(self, branch: Branch) -> list[Expr]:
         """The values of an `enum` that fit the other facts."""
         lists = [f.node.strings for f in branch if isinstance(f.node, Scalars) and f.is_true]
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
-        low, high = _lengths(branch)
+        low, high = limits_of(branch, Length)
         parts = self._parts(branch)
         return [literal(x) for x in common if self._fits(x, parts, low, high)]
 
@@ -126,10 +124,8 @@ class StringLanguages:
             self._empty[language] = clash or (not is_found and is_empty(language, self._budget))
         return self._empty[language]
 
-    def automaton(self, language: Expr) -> Automaton:
-        if language not in self._automata:
-            self._automata[language] = build(language, self._budget)
-        return self._automata[language]
+    def _automaton(self, language: Expr) -> Automaton:
+        return build(language, self._budget)
 
     def few(self, language: Expr, most: int) -> list[str] | None:
         """All strings of the language, if they are short and at most so many; else None."""
@@ -190,24 +186,9 @@ def _without_counting(language: Expr) -> Expr | None:
     return found if length.high is None else within(found, length.high)
 
 
-def _lengths(branch: Branch) -> tuple[int, int | None]:
-    lengths = [f.node for f in branch if isinstance(f.node, Length)]
-    high: int | None = None
-    for each in lengths:
-        high = _least(high, each.high)
-    return max((each.low for each in lengths), default=0), high
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    """The smaller limit; None: no limit."""
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
-
-
 class ScalarLexemes:
     def __init__(self, grammar: GrammarBuilder, strings: StringLanguages) -> None:
-        self._grammar = grammar
+        self.grammar = grammar
         self.text = JsonText(grammar)
         self._strings = strings
 
@@ -218,17 +199,13 @@ class ScalarLexemes:
             return self.text.string(simple)
         return seq(Text('"'), self._by_states(language, "text"), Text('"'))
 
-    def defined(self, hint: str, expr: Expr) -> Expr:
-        """A rule for an expression that is grammar already."""
-        return self._grammar.define(hint, expr)
-
     def number(self, language: Expr, hint: str) -> Expr:
         simple = self._strings.simplified(language)
-        return self._by_states(language, hint) if simple is None else self._grammar.define(hint, simple)
+        return self._by_states(language, hint) if simple is None else self.grammar.define(hint, simple)
 
     def _by_states(self, language: Expr, hint: str) -> Expr:
         automaton = self._strings.automaton(language)
-        return by_states(automaton, self._grammar, hint, lambda chars: self.text.content(Chars(chars)))
+        return by_states(automaton, self.grammar, hint, lambda chars: self.text.content(Chars(chars)))
 
 
 def by_states(
@@ -290,7 +267,7 @@ class NameKeys:
             return self._lexemes.string(ALL)
         if names not in self._others:
             content = self._outside(_trie(names))
-            self._others[names] = self._lexemes.defined("string", seq(Text('"'), content, Text('"')))
+            self._others[names] = self._lexemes.grammar.define("string", seq(Text('"'), content, Text('"')))
         return self._others[names]
 
     def _outside(self, root: _Trie) -> Expr:
@@ -316,11 +293,11 @@ class NameKeys:
             size = 1 + sum(len(label) + part.size for label, part in edges)
             expr = self._ways_out(_END in node, edges)
             number = len(self._parts)
-            part = _Part(number, self._lexemes.defined("name", expr) if is_cut else expr, size)
+            part = _Part(number, self._lexemes.grammar.define("name", expr) if is_cut else expr, size)
         elif known.size < _WORTH_A_RULE:
             return known
         else:
-            part = _Part(known.number, self._lexemes.defined("name", known.expr), known.size)
+            part = _Part(known.number, self._lexemes.grammar.define("name", known.expr), known.size)
         self._parts[key] = part
         return part
 
@@ -347,7 +324,7 @@ class NameKeys:
         if known not in self._ways:
             text = self._lexemes.text
             way = seq(text.content(Chars(_all_but(known))), text.content(ALL))
-            self._ways[known] = self._lexemes.defined("other", way)
+            self._ways[known] = self._lexemes.grammar.define("other", way)
         return self._ways[known]
 
 

@@ -12,14 +12,13 @@ import json
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
-    Alt,
     Chars,
     Expr,
-    Repeat,
     Seq,
     Text,
     alt,
     literal,
+    rebuilt,
     repeat,
     seq,
 )
@@ -89,7 +88,7 @@ class JsonText:
 
     def __init__(self, grammar: GrammarBuilder) -> None:
         self._grammar = grammar
-        self._characters: dict[CharSet, Expr] = {}
+        self._character = functools.cache(self._of_set)
 
     def string(self, content: Expr) -> Expr:
         """The string with its quotes, as one lexeme."""
@@ -106,17 +105,7 @@ class JsonText:
         """The text between the quotes."""
         if isinstance(content, Chars):
             return self._character(content.set)
-        if isinstance(content, Seq):
-            return seq(*(self.content(x) for x in content.items))
-        if isinstance(content, Alt):
-            return alt(*(self.content(x) for x in content.items))
-        assert isinstance(content, Repeat), content
-        return repeat(self.content(content.item), content.low, content.high)
-
-    def _character(self, chars: CharSet) -> Expr:
-        if chars not in self._characters:
-            self._characters[chars] = self._of_set(chars)
-        return self._characters[chars]
+        return rebuilt(content, map(self.content, content.parts))
 
     def _of_set(self, chars: CharSet) -> Expr:
         if chars == ANY:
