@@ -163,7 +163,7 @@ class LlamaEmbedder:
 
     def warm_up(self) -> bool:
         """Compute one step of the largest size, so that all memory is there. False: it was interrupted."""
-        token, count = self._any_token(), self.info.max_input_tokens
+        token, count = min(1, self.info.vocab_size - 1), self.info.max_input_tokens
         with self._abort.armed():
             return self._context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
 
@@ -185,9 +185,6 @@ class LlamaEmbedder:
     def close(self) -> None:
         self._context.close()
         self._model.close()
-
-    def _any_token(self) -> int:
-        return min(1, self.info.vocab_size - 1)
 
 
 def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes: int) -> int:

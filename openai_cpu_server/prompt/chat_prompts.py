@@ -228,7 +228,6 @@ class ChatPromptMaker(Protocol):
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
         """Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
-        ...
 
 
 class ChatPrompts:

@@ -49,7 +49,6 @@ class RerankPrompts(Protocol):
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
         """The prompt's tokens for each document. Raises TemplateFailed."""
-        ...
 
 
 class TemplatePrompts:

@@ -127,7 +127,6 @@ class PromptTemplate(Protocol):
         extra: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt's text. Raises TemplateFailed."""
-        ...
 
 
 def tried(

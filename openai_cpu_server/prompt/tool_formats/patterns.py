@@ -79,7 +79,8 @@ class Spelling(msgspec.Struct, frozen=True):
 
     def gbnf(self, pattern: Pattern, name: str = "") -> str:
         """The pattern, with this name in its place."""
-        texts = [part if isinstance(part, str) else _as_text(part, name) for part in pattern]
+        known = {PatternSlot.NAME: name}
+        texts = [part if isinstance(part, str) else known.get(part) for part in pattern]
         return " ".join(filter(None, self._joined(zip(pattern, texts, strict=True))))
 
     def literal(self, text: str) -> str:
@@ -130,10 +131,6 @@ class Spelling(msgspec.Struct, frozen=True):
         if not rest:
             return f"{_none_of(first)}* {mark}"
         return f"({_none_of(first)} | {mark} {again} ({other}))* {mark} {again} {quoted(rest)}"
-
-
-def _as_text(slot: PatternSlot, name: str) -> str | None:
-    return name if slot is PatternSlot.NAME else None
 
 
 def _beginnings(text: str) -> str:
@@ -191,7 +188,6 @@ class CallScanner(Protocol):
     @property
     def is_cut(self) -> bool:
         """Whether the text, if it ended here, would end within a call, or before the first."""
-        ...
 
     def feed(self, text: str) -> list[CallPart]: ...
 

@@ -39,7 +39,6 @@ class OutputReader(Protocol):
     @property
     def is_cut(self) -> bool:
         """Whether the output, if it ended here, would end within a call."""
-        ...
 
     @property
     def has_calls(self) -> bool: ...
@@ -48,7 +47,6 @@ class OutputReader(Protocol):
 
     def finish(self) -> list[Part]:
         """What was held back, once the output has ended."""
-        ...
 
 
 class TextReader:
@@ -69,11 +67,9 @@ class Gate(Protocol):
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """The text that is surely content; and the text behind it once calls have begun, else None."""
-        ...
 
     def rest(self) -> str:
         """The text that was held back, once the output has ended without calls."""
-        ...
 
 
 class MarkerGate:
@@ -224,55 +220,43 @@ class ToolFormat(Protocol):
     @property
     def name(self) -> str:
         """The name in `--tool-format`."""
-        ...
 
     @property
     def marker(self) -> str:
         """The text (a control token by its name) behind which calls begin in free text; "": there is none,
         the whole output has a grammar."""
-        ...
 
     @property
     def splits_parameters(self) -> bool:
         """Whether each parameter is written by itself; else the arguments are one JSON object."""
-        ...
 
     def announces(self, spelling: Spelling) -> bool:
         """Whether a control token tells calls from any text in this model's outputs."""
-        ...
 
     @property
     def replaces_template(self) -> bool:
         """Whether tools and calls are told in words, whatever the template would show."""
-        ...
 
     def recognises(self, template: str) -> bool:
         """Whether the source of a chat template teaches this format."""
-        ...
 
     def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
         """The grammar of everything behind the marker, up to the output's end."""
-        ...
 
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
         """The grammar of a whole output. `answer`: the rule for text that is no call; "": any text;
         None: there must be calls."""
-        ...
 
     def raw_parameters(self, callee: Callee) -> frozenset[str]:
         """The parameters whose values stand in the output as raw text."""
-        ...
 
     def written(self, calls: Sequence[WrittenCall]) -> str:
         """Calls as the model would have written them."""
-        ...
 
     def history_id(self, call_id: str) -> str:
         """The id of an earlier call, in the form that the template wants."""
-        ...
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
         """A reader for one output. With `at_start` the output begins with calls or has none."""
-        ...

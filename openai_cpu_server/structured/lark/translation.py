@@ -112,17 +112,13 @@ def pattern(expr: Expr) -> str:
     if isinstance(expr, Text):
         return "".join(map(_character, map(ord, expr.text)))
     if isinstance(expr, Seq):
-        return "".join(_part(x) for x in expr.items)
+        return "".join(f"(?:{pattern(x)})" if isinstance(x, Alt) else pattern(x) for x in expr.items)
     if isinstance(expr, Alt):
         return "|".join(pattern(x) for x in expr.items)
     assert isinstance(expr, Repeat), expr
     item = pattern(expr.item)
     inner = item if isinstance(expr.item, Chars) else f"(?:{item})"
     return inner + expr.mark
-
-
-def _part(expr: Expr) -> str:
-    return f"(?:{pattern(expr)})" if isinstance(expr, Alt) else pattern(expr)
 
 
 @functools.lru_cache(maxsize=2048)

@@ -227,7 +227,7 @@ class Evaluation:
         return {
             **(objects if self._kind is JsonKind.OBJECT else arrays),
             "allOf": self._all_of,
-            "anyOf": self._any_of,
+            "anyOf": lambda schema, path: self._combiner.some_of(self._options(schema, "anyOf", path)),
             "oneOf": self._one_of,
             "if": self._if,
             "$ref": self._ref,
@@ -324,9 +324,6 @@ class Evaluation:
         for option in self._options(schema, "allOf", path):
             ways = self._combiner.both(ways, option.ways)
         return ways
-
-    def _any_of(self, schema: Schema, path: str) -> list[Way]:
-        return self._combiner.some_of(self._options(schema, "anyOf", path))
 
     def _one_of(self, schema: Schema, path: str) -> list[Way]:
         return pruned([way for option in self._options(schema, "oneOf", path) for way in option.guarded])

@@ -44,7 +44,7 @@ class LeafKeywords:
             "exclusiveMaximum": partial(self._open_bound, Maximum, "exclusiveMaximum"),
             "multipleOf": self._multiple_of,
             **self._counting("minLength", "maxLength", Length),
-            "pattern": self._pattern,
+            "pattern": lambda schema, path: self.pattern(schema["pattern"], path, "pattern"),
             "format": self._format,
             **self._counting("minItems", "maxItems", Count),
             "uniqueItems": self._unique,
@@ -115,9 +115,6 @@ class LeafKeywords:
         if not isinstance(schema["uniqueItems"], bool):
             raise InvalidSchema(path, "'uniqueItems' must be true or false")
         return self._table.add(Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
-
-    def _pattern(self, schema: Schema, path: str) -> int:
-        return self.pattern(schema["pattern"], path, "pattern")
 
     def pattern(self, pattern: Json, path: str, keyword: str) -> int:
         """A node for the pattern; TRUE for one that cannot be compiled, if it may be left out."""

@@ -121,8 +121,8 @@ class Normaliser:
             "propertyNames": self._property_names,
             **dict.fromkeys(_ITEM_KEYWORDS, self._items),
             "contains": self._contains,
-            "allOf": self._all_of,
-            "anyOf": self._any_of,
+            "allOf": lambda schema, path: self.table.all(*self._list(schema, "allOf", path)),
+            "anyOf": lambda schema, path: self.table.any(*self._list(schema, "anyOf", path)),
             "oneOf": self._one_of,
             "not": self._not,
             "if": self._if,
@@ -268,12 +268,6 @@ class Normaliser:
             raise InvalidSchema(path, f"'{keyword}' must be a list of schemas")
         self._budget.check("values", len(given))
         return [self.schema(x, f"{path}/{keyword}/{i}") for i, x in enumerate(given)]
-
-    def _all_of(self, schema: Schema, path: str) -> int:
-        return self.table.all(*self._list(schema, "allOf", path))
-
-    def _any_of(self, schema: Schema, path: str) -> int:
-        return self.table.any(*self._list(schema, "anyOf", path))
 
     def _one_of(self, schema: Schema, path: str) -> int:
         items = [x for x in self._list(schema, "oneOf", path) if x != FALSE]

@@ -162,13 +162,10 @@ class ArrayRules:
         tail = self._tail(shape, max(size, 1), hint)
         for i in range(size - 1, 0, -1):
             item = seq(self._marks.comma, self._value(shape.prefix[i], hint), tail)
-            tail = item if i < shape.low else self._optional_tail(item, hint)
+            # Optional tails are rules, because they must not nest.
+            tail = item if i < shape.low else self._grammar.define(f"{hint}-tail", alt(EMPTY, item))
         first = seq(self._value(shape.item(0), hint), tail)
         return first if shape.low > 0 else alt(EMPTY, first)
-
-    def _optional_tail(self, item: Expr, hint: str) -> Expr:
-        """A rule for the tail, because optional tails must not nest."""
-        return self._grammar.define(f"{hint}-tail", alt(EMPTY, item))
 
     def _tail(self, shape: ArrayShape, start: int, hint: str) -> Expr:
         """The items from place `start` on, which all have the same goal."""

@@ -61,14 +61,11 @@ class StringLanguages:
     def __init__(self, goals: Goals, budget: Budget) -> None:
         self._goals = goals
         self._budget = budget
-        self.pattern = functools.cache(self._pattern)
-        self.automaton = functools.cache(self._automaton)
+        self.pattern = functools.cache(lambda pattern: search_language(pattern, budget.limits))
+        self.automaton = functools.cache(functools.partial(build, budget=budget))
         self._simple: dict[Expr, Expr | None] = {}
         self._empty: dict[Expr, bool] = {}
         self._deriver = Deriver(budget)
-
-    def _pattern(self, pattern: str) -> Expr:
-        return search_language(pattern, self._budget.limits)
 
     def language(self, branch: Branch) -> Expr:
         """The strings that fit all facts; listed ones are filtered here."""
@@ -123,9 +120,6 @@ class StringLanguages:
             is_found = not clash and _without_counting(language) not in (None, NOTHING)
             self._empty[language] = clash or (not is_found and is_empty(language, self._budget))
         return self._empty[language]
-
-    def _automaton(self, language: Expr) -> Automaton:
-        return build(language, self._budget)
 
     def few(self, language: Expr, most: int) -> list[str] | None:
         """All strings of the language, if they are short and at most so many; else None."""

@@ -114,7 +114,7 @@ class JsonText:
         if is_plain:
             return Chars(raw)
         if has_every_escape:
-            return alt(Chars(raw), self._grammar.once("escape", _every_escape))
+            return alt(Chars(raw), self._grammar.once("escape", lambda: alt(*_escapes(_ESCAPED))))
         whole = alt(*([Chars(raw)] if raw else []), *_escapes(chars))
         return whole if chars.size == 1 else self._grammar.define("char", whole)
 
@@ -133,10 +133,6 @@ def plain_text(content: Expr) -> str | None:
     items = content.items if isinstance(content, Seq) else (content,)
     chars = [chr(x.set.ranges[0][0]) for x in items if isinstance(x, Chars) and x.set.size == 1]
     return "".join(chars) if len(chars) == len(items) else None
-
-
-def _every_escape() -> Expr:
-    return alt(*_escapes(_ESCAPED))
 
 
 def _any_character() -> Expr:
