@@ -179,6 +179,10 @@ class Alt(_Several):
         return True in [x.is_nullable for x in self.items]
 
 
+COUNT_MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+"""How grammars and patterns write the commonest numbers of times."""
+
+
 @dataclass(frozen=True, eq=False)
 class Repeat(_One):
     """`item`, `low` to `high` times; None: no upper limit."""
@@ -189,9 +193,9 @@ class Repeat(_One):
     @property
     def mark(self) -> str:
         """The times as GBNF, Lark and regular expressions write them behind the item."""
-        short = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-        if (self.low, self.high) in short:
-            return short[self.low, self.high]
+        short = next((mark for mark, times in COUNT_MARKS.items() if times == (self.low, self.high)), None)
+        if short is not None:
+            return short
         if self.low == self.high:
             return f"{{{self.low}}}"
         return f"{{{self.low},{'' if self.high is None else self.high}}}"

@@ -16,6 +16,7 @@ from typing import NoReturn, Union
 import msgspec
 
 from openai_cpu_server.structured.languages.charset import DIGITS, NOT_LINE_END, SPACE, WORD, CharSet
+from openai_cpu_server.structured.languages.expr import COUNT_MARKS
 from openai_cpu_server.structured.options import InvalidPattern, Limits
 
 SHORTHANDS = {"d": DIGITS, "D": ~DIGITS, "w": WORD, "W": ~WORD, "s": SPACE, "S": ~SPACE}
@@ -67,7 +68,6 @@ def unicode_property(name: str) -> CharSet | None:
     return CharSet.of(*(r for key, ranges in _categories().items() if key.startswith(short) for r in ranges))
 
 
-_QUANTIFIERS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _LARGEST_COUNT = 100_000
 _MOST_RANGES = 3_000
 
@@ -246,9 +246,9 @@ class RegexParser(_Cursor):
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         char = self._peek()
-        if char in _QUANTIFIERS:
+        if char in COUNT_MARKS:
             self._at += 1
-            return _QUANTIFIERS[char]
+            return COUNT_MARKS[char]
         return self._braces() if char == "{" else None
 
     def _braces(self) -> tuple[int, int | None] | None:

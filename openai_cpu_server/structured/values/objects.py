@@ -7,6 +7,7 @@ Where properties are counted, or may stand in any order, there is a rule for eac
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
 from openai_cpu_server.structured.logic.goals import Goal
@@ -20,47 +21,40 @@ _FREELY_ORDERED = 5
 """The most properties that may stand in any order, because each subset of them is a rule."""
 
 
+@dataclass(frozen=True, eq=False)
 class ObjectRules:
-    def __init__(
-        self,
-        grammar: GrammarBuilder,
-        marks: Punctuation,
-        value: Callable[[Goal, str], Expr],
-        names: NameKeys,
-        order: PropertyOrder,
-    ) -> None:
-        self.grammar = grammar
-        self.marks = marks
-        self._value = value
-        self._names = names
-        self._order = order
+    grammar: GrammarBuilder
+    marks: Punctuation
+    value: Callable[[Goal, str], Expr]
+    names: NameKeys
+    order: PropertyOrder
 
     def expr(self, shape: ObjectShape, hint: str) -> Expr:
         bodies = [_Body(self, shape, hint, members) for members in self._orders(shape)]
-        is_free = self._order is PropertyOrder.ANY and 1 < len(shape.members) <= _FREELY_ORDERED
+        is_free = self.order is PropertyOrder.ANY and 1 < len(shape.members) <= _FREELY_ORDERED
         content = bodies[0].in_any_order() if is_free else alt(*(body.expr() for body in bodies))
         return seq(self.marks.open_object, content, self.marks.close_object)
 
     def _orders(self, shape: ObjectShape) -> list[tuple[Member, ...]]:
         """The schema's order; if nobody chose it, or any order is asked for, also that of `required` and
         then the others."""
-        if self._order is PropertyOrder.SCHEMA and shape.is_order_meant:
+        if self.order is PropertyOrder.SCHEMA and shape.is_order_meant:
             return [shape.members]
         place = {name: i for i, name in enumerate(shape.required)}
         by_need = sorted(shape.members, key=lambda m: place.get(m.name, len(place)))
         return list(dict.fromkeys([shape.members, tuple(by_need)]))
 
     def member(self, member: Member) -> Expr:
-        key = self.marks.key(self._names.exactly(member.name))
-        return seq(key, self._value(member.value, member.name))
+        key = self.marks.key(self.names.exactly(member.name))
+        return seq(key, self.value(member.value, member.name))
 
     def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
         """One property of these kinds, with a name that is not excluded."""
         parts = []
         for kind in kinds:
-            name = self._names.key(kind.names, excluded)
+            name = self.names.key(kind.names, excluded)
             if name != NOTHING:
-                parts.append(seq(self.marks.key(name), self._value(kind.value, f"{hint}-other")))
+                parts.append(seq(self.marks.key(name), self.value(kind.value, f"{hint}-other")))
         return alt(*parts)
 
     def rule(self, hint: str, expr: Expr) -> Expr:
@@ -69,7 +63,7 @@ class ObjectRules:
     @property
     def others_may_lead(self) -> bool:
         """Whether additional properties may come before the declared ones."""
-        return self._order is PropertyOrder.ANY
+        return self.order is PropertyOrder.ANY
 
 
 class _Body:

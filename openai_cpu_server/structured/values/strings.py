@@ -260,11 +260,11 @@ class NameKeys:
         if not names:
             return self._lexemes.string(ALL)
         if names not in self._others:
-            content = self._outside(_trie(names))
+            content = self._none_of_names(_trie(names))
             self._others[names] = self._lexemes.grammar.define("string", seq(Text('"'), content, Text('"')))
         return self._others[names]
 
-    def _outside(self, root: _Trie) -> Expr:
+    def _none_of_names(self, root: _Trie) -> Expr:
         """What may follow a prefix in the trie, so that the whole is none of its names."""
         done: dict[int, _Part] = {}
         stack = [(root, 0)]
@@ -298,22 +298,22 @@ class NameKeys:
     def _ways_out(self, is_name: bool, edges: list[tuple[str, _Part]]) -> Expr:
         """The ways to go on: end here (unless a name does), another character, or a known one and so on."""
         options = [] if is_name else [EMPTY]
-        options.append(self._astray("".join(label[0] for label, _ in edges)))
+        options.append(self._another_character("".join(label[0] for label, _ in edges)))
         for label, part in edges:
-            options += [self._leaving(label, i) for i in range(1, len(label))]
+            options += [self._left_at(label, i) for i in range(1, len(label))]
             options.append(seq(self._spelt(label), part.expr))
         return Alt(tuple(options)) if len(options) > 1 else options[0]
 
-    def _leaving(self, label: str, index: int) -> Expr:
+    def _left_at(self, label: str, index: int) -> Expr:
         """The label's beginning up to a place, and perhaps another character than the label has there."""
-        return seq(self._spelt(label[:index]), optional(self._astray(label[index])))
+        return seq(self._spelt(label[:index]), optional(self._another_character(label[index])))
 
     def _spelt(self, label: str) -> Expr:
         if label.isascii() and label.isprintable():
             return Text(json.dumps(label)[1:-1])
         return seq(*(self._lexemes.text.content(Chars(single(ord(char)))) for char in label))
 
-    def _astray(self, known: str) -> Expr:
+    def _another_character(self, known: str) -> Expr:
         """Any character except these, then anything. It is a rule, because it is needed often."""
         if known not in self._ways:
             text = self._lexemes.text
