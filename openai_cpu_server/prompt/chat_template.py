@@ -45,15 +45,10 @@ class ChatTemplate:
             "strftime_now": lambda form: now().strftime(form),
         }
         self.wants_parts = not self._shows(_NEEDLE) and self._shows([{"type": "text", "text": _NEEDLE}])
-        """Whether it shows a message's text only if the content is a list of parts."""
         self.shows_tools = self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
-        """Whether it tells the model which tools there are."""
         self.shows_system = self._finds([self._text("system", _NEEDLE), self._text("user", "")])
-        """Whether it shows a system message."""
         self.shows_system_tools = self._finds([{**self._text("system", ""), "tools": _NEEDLE}])
-        """Whether it shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
         self.call_shape = self._call_shape()
-        """How it wants earlier calls; None: it does not show them, or not their results."""
         environment.max_steps = max_steps
 
     def render(

@@ -114,7 +114,7 @@ class PromptTemplate(Protocol):
     """Whether it tells the model which tools there are."""
     shows_system: bool
     shows_system_tools: bool
-    """Whether it shows tools that stand, as JSON, in a field of the system message."""
+    """Whether it shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
     call_shape: CallShape | None
     """How it wants earlier calls; None: it does not show them, or not their results."""
 

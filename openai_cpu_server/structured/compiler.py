@@ -3,6 +3,7 @@ rules."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -37,7 +38,7 @@ from openai_cpu_server.structured.options import (
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.scalars.regex import full_language
 from openai_cpu_server.structured.schema.document import Json
-from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation, Expander
+from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation, expanded
 from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
 from openai_cpu_server.structured.schema.normalise import Normaliser
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
@@ -77,12 +78,10 @@ class _Compiler:
         self._table = self._normaliser.table
         self._goals = Goals(self._table, self._normaliser.at, budget, self._report)
         self._goals.is_possible = self._is_possible
-        self._goals.expand = Expander(
-            self._table,
-            self._normaliser.at,
-            {kind: self._evaluation(kind, budget) for kind in KEYWORDS},
-            self._report,
-        ).expand
+        evaluations = {kind: self._evaluation(kind, budget) for kind in KEYWORDS}
+        self._goals.expand = functools.cache(
+            functools.partial(expanded, evaluations, self._table, self._normaliser.at, self._report)
+        )
         self._strings = StringLanguages(self._goals, budget)
         self._numbers = NumberLanguages(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)

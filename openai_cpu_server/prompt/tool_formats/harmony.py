@@ -124,13 +124,12 @@ class HarmonyReader:
         self._kind: type[ThinkingText] | type[Content] | type[CallArguments] = Content
         self._arguments = JsonValue()
         self.is_cut = False
-        """Whether the output, if it ended here, would end within a call."""
         self.has_calls = False
 
     def feed(self, text: str) -> list[Part]:
         self._waiting += text
         parts: list[Part] = []
-        while (found := self._step()) is not None:
+        while (found := self._in_text() if self._header is None else self._in_header()) is not None:
             parts += found
         for part in parts:
             if isinstance(part, CallArguments) and self._arguments.end_in(part.text) is not None:
@@ -143,11 +142,8 @@ class HarmonyReader:
             return [self._kind(rest)] if rest else []
         return [Content(rest)] if rest and not _begins_header(rest) else []
 
-    def _step(self) -> list[Part] | None:
-        """What comes next; None: more text is needed."""
-        return self._in_header() if self._header is not None else self._in_text()
-
     def _in_header(self) -> list[Part] | None:
+        """What comes next; None: more text is needed."""
         header, found, rest = self._waiting.partition(_MESSAGE)
         if not found:
             if _begins_header(self._waiting):

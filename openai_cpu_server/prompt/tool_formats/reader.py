@@ -164,7 +164,6 @@ class ToolReader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the output, if it ended here, would end within a call."""
         return self.has_calls and self._scanner.is_cut
 
     def feed(self, text: str) -> list[Part]:

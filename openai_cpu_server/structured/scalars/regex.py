@@ -247,7 +247,7 @@ def search_language(pattern: str, limits: Limits) -> Expr:
     tree = _parsed(pattern, limits)
     if asserts(tree):
         return AssertionReader(pattern, tree).searched()
-    ways = _Splitter(pattern).ways(tree)
+    ways = _ways(pattern, tree)
     return alt(*(seq(EMPTY if w.at_start else ALL, w.body, EMPTY if w.at_end else ALL) for w in ways))
 
 
@@ -256,7 +256,7 @@ def full_language(pattern: str, limits: Limits) -> Expr:
     tree = _parsed(pattern, limits)
     if asserts(tree):
         return AssertionReader(pattern, tree).matched()
-    return alt(*(w.body for w in _Splitter(pattern).ways(tree)))
+    return alt(*(w.body for w in _ways(pattern, tree)))
 
 
 def _parsed(pattern: str, limits: Limits) -> Tree:
@@ -265,39 +265,32 @@ def _parsed(pattern: str, limits: Limits) -> Tree:
     return RegexParser(pattern, limits).parse()
 
 
-class _Splitter:
-    """Moves the anchors of a tree, which has no assertions, to the ends of its alternatives."""
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-
-    def ways(self, tree: Tree) -> list[_Way]:
-        if _is_plain(tree):
-            return [_Way(plain(tree))]
-        if isinstance(tree, Anchor):
-            return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
-        if isinstance(tree, Choice):
-            return [way for item in tree.items for way in self.ways(item)]
-        if isinstance(tree, Counted):
-            return self._counted(tree)
-        assert isinstance(tree, RegexSequence)
-        ways = [_Way(EMPTY)]
-        for item in tree.items:
-            ways = [self._joined(left, right) for left in ways for right in self.ways(item)]
-            if len(ways) > _MOST_WAYS:
-                raise InvalidPattern(self._pattern, 0, "too many anchored alternatives")
-        return [w for w in ways if w.body != NOTHING]
-
-    def _counted(self, tree: Counted) -> list[_Way]:
+def _ways(pattern: str, tree: Tree) -> list[_Way]:
+    """Move the anchors of a tree, which has no assertions, to the ends of its alternatives."""
+    if _is_plain(tree):
+        return [_Way(plain(tree))]
+    if isinstance(tree, Anchor):
+        return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
+    if isinstance(tree, Choice):
+        return [way for item in tree.items for way in _ways(pattern, item)]
+    if isinstance(tree, Counted):
         if tree.high != 1:
-            raise InvalidPattern(self._pattern, 0, "anchors inside a repetition are not supported")
-        return ([_Way(EMPTY)] if tree.low == 0 else []) + self.ways(tree.item)
+            raise InvalidPattern(pattern, 0, "anchors inside a repetition are not supported")
+        return ([_Way(EMPTY)] if tree.low == 0 else []) + _ways(pattern, tree.item)
+    assert isinstance(tree, RegexSequence)
+    ways = [_Way(EMPTY)]
+    for item in tree.items:
+        ways = [_one_way(left, right) for left in ways for right in _ways(pattern, item)]
+        if len(ways) > _MOST_WAYS:
+            raise InvalidPattern(pattern, 0, "too many anchored alternatives")
+    return [w for w in ways if w.body != NOTHING]
 
-    def _joined(self, left: _Way, right: _Way) -> _Way:
-        """`a$b` and `a^b` match nothing, unless the part on the wrong side of the anchor can be empty."""
-        before = _emptied(left.body) if right.at_start else left.body
-        after = _emptied(right.body) if left.at_end else right.body
-        return _Way(seq(before, after), left.at_start or right.at_start, left.at_end or right.at_end)
+
+def _one_way(left: _Way, right: _Way) -> _Way:
+    """`a$b` and `a^b` match nothing, unless the part on the wrong side of the anchor can be empty."""
+    before = _emptied(left.body) if right.at_start else left.body
+    after = _emptied(right.body) if left.at_end else right.body
+    return _Way(seq(before, after), left.at_start or right.at_start, left.at_end or right.at_end)
 
 
 def _emptied(body: Expr) -> Expr:

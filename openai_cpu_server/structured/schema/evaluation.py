@@ -8,7 +8,6 @@ constrain. So a way need not say which alternatives fail: it just sees less. All
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -358,31 +357,22 @@ def _address(schema: Schema, keyword: str) -> str:
     return address
 
 
-class Expander:
-    """Writes those keywords in other nodes. `at` gives the node at a pointer."""
-
-    def __init__(
-        self,
-        table: NodeTable,
-        at: Callable[[str], int],
-        evaluations: Mapping[JsonKind, Evaluation],
-        report: UnenforcedReport,
-    ) -> None:
-        self._table = table
-        self._at = at
-        self._evaluations = evaluations
-        self._report = report
-        self.expand = functools.cache(self._expanded)
-        """The number of a node that means the same. Raises InvalidSchema, UnsupportedSchema."""
-
-    def _expanded(self, node: Unevaluated) -> int:
-        keyword = KEYWORDS[node.kind]
-        place = (node.pointer, keyword)
-        rest = self._at(f"{node.pointer}/{keyword}")
-        try:
-            ways = self._evaluations[node.kind].beside(node.pointer)
-        except TooManyWays:
-            self._report.refuse(*place, "depends on too many combinations of other schemas")
-            return TRUE
-        closed = [w.seen.beyond(rest, node.kind, self._table, place) for w in ways]
-        return self._table.any(*(self._table.all(c, *w.guards) for c, w in zip(closed, ways, strict=True)))
+def expanded(
+    evaluations: Mapping[JsonKind, Evaluation],
+    table: NodeTable,
+    at: Callable[[str], int],
+    report: UnenforcedReport,
+    node: Unevaluated,
+) -> int:
+    """The number of a node that means the same in other words. `at` gives the node at a pointer.
+    Raises InvalidSchema, UnsupportedSchema."""
+    keyword = KEYWORDS[node.kind]
+    place = (node.pointer, keyword)
+    rest = at(f"{node.pointer}/{keyword}")
+    try:
+        ways = evaluations[node.kind].beside(node.pointer)
+    except TooManyWays:
+        report.refuse(*place, "depends on too many combinations of other schemas")
+        return TRUE
+    closed = [w.seen.beyond(rest, node.kind, table, place) for w in ways]
+    return table.any(*(table.all(c, *w.guards) for c, w in zip(closed, ways, strict=True)))
