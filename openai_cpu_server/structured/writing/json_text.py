@@ -37,14 +37,13 @@ class Punctuation:
         if whitespace is Whitespace.FLEXIBLE:
             self._blank = repeat(Chars(CharSet.chars(" \t\n\r")), 0, _MOST_BLANKS)
 
-    def _mark(self, name: str, before: Expr, text: str, after: Expr) -> Expr:
-        return self._grammar.structural(
-            name, self._grammar.define(f"{name}-mark", seq(before, Text(text), after))
-        )
+    def _mark(self, name: str, before: Expr, text: str) -> Expr:
+        lexeme = self._grammar.define(f"{name}-mark", seq(before, Text(text), self._blank))
+        return self._grammar.structural(name, lexeme)
 
     @functools.cached_property
     def open_object(self) -> Expr:
-        return self._mark("open", EMPTY, "{", self._blank)
+        return self._mark("open", EMPTY, "{")
 
     @functools.cached_property
     def close_object(self) -> Expr:
@@ -52,7 +51,7 @@ class Punctuation:
 
     @functools.cached_property
     def open_array(self) -> Expr:
-        return self._mark("list", EMPTY, "[", self._blank)
+        return self._mark("list", EMPTY, "[")
 
     @functools.cached_property
     def close_array(self) -> Expr:
@@ -60,7 +59,7 @@ class Punctuation:
 
     @functools.cached_property
     def comma(self) -> Expr:
-        return self._mark("comma", self._blank, ",", self._blank)
+        return self._mark("comma", self._blank, ",")
 
     def key(self, content: Expr) -> Expr:
         """A property's name in quotes with its colon, as one lexeme."""
@@ -140,16 +139,16 @@ def _any_character() -> Expr:
     unit = alt(
         seq(Chars(_HEX - CharSet.chars("dD")), repeat(Chars(_HEX), 3, 3)),
         seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("01234567")), repeat(Chars(_HEX), 2, 2)),
-        _surrogates("89abAB"),
+        _surrogates(),
     )
     escape = alt(Chars(CharSet.chars('"\\/bfnrt')), seq(Text("u"), unit))
     return alt(Chars(ANY - _MUST_ESCAPE), seq(Text("\\"), escape))
 
 
-def _surrogates(second: str) -> Expr:
-    r"""A surrogate pair without the first `\u`."""
+def _surrogates() -> Expr:
+    r"""Any surrogate pair without the first `\u`."""
     two = repeat(Chars(_HEX), 2, 2)
-    high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars(second)), two)
+    high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("89abAB")), two)
     return seq(high, Text("\\u"), Chars(CharSet.chars("dD")), Chars(CharSet.chars("cdefCDEF")), two)
 
 
@@ -167,7 +166,7 @@ def _escapes(chars: CharSet) -> list[Expr]:
 def _pairs(chars: CharSet) -> list[Expr]:
     """Surrogate pairs for all characters beyond the basic plane, or for a single one."""
     if chars == _BEYOND_BMP:
-        return [seq(Text("\\u"), _surrogates("89abAB"))]
+        return [seq(Text("\\u"), _surrogates())]
     if chars.size != 1:
         return []
     code = chars.ranges[0][0] - 0x10000
