@@ -10,7 +10,7 @@ import jinja2
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
 from openai_cpu_server.prompt.sandbox import MAX_STEPS, ChatEnvironment
-from openai_cpu_server.prompt.template import CallShape, template_messages, tried
+from openai_cpu_server.prompt.template import CallShape, Message, template_messages, tried
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
@@ -112,12 +112,8 @@ class ChatTemplate:
     def _shows(self, content: object) -> bool:
         return self._finds([{"role": "user", "content": content}])
 
-    def _finds(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: Sequence[Mapping[str, object]] | None = None,
-    ) -> bool:
-        return _NEEDLE in tried(self, messages, tools=tools)
+    def _finds(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> bool:
+        return _NEEDLE in tried(lambda: self.render(messages, tools=tools))
 
 
 def _call(index: int) -> dict[str, object]:

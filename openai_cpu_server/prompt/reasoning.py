@@ -4,6 +4,7 @@ template is given them and told of them. Pure."""
 from __future__ import annotations
 
 import enum
+from functools import partial
 
 import msgspec
 
@@ -206,7 +207,8 @@ def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
     called = with_echo({**thoughts, "content": "", "tool_calls": [call]}, echo)
     result = {"role": "tool", "content": "c", "tool_call_id": "000000000", "name": "f"}
     conversations: tuple[list[Message], ...] = ([asked, answered], [asked, called, result])
-    return any(_NEEDLE in tried(template, each, add_generation_prompt=False) for each in conversations)
+    shown = (partial(template.render, each, add_generation_prompt=False) for each in conversations)
+    return any(_NEEDLE in tried(each) for each in shown)
 
 
 class TemplateReasoning(msgspec.Struct, frozen=True):
@@ -243,7 +245,7 @@ def template_reasoning(
     if form is None:
         return None
     unasked, on, off = (
-        tried(template, [{"role": "user", "content": "a"}], extra=said)
+        tried(partial(template.render, [{"role": "user", "content": "a"}], extra=said))
         for said in ({}, switch(on=True), switch(on=False))
     )
     return TemplateReasoning(

@@ -80,5 +80,6 @@ def rerank_template(own: str | None, chat: PromptTemplate | None) -> RerankTempl
 
 def _asks_yes_or_no(template: PromptTemplate) -> bool:
     """Many chat templates show any role; one of a reranker says beside that what may be answered."""
-    text = tried(template, [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}])
+    messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
+    text = tried(lambda: template.render(messages))
     return _QUERY in text and _DOCUMENT in text and _YES_OR_NO.search(text) is not None

@@ -6,7 +6,7 @@ Who only knows this runs no jinja2.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from openai_cpu_server.contract.model_info import FimTokens
@@ -129,19 +129,10 @@ class PromptTemplate(Protocol):
         """The prompt's text. Raises TemplateFailed."""
 
 
-def tried(
-    template: PromptTemplate,
-    messages: Sequence[Mapping[str, object]],
-    *,
-    tools: Sequence[Mapping[str, object]] | None = None,
-    add_generation_prompt: bool = True,
-    extra: Mapping[str, object] | None = None,
-) -> str:
-    """What the template makes of messages by which is found out what it shows; "": it refuses them."""
+def tried(rendering: Callable[[], str]) -> str:
+    """What a template makes of messages by which is found out what it shows; "": it refuses them."""
     try:
-        return template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
-        )
+        return rendering()
     except TemplateFailed:
         return ""
 

@@ -17,6 +17,7 @@ from openai_cpu_server.errors import ServerError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.grammar.constrained import Allowed
+from openai_cpu_server.llama.model.native import NativeObject
 
 Tokens = npt.NDArray[np.int32]
 
@@ -105,27 +106,20 @@ class Candidates:
         return KeptCandidates(left["id"].copy(), left["logit"].copy())
 
 
-class Truncation:
+class Truncation(NativeObject):
     """A request's `llama_sampler` chain, freed with the request."""
 
     def __init__(self, sampling: Sampling, candidates: Candidates) -> None:
+        params = llama_cpp.llama_sampler_chain_default_params()
+        super().__init__(llama_cpp.llama_sampler_chain_init(params), llama_cpp.llama_sampler_free)
         self._candidates = candidates
         self._sampling = sampling
-        self._chain: object | None = llama_cpp.llama_sampler_chain_init(
-            llama_cpp.llama_sampler_chain_default_params()
-        )
         for sampler in _samplers(sampling):
-            llama_cpp.llama_sampler_chain_add(self._chain, sampler)
+            llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
     def apply(self, logits: Logits) -> KeptCandidates:
         """(vocabulary,), -inf where forbidden -> the tokens that are left, at least one, and their logits."""
-        assert self._chain is not None, "the chain is freed"
-        return self._candidates.narrowed_by(self._chain, _seen(self._sampling, logits), logits)
-
-    def close(self) -> None:
-        chain, self._chain = self._chain, None
-        if chain is not None:
-            llama_cpp.llama_sampler_free(chain)
+        return self._candidates.narrowed_by(self.handle, _seen(self._sampling, logits), logits)
 
 
 def truncates(sampling: Sampling) -> bool:

@@ -22,7 +22,7 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     regex_of,
     text_of,
 )
-from openai_cpu_server.prompt.tool_formats.reader import Parameter
+from openai_cpu_server.prompt.tool_formats.reader import Parameter, RawNames
 
 _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 
@@ -121,12 +121,7 @@ class Parameters(msgspec.Struct, frozen=True):
 class ParameterScanner:
     """Finds calls with such parameters, and gives their arguments as JSON."""
 
-    def __init__(
-        self,
-        head: re.Pattern[str],
-        layout: Parameters,
-        raw: Mapping[str, frozenset[str]],
-    ) -> None:
+    def __init__(self, head: re.Pattern[str], layout: Parameters, raw: RawNames) -> None:
         """`head` matches what stands before the parameters, with the function's name.
         `raw`: which parameters of which function are raw text."""
         self._head = head

@@ -203,19 +203,14 @@ class _Body:
             moves = {i: (used | 1 << i, others) for i in range(len(self._members)) if not used >> i & 1}
             if self._others_anywhere:
                 moves[len(self._members)] = (used, 1)
-            self._reserve(list(moves.values()), rules, queue)
+            for state in moves.values():
+                if state not in rules:
+                    rules[state] = self._objects.grammar.reserve(f"{self._hint}-any")
+                    queue.append(state)
             options = [seq((later if size else texts)[i], Ref(rules[to])) for i, to in moves.items()]
             found = alt(self._end(used, others), *(options if self._has_room(size) else []))
             self._objects.grammar.set(rules[used, others], found)
         return Ref(rules[0, 0])
-
-    def _reserve(
-        self, states: list[tuple[int, int]], rules: dict[tuple[int, int], str], queue: list[tuple[int, int]]
-    ) -> None:
-        for state in dict.fromkeys(states):
-            if state not in rules:
-                rules[state] = self._objects.grammar.reserve(f"{self._hint}-any")
-                queue.append(state)
 
     def _end(self, used: int, others: int) -> Expr:
         """What may end the object: if all required members are there, other
