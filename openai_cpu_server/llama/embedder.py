@@ -141,9 +141,10 @@ class LlamaEmbedder:
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
             max_input = _max_input(options, model, vocabulary.vocab_size, free_bytes)
+            abort = AbortSwitch()
             context = PoolingContext(
                 model,
-                abort := AbortSwitch(),
+                abort,
                 step_tokens=max(max_input, _STEP_TOKENS),
                 threads=options.threads_batch or options.threads or machine.num_threads(),
                 flash_attention=options.flash_attention,

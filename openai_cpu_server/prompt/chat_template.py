@@ -20,8 +20,8 @@ a few hundred; a template that never ends would take seconds each time.
 
 
 class ChatTemplate:
-    """A compiled template. Raises StartupError for source that does not compile. Several threads may render
-    at once.
+    """`PromptTemplate`, compiled. Raises StartupError for source that does not compile. Several threads may
+    render at once.
 
     Rendering can take milliseconds, and seconds for a hostile template: do not call it in an event loop.
     """

@@ -53,7 +53,7 @@ def nucleus(logits: Logits, share: float) -> Tokens:
     """
     weights = np.exp(logits - logits.max())
     wanted = share * weights.sum(dtype=np.float64)
-    heaviest = np.sort(_holding(weights, wanted))[::-1]
+    heaviest = np.sort(_heaviest(weights, wanted))[::-1]
     count = int(heaviest.cumsum(dtype=np.float64).searchsorted(wanted)) + 1
     least = heaviest[min(count, len(heaviest)) - 1]
     tokens = np.flatnonzero(weights >= least).astype(np.int32)
@@ -63,7 +63,7 @@ def nucleus(logits: Logits, share: float) -> Tokens:
     return np.delete(tokens, np.flatnonzero(weights[tokens] == least)[-excess:])
 
 
-def _holding(weights: Logits, wanted: float) -> Logits:
+def _heaviest(weights: Logits, wanted: float) -> Logits:
     """The heaviest tokens that weigh as much as wanted: few, so that sorting them is cheap."""
     for depth in _DEPTHS:
         heavy = weights[weights > math.exp(-depth)]
@@ -119,14 +119,14 @@ class Truncation(NativeObject):
 
     def apply(self, logits: Logits) -> KeptCandidates:
         """(vocabulary,), -inf where forbidden -> the tokens that are left, at least one, and their logits."""
-        return self._candidates.narrowed_by(self.handle, _seen(self._sampling, logits), logits)
+        return self._candidates.narrowed_by(self.handle, _keepable(self._sampling, logits), logits)
 
 
 def truncates(sampling: Sampling) -> bool:
     return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
 
 
-def _seen(sampling: Sampling, logits: Logits) -> Tokens:
+def _keepable(sampling: Sampling, logits: Logits) -> Tokens:
     """The tokens that the first active sampler of the chain can keep."""
     if sampling.top_k is not None:
         tokens = of_the_best(logits, sampling.top_k)
@@ -152,7 +152,7 @@ def _samplers(sampling: Sampling) -> list[object]:
     """The native samplers, which the chain owns once they are added.
     An inactive parameter changes nothing."""
     top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
-    is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_seen` has cut it out already
+    is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_keepable` has cut it out already
     return [
         *top_k,
         llama_cpp.llama_sampler_init_typical(sampling.typical_p, _MIN_KEEP),

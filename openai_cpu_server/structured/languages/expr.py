@@ -16,7 +16,7 @@ from weakref import ref
 from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
 
 
-class _Kept(ref[Any]):
+class _KeyedReference(ref[Any]):
     """A weak reference that knows its key in the table."""
 
     __slots__ = ("key",)
@@ -27,7 +27,7 @@ class _Interned(type):
     """The class of classes whose equal instances are one object.
     The table is weak, and safe between threads."""
 
-    _known: ClassVar[dict[tuple[object, ...], _Kept]] = {}
+    _known: ClassVar[dict[tuple[object, ...], _KeyedReference]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
 
     def __call__(cls, *args: object) -> Any:
@@ -46,7 +46,7 @@ class _Interned(type):
         facts.update(zip(cls.__match_args__, key[1:]))  # type: ignore[attr-defined]  # noqa: B905
         facts["serial"] = next(_Interned._serials)
         fresh.measure()
-        reference = _Kept(fresh, _Interned._forget)
+        reference = _KeyedReference(fresh, _Interned._forget)
         reference.key = key
         found = _Interned._known.setdefault(key, reference)()
         if found is None:
@@ -54,7 +54,7 @@ class _Interned(type):
         return fresh if found is None else found
 
     @staticmethod
-    def _forget(reference: _Kept, known: dict[Any, Any] = _known) -> None:
+    def _forget(reference: _KeyedReference, known: dict[Any, Any] = _known) -> None:
         """Drop a dead entry. The table is a default argument, for at the
         interpreter's end there are no globals."""
         if known.get(reference.key) is reference:

@@ -60,11 +60,6 @@ class ObjectRules:
     def rule(self, hint: str, expr: Expr) -> Expr:
         return expr if expr in (EMPTY, NOTHING) else self.grammar.define(hint, expr)
 
-    @property
-    def others_may_lead(self) -> bool:
-        """Whether additional properties may come before the declared ones."""
-        return self.order is PropertyOrder.ANY
-
 
 class _Body:
     """Writes what stands between the braces, for one order of the members."""
@@ -95,7 +90,7 @@ class _Body:
     def _others_anywhere(self) -> bool:
         """Whether additional properties may come before the declared ones, and between them."""
         is_counted = self._cap > 1 or self._shape.high is not None
-        is_asked = self._objects.others_may_lead and self._witness is None
+        is_asked = self._objects.order is PropertyOrder.ANY and self._witness is None
         return is_asked and self._other is not NOTHING and not is_counted
 
     # In order, not counted
