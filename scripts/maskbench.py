@@ -29,10 +29,10 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured import Options, PropertyOrder, UnsupportedSchema, Whitespace
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation
+from openai_cpu_server.structured.options import Options, PropertyOrder, UnsupportedSchema, Whitespace
 
 VOCABULARY = 32_000
 

@@ -14,13 +14,12 @@ import msgspec
 from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck, WhatMayFollow
-from openai_cpu_server.structured import Options, PropertyOrder, Whitespace
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
-from openai_cpu_server.structured.options import InvalidGrammar
+from openai_cpu_server.structured.options import InvalidGrammar, Options, PropertyOrder, Whitespace
 from openai_cpu_server.structured.schema.document import Json
 
 _STDIN = "-"

@@ -37,17 +37,8 @@ class GgmlType(enum.IntEnum):
     BF16 = 30
 
 
-PRODUCT_TYPES = (
-    GgmlType.Q4_0,
-    GgmlType.Q4_1,
-    GgmlType.Q5_0,
-    GgmlType.Q5_1,
-    GgmlType.Q8_0,
-    GgmlType.Q4_K,
-    GgmlType.Q5_K,
-    GgmlType.Q6_K,
-)
-"""The types of weights whose products we compute."""
+PRODUCT_TYPES = tuple(kind for kind in GgmlType if kind.name.startswith("Q"))
+"""The types of weights whose products we compute: all of these that quantise."""
 
 
 class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,20 +137,12 @@ class GgmlGraphs:
     def _tensor(self, context: int, values: Floats, kind: GgmlType) -> Any:
         sizes = (ctypes.c_int64 * values.ndim)(*reversed(values.shape))
         tensor = self._ggml.ggml_new_tensor(context, kind, values.ndim, sizes)
-        source = np.ascontiguousarray(values, np.float32)
+        source, data = np.ascontiguousarray(values, np.float32), self._ggml.ggml_get_data(tensor)
         if kind is GgmlType.F32:
-            ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
+            ctypes.memmove(data, source.ctypes.data, source.nbytes)
         else:
-            width = values.shape[-1]
-            self._ggml.ggml_quantize_chunk(
-                kind,
-                source.ctypes.data,
-                self._ggml.ggml_get_data(tensor),
-                0,
-                source.size // width,
-                width,
-                None,
-            )
+            rows, width = source.size // values.shape[-1], values.shape[-1]
+            self._ggml.ggml_quantize_chunk(kind, source.ctypes.data, data, 0, rows, width, None)
         return tensor
 
     def _copy(self, context: int, tensor: Any) -> Any:

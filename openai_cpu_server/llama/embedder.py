@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
@@ -36,13 +35,6 @@ INPUTS_MAX = SLOTS_MAX
 """Inputs of one step: each is a sequence of llama.cpp's."""
 
 
-class PoolingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    step_tokens: int
-    """The most tokens of all inputs of one step."""
-    threads: int
-    flash_attention: bool
-
-
 class PoolingContext(OwnedContext):
     """Computes inputs together, each as a sequence of its own that sees no other.
 
@@ -51,13 +43,23 @@ class PoolingContext(OwnedContext):
     """
 
     def __init__(
-        self, model: Model, options: PoolingOptions, abort: AbortSwitch, cores: ThreadBinding
+        self, model: Model, abort: AbortSwitch, *, step_tokens: int, threads: int, flash_attention: bool
     ) -> None:
-        """Raises `StartupError`."""
-        super().__init__(model, _params(model, options), abort, cores)
-        self._batch = TokenBatch(options.step_tokens)
+        """`step_tokens`: the most of all inputs of one step. Raises `StartupError`."""
+        params = common_params(flash_attention=flash_attention)
+        params.n_ctx = params.n_batch = params.n_ubatch = step_tokens
+        params.n_seq_max = INPUTS_MAX
+        params.n_threads = params.n_threads_batch = threads
+        params.embeddings = True
+        params.pooling_type = _pooling(model)
+        super().__init__(model, params, abort, ThreadBinding(threads))
+        self._batch = TokenBatch(step_tokens)
         self.row_size = _row_size(model, self.handle)
         """Numbers in the row of an input."""
+
+    @property
+    def step_tokens(self) -> int:
+        return self._batch.capacity
 
     def compute(self, inputs: Sequence[tuple[int, ...]]) -> DecodeOutcome:
         """Compute the rows of these inputs. Raises `EmbeddingFailed`; the context is as good as before."""
@@ -65,8 +67,7 @@ class PoolingContext(OwnedContext):
         # An output for every token: pooling reads them all.
         spans = [Span(slot, 0, tokens, sample=False, targets=tokens) for slot, tokens in enumerate(inputs)]
         self._batch.fill(spans)
-        log = native_log()
-        log.clear()
+        log = native_log().cleared()
         with self._cores.computing():
             code = self._compute()
         if code == 0:
@@ -90,16 +91,6 @@ class PoolingContext(OwnedContext):
             return int(llama_cpp.llama_decode(self.handle, self._batch.native))
         finally:
             llama_cpp.llama_memory_clear(self._memory, False)
-
-
-def _params(model: Model, options: PoolingOptions) -> llama_cpp.llama_context_params:
-    params = common_params(flash_attention=options.flash_attention)
-    params.n_ctx = params.n_batch = params.n_ubatch = options.step_tokens
-    params.n_seq_max = INPUTS_MAX
-    params.n_threads = params.n_threads_batch = options.threads
-    params.embeddings = True
-    params.pooling_type = _pooling(model)
-    return params
 
 
 def _pooling(model: Model) -> int:
@@ -150,21 +141,22 @@ class LlamaEmbedder:
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
             max_input = _max_input(options, model, vocabulary.vocab_size, free_bytes)
-            abort, threads = AbortSwitch(), options.threads_batch or options.threads or machine.num_threads()
-            pooling = PoolingOptions(
+            abort = AbortSwitch()
+            context = PoolingContext(
+                model,
+                abort,
                 step_tokens=max(max_input, _STEP_TOKENS),
-                threads=threads,
+                threads=options.threads_batch or options.threads or machine.num_threads(),
                 flash_attention=options.flash_attention,
             )
-            context = PoolingContext(model, pooling, abort, ThreadBinding(threads))
             undo.callback(context.close)
-            info = _info(model, vocabulary, context, pooling, max_input, kernels)
+            info = _info(model, vocabulary, context, max_input, kernels)
             undo.pop_all()
         return cls(model, context, abort, info)
 
     def warm_up(self) -> bool:
         """Compute one step of the largest size, so that all memory is there. False: it was interrupted."""
-        token, count = self._any_token(), self.info.max_input_tokens
+        token, count = min(1, self.info.vocab_size - 1), self.info.max_input_tokens
         with self._abort.armed():
             return self._context.compute([(token,) * count]) is not DecodeOutcome.INTERRUPTED
 
@@ -187,9 +179,6 @@ class LlamaEmbedder:
         self._context.close()
         self._model.close()
 
-    def _any_token(self) -> int:
-        return min(1, self.info.vocab_size - 1)
-
 
 def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes: int) -> int:
     """The longest input in tokens: what the model was trained for, or what `--ctx-size` or the memory
@@ -203,12 +192,7 @@ def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes
 
 
 def _info(
-    model: Model,
-    vocabulary: Vocabulary,
-    context: PoolingContext,
-    pooling: PoolingOptions,
-    max_input: int,
-    kernels: Kernels,
+    model: Model, vocabulary: Vocabulary, context: PoolingContext, max_input: int, kernels: Kernels
 ) -> ModelInfo:
     return ModelInfo(
         path=str(model.path),
@@ -222,7 +206,7 @@ def _info(
         kv_bytes_per_token=0,
         kv_type="f16",
         max_seqs=INPUTS_MAX,
-        max_step_tokens=pooling.step_tokens,
+        max_step_tokens=context.step_tokens,
         max_step_outputs=INPUTS_MAX,
         threads=context.threads,
         end_tokens=vocabulary.end_tokens,

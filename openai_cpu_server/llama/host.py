@@ -25,7 +25,7 @@ class ThreadBinding:
 
     def __init__(self, num_threads: int) -> None:
         """`num_threads` counts the computing threads, the caller's included."""
-        self._all = _usable()
+        self._all = _usable_cores()
         self._num_threads = num_threads
         self._is_settled = len(self._all) != num_threads or num_threads < 2
         self._own: int | None = None
@@ -42,8 +42,11 @@ class ThreadBinding:
         elif self._own is None:
             yield
         else:
-            with _bound(self._own, self._all):
+            _bind(0, [self._own])
+            try:
                 yield
+            finally:
+                _bind(0, self._all)
 
     def _first(self) -> Iterator[None]:
         before = _native_threads()
@@ -56,7 +59,7 @@ class ThreadBinding:
             self._own = own if all(placed) else None
 
 
-def _usable() -> list[int]:
+def _usable_cores() -> list[int]:
     """The cores that may be used; empty where threads cannot be bound."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
@@ -67,18 +70,8 @@ def _native_threads() -> set[int]:
     return every - {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
 
 
-@contextmanager
-def _bound(core: int, cores: Collection[int]) -> Iterator[None]:
-    """Bind the calling thread to one core inside the block, and to all of them again after it."""
-    _bind(0, [core])
-    try:
-        yield
-    finally:
-        _bind(0, cores)
-
-
 def _bind(thread: int, cores: Collection[int]) -> bool:
-    """Bind a thread; False if the thread or a core is gone."""
+    """Bind a thread, 0: the calling one; False if the thread or a core is gone."""
     try:
         os.sched_setaffinity(thread, cores)
     except OSError:
@@ -147,9 +140,7 @@ class Machine:
 
 
 def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(_usable_cores()) or os.cpu_count() or 1
 
 
 def _quota(group: Path) -> tuple[int | None, int | None]:
@@ -188,17 +179,17 @@ class OtherProcesses:
     """Measures other processes' share of all cores since the last question (or since the beginning)."""
 
     def __init__(self) -> None:
-        self._before = _now()
+        self._before = _cpu_seconds()
 
     def share(self) -> float:
         """Their share, 0 to 1."""
-        (total, busy, own), (total_before, busy_before, own_before) = (now := _now()), self._before
+        (total, busy, own), (total_before, busy_before, own_before) = (now := _cpu_seconds()), self._before
         self._before = now
         others = (busy - busy_before) - (own - own_before)
         return min(max(others / max(total - total_before, 1e-3), 0.0), 1.0)
 
 
-def _now() -> tuple[float, float, float]:
+def _cpu_seconds() -> tuple[float, float, float]:
     """Seconds of all cores so far: in total, not idle, and used by this process and its ended children."""
     times = psutil.cpu_times()
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)

@@ -101,8 +101,7 @@ class NativeAdapters:
             _free(self._loaded.popitem()[1])
 
     def _open(self, path: Path) -> int:
-        log = native_log()
-        log.clear()
+        log = native_log().cleared()
         handle = llama_cpp.llama_adapter_lora_init(self._model.handle, os.fsencode(path))
         address = ctypes.cast(handle, ctypes.c_void_p).value
         if address is None:
@@ -177,7 +176,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     _require_sane(options)
     with ExitStack() as undo:
         header = GgufHeader(Path(options.model_path))
-        draft = _draft_header(options)
+        draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
         kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
         room = MemoryRoom.of(header, draft, kv_type, machine.free_memory())
         repack = repacks(options, header, our_products=kernels.products.is_on)
@@ -202,10 +201,6 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         undo.pop_all()
     set_aside = SlotsSetAside(scratch=options.max_seqs, padding=options.max_seqs + 1)
     return LoadedParts(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
-
-
-def _draft_header(options: EngineOptions) -> GgufHeader | None:
-    return None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
 
 
 def _cores(options: ContextOptions) -> ThreadBinding:
@@ -256,10 +251,9 @@ def _require_sane(options: EngineOptions) -> None:
     slots_max = SLOTS_MAX - _NUM_SET_ASIDE
     if not 1 <= options.max_seqs <= slots_max:
         raise StartupError(f"--max-seqs must be between 1 and {slots_max}, not {options.max_seqs}.")
-    if options.threads is not None and options.threads < 1:
-        raise StartupError(f"--threads must be at least 1, not {options.threads}.")
-    if options.threads_batch is not None and options.threads_batch < 1:
-        raise StartupError(f"--threads-batch must be at least 1, not {options.threads_batch}.")
+    for name, threads in (("threads", options.threads), ("threads-batch", options.threads_batch)):
+        if threads is not None and threads < 1:
+            raise StartupError(f"--{name} must be at least 1, not {threads}.")
     if not options.flash_attention and KVType.named(options.kv_type).is_quantised:
         raise StartupError(f"KV type {options.kv_type} needs flash attention.")
     if options.prefill_tokens < 1:

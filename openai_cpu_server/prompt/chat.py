@@ -41,8 +41,9 @@ class ControlNames:
         firsts = "".join(map(re.escape, sorted(by_first)))
         self._first = re.compile(f"[{firsts}]") if firsts else re.compile(r"(?!)")
         # Words alone stay: templates compare values such as `string` and `function`.
-        self._heads = {part for name in self._tokens for part in _beginnings(name) if not part.isalnum()}
-        self._tails = {part for name in self._tokens for part in _endings(name) if not part.isalnum()}
+        cut = [(name[:at], name[at:]) for name in self._tokens for at in range(1, len(name))]
+        self._heads = {head for head, _ in cut if not head.isalnum()}
+        self._tails = {tail for _, tail in cut if not tail.isalnum()}
         self._reach = max(map(len, self._tokens), default=1) - 1
 
     def places(self, text: str) -> Iterator[_Place]:
@@ -161,14 +162,6 @@ def _stripped(text: str, *, before: bool, behind: _Place | None) -> str:
     """Without the white space that belongs to the control tokens around it."""
     text = text.lstrip() if before else text
     return text.rstrip() if behind is not None and behind.token.strips_before else text
-
-
-def _beginnings(name: str) -> Iterator[str]:
-    return (name[:end] for end in range(1, len(name)))
-
-
-def _endings(name: str) -> Iterator[str]:
-    return (name[begin:] for begin in range(1, len(name)))
 
 
 class ChatText(NamedTuple):

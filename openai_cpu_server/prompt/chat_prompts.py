@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
@@ -228,104 +230,80 @@ class ChatPromptMaker(Protocol):
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
         """Raises InvalidRequest, TemplateFailed, PromptFarTooLong."""
-        ...
 
 
+@dataclass(frozen=True, eq=False)
 class ChatPrompts:
-    """`ChatPromptMaker` of this process. `template`: None for a model without one. `reasoning`: None for a
-    model that does not think."""
+    """`ChatPromptMaker` of this process."""
 
-    def __init__(
-        self,
-        template: PromptTemplate | None,
-        tokenizer: Tokenizer,
-        tool_format: ToolFormat,
-        names: ControlNames,
-        reasoning: TemplateReasoning | None = None,
-    ) -> None:
-        self._template = template
-        self._tokenizer = tokenizer
-        self._tool_format = tool_format
-        self._names = names
-        self._reasoning = reasoning
+    template: PromptTemplate | None
+    """None: the model has none."""
+    tokenizer: Tokenizer
+    tool_format: ToolFormat
+    names: ControlNames
+    reasoning: TemplateReasoning | None = None
+    """None: the model does not think."""
 
     @property
     def has_template(self) -> bool:
-        return self._template is not None
+        return self.template is not None
 
     def prompt(self, conversation: Conversation) -> ChatPrompt:
-        if self._template is None:
+        if self.template is None:
             raise TemplateFailed(
                 "The model has no chat template; start the server with --chat-template FILE."
             )
-        literals = Literals(self._names)
-        rendering = _Rendering(self._template, self._tool_format, self._reasoning, literals, conversation)
+        literals = Literals(self.names)
+        tools, variables = literals.hidden(conversation.tools), literals.hidden(conversation.variables)
+        asked = msgspec.structs.replace(conversation, tools=tools, variables=variables)
         try:
-            return self._prompt(conversation, rendering, literals)
+            return self._prompt(asked, partial(self._rendered, self.template, asked), literals)
         except TemplateFailed as error:
             raise TemplateFailed(literals.shown(str(error))) from None
 
-    def _prompt(self, asked: Conversation, rendering: _Rendering, literals: Literals) -> ChatPrompt:
+    def _prompt(
+        self, asked: Conversation, rendered: Callable[[Sequence[Message]], ChatText], literals: Literals
+    ) -> ChatPrompt:
         messages = literals.hidden_messages(asked.messages)
         # Templates leave out what a model thought before earlier answers, and the tokens that it wrote have
         # that, too.
-        written = asked.written if self._reasoning is None else {}
-        parts = written_parts(messages, written, rendering.text) if written else None
+        written = asked.written if self.reasoning is None else {}
+        parts = written_parts(messages, written, lambda those: rendered(those).text) if written else None
         if parts is not None:
             return ChatPrompt(self._spliced(parts, written, literals, asked), ThinkingStage.BEHIND, False)
-        text, stage = rendering.of(messages)
+        text, stage = rendered(messages)
         tokens = self._encoded(text, literals, asked.most_tokens)
         if not tokens:
             raise TemplateFailed("The chat template rendered nothing.")
-        wants_thoughts = self._reasoning is not None and self._reasoning.wants_thoughts(text)
+        wants_thoughts = self.reasoning is not None and self.reasoning.wants_thoughts(text)
         return ChatPrompt(tokens, stage, wants_thoughts and not asked.thinks_not)
 
+    def _rendered(
+        self, template: PromptTemplate, asked: Conversation, messages: Sequence[Message]
+    ) -> ChatText:
+        messages, shown = told_tools(messages, asked.tools, template, self.tool_format)
+        return render_chat(
+            template,
+            messages,
+            tools=shown,
+            extra=asked.variables,
+            reasoning=self.reasoning,
+            thinks_not=asked.thinks_not,
+        )
+
     def _encoded(self, text: str, literals: Literals, most_tokens: int | None) -> tuple[int, ...]:
-        require_room(self._tokenizer, text, most_tokens)
-        add_special = needs_special_tokens(text, bos_text=self._tokenizer.bos_text)
-        return tuple(literals.encode(text, self._tokenizer, add_special=add_special))
+        require_room(self.tokenizer, text, most_tokens)
+        add_special = needs_special_tokens(text, bos_text=self.tokenizer.bos_text)
+        return tuple(literals.encode(text, self.tokenizer, add_special=add_special))
 
     def _spliced(
         self, parts: Sequence[str], written: Written, literals: Literals, asked: Conversation
     ) -> tuple[int, ...]:
         tokens = [*self._encoded(parts[0], literals, asked.most_tokens)]
         for place, part in zip(sorted(written), parts[1:], strict=True):
-            require_room(self._tokenizer, part, asked.most_tokens)
-            tokens += [*written[place], *literals.encode(part, self._tokenizer, add_special=False)]
+            require_room(self.tokenizer, part, asked.most_tokens)
+            tokens += [*written[place], *literals.encode(part, self.tokenizer, add_special=False)]
         return tuple(tokens)
-
-
-class _Rendering:
-    """Renders the messages of one conversation."""
-
-    def __init__(
-        self,
-        template: PromptTemplate,
-        form: ToolFormat,
-        reasoning: TemplateReasoning | None,
-        literals: Literals,
-        asked: Conversation,
-    ) -> None:
-        self._template = template
-        self._form = form
-        self._reasoning = reasoning
-        self._tools = literals.hidden(asked.tools)
-        self._variables = literals.hidden(asked.variables)
-        self._thinks_not = asked.thinks_not
-
-    def text(self, messages: Sequence[Message]) -> str:
-        return self.of(messages).text
-
-    def of(self, messages: Sequence[Message]) -> ChatText:
-        messages, shown = told_tools(messages, self._tools, self._template, self._form)
-        return render_chat(
-            self._template,
-            messages,
-            tools=shown,
-            extra=self._variables,
-            reasoning=self._reasoning,
-            thinks_not=self._thinks_not,
-        )
 
 
 def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> None:

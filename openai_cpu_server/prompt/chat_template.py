@@ -10,7 +10,7 @@ import jinja2
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
 from openai_cpu_server.prompt.sandbox import MAX_STEPS, ChatEnvironment
-from openai_cpu_server.prompt.template import CallShape, template_messages
+from openai_cpu_server.prompt.template import CallShape, Message, template_messages, tried
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
@@ -20,8 +20,8 @@ a few hundred; a template that never ends would take seconds each time.
 
 
 class ChatTemplate:
-    """A compiled template. Raises StartupError for source that does not compile. Several threads may render
-    at once.
+    """`PromptTemplate`, compiled. Raises StartupError for source that does not compile. Several threads may
+    render at once.
 
     Rendering can take milliseconds, and seconds for a hostile template: do not call it in an event loop.
     """
@@ -44,16 +44,11 @@ class ChatTemplate:
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: now().strftime(form),
         }
-        self.wants_parts = self._wants_parts()
-        """Whether it shows a message's text only if the content is a list of parts."""
-        self.shows_tools = self._shows_tools()
-        """Whether it tells the model which tools there are."""
+        self.wants_parts = not self._shows(_NEEDLE) and self._shows([{"type": "text", "text": _NEEDLE}])
+        self.shows_tools = self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
         self.shows_system = self._finds([self._text("system", _NEEDLE), self._text("user", "")])
-        """Whether it shows a system message."""
         self.shows_system_tools = self._finds([{**self._text("system", ""), "tools": _NEEDLE}])
-        """Whether it shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
         self.call_shape = self._call_shape()
-        """How it wants earlier calls; None: it does not show them, or not their results."""
         environment.max_steps = max_steps
 
     def render(
@@ -82,12 +77,6 @@ class ChatTemplate:
             raise TemplateFailed(str(error)) from None
         except Exception as error:  # somebody else's program: it can raise anything
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
-
-    def _wants_parts(self) -> bool:
-        return not self._shows(_NEEDLE) and self._shows([{"type": "text", "text": _NEEDLE}])
-
-    def _shows_tools(self) -> bool:
-        return self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
 
     def _call_shape(self) -> CallShape | None:
         """Tried out, from the most common to the rarest."""
@@ -123,15 +112,8 @@ class ChatTemplate:
     def _shows(self, content: object) -> bool:
         return self._finds([{"role": "user", "content": content}])
 
-    def _finds(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: Sequence[Mapping[str, object]] | None = None,
-    ) -> bool:
-        try:
-            return _NEEDLE in self.render(messages, tools=tools)
-        except TemplateFailed:
-            return False
+    def _finds(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> bool:
+        return _NEEDLE in tried(lambda: self.render(messages, tools=tools))
 
 
 def _call(index: int) -> dict[str, object]:

@@ -4,12 +4,11 @@ template is given them and told of them. Pure."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
-from openai_cpu_server.errors import TemplateFailed
-from openai_cpu_server.prompt.template import Message, PromptTemplate, content_text
+from openai_cpu_server.prompt.template import Message, PromptTemplate, content_text, tried
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
@@ -207,14 +206,9 @@ def _shows(template: PromptTemplate, echo: ThoughtsField) -> bool:
     answered = with_echo({**thoughts, "content": "b"}, echo)
     called = with_echo({**thoughts, "content": "", "tool_calls": [call]}, echo)
     result = {"role": "tool", "content": "c", "tool_call_id": "000000000", "name": "f"}
-    return _finds(template, [asked, answered]) or _finds(template, [asked, called, result])
-
-
-def _finds(template: PromptTemplate, messages: Sequence[Message]) -> bool:
-    try:
-        return _NEEDLE in template.render(messages, add_generation_prompt=False)
-    except TemplateFailed:
-        return False
+    conversations: tuple[list[Message], ...] = ([asked, answered], [asked, called, result])
+    shown = (partial(template.render, each, add_generation_prompt=False) for each in conversations)
+    return any(_NEEDLE in tried(each) for each in shown)
 
 
 class TemplateReasoning(msgspec.Struct, frozen=True):
@@ -250,7 +244,10 @@ def template_reasoning(
     form = form or reasoning_format_for(template)
     if form is None:
         return None
-    unasked, on, off = (_tried(template, said) for said in ({}, switch(on=True), switch(on=False)))
+    unasked, on, off = (
+        tried(partial(template.render, [{"role": "user", "content": "a"}], extra=said))
+        for said in ({}, switch(on=True), switch(on=False))
+    )
     return TemplateReasoning(
         form=form,
         echo=echo_of(template),
@@ -258,10 +255,3 @@ def template_reasoning(
         thinks_unasked=unasked != off,
         reads_effort="reasoning_effort" in template.source,
     )
-
-
-def _tried(template: PromptTemplate, variables: dict[str, object]) -> str:
-    try:
-        return template.render([{"role": "user", "content": "a"}], extra=variables)
-    except TemplateFailed:
-        return ""

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from openai_cpu_server.contract.model_info import Tokenizer
-from openai_cpu_server.errors import TemplateFailed
 from openai_cpu_server.prompt.chat import ControlNames, Literals, needs_special_tokens
-from openai_cpu_server.prompt.template import PromptTemplate
+from openai_cpu_server.prompt.template import PromptTemplate, tried
 
 _PLACE = re.compile(r"(\{query\}|\{document\})")
 _YES_OR_NO = re.compile(r"\b(yes)\b.*\b(no)\b", re.IGNORECASE | re.DOTALL)
@@ -50,24 +49,16 @@ class RerankPrompts(Protocol):
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
         """The prompt's tokens for each document. Raises TemplateFailed."""
-        ...
 
 
 class TemplatePrompts:
     """`RerankPrompts` of this process."""
 
     def __init__(self, template: RerankTemplate, tokenizer: Tokenizer, names: ControlNames) -> None:
+        self.yes, self.no = template.yes, template.no
         self._template = template
         self._tokenizer = tokenizer
         self._names = names
-
-    @property
-    def yes(self) -> str:
-        return self._template.yes
-
-    @property
-    def no(self) -> str:
-        return self._template.no
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[tuple[int, ...]]:
         return [self._prompt(query, document) for document in documents]
@@ -90,8 +81,5 @@ def rerank_template(own: str | None, chat: PromptTemplate | None) -> RerankTempl
 def _asks_yes_or_no(template: PromptTemplate) -> bool:
     """Many chat templates show any role; one of a reranker says beside that what may be answered."""
     messages = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _DOCUMENT}]
-    try:
-        text = template.render(messages)
-    except TemplateFailed:
-        return False
+    text = tried(lambda: template.render(messages))
     return _QUERY in text and _DOCUMENT in text and _YES_OR_NO.search(text) is not None

@@ -6,11 +6,11 @@ Who only knows this runs no jinja2.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from openai_cpu_server.contract.model_info import FimTokens
-from openai_cpu_server.errors import InvalidRequest, TooManyValues
+from openai_cpu_server.errors import InvalidRequest, TemplateFailed, TooManyValues
 from openai_cpu_server.json_size import check_size
 
 Message = Mapping[str, object]
@@ -114,7 +114,7 @@ class PromptTemplate(Protocol):
     """Whether it tells the model which tools there are."""
     shows_system: bool
     shows_system_tools: bool
-    """Whether it shows tools that stand, as JSON, in a field of the system message."""
+    """Whether it shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
     call_shape: CallShape | None
     """How it wants earlier calls; None: it does not show them, or not their results."""
 
@@ -127,7 +127,14 @@ class PromptTemplate(Protocol):
         extra: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt's text. Raises TemplateFailed."""
-        ...
+
+
+def tried(rendering: Callable[[], str]) -> str:
+    """What a template makes of messages by which is found out what it shows; "": it refuses them."""
+    try:
+        return rendering()
+    except TemplateFailed:
+        return ""
 
 
 def fim_tokens(prefix: Sequence[int], suffix: Sequence[int], fim: FimTokens) -> tuple[int, ...]:

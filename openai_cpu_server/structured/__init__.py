@@ -6,25 +6,3 @@ engine ready to run. Users' own GBNF comes in through `gbnf`; `openai-cpu-server
 becomes. It promises a grammar with exactly the values of the schema, or an error that names what cannot be
 enforced; limits are counted, not timed. All of it is imported by module: no other process pays for it.
 """
-
-from openai_cpu_server.structured.options import (
-    InvalidPattern,
-    InvalidSchema,
-    Limits,
-    Options,
-    PropertyOrder,
-    SchemaTooLarge,
-    UnsupportedSchema,
-    Whitespace,
-)
-
-__all__ = [
-    "InvalidPattern",
-    "InvalidSchema",
-    "Limits",
-    "Options",
-    "PropertyOrder",
-    "SchemaTooLarge",
-    "UnsupportedSchema",
-    "Whitespace",
-]

@@ -3,6 +3,7 @@ rules."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from openai_cpu_server.structured.languages.automaton import build, to_expr
 from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
-from openai_cpu_server.structured.logic.goals import Branch, Fact, Goal, Goals
+from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
 from openai_cpu_server.structured.options import (
     Budget,
     InvalidSchema,
@@ -37,7 +38,7 @@ from openai_cpu_server.structured.options import (
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.scalars.regex import full_language
 from openai_cpu_server.structured.schema.document import Json
-from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation, Expander
+from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation, expanded
 from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
 from openai_cpu_server.structured.schema.normalise import Normaliser
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
@@ -77,12 +78,10 @@ class _Compiler:
         self._table = self._normaliser.table
         self._goals = Goals(self._table, self._normaliser.at, budget, self._report)
         self._goals.is_possible = self._is_possible
-        self._goals.expand = Expander(
-            self._table,
-            self._normaliser.at,
-            {kind: self._evaluation(kind, budget) for kind in KEYWORDS},
-            self._report,
-        ).expand
+        evaluations = {kind: self._evaluation(kind, budget) for kind in KEYWORDS}
+        self._goals.expand = functools.cache(
+            functools.partial(expanded, evaluations, self._table, self._normaliser.at, self._report)
+        )
         self._strings = StringLanguages(self._goals, budget)
         self._numbers = NumberLanguages(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)
@@ -220,12 +219,9 @@ class _Compiler:
 
 
 def _booleans(branch: Branch) -> list[bool]:
-    return [b for b in (True, False) if all(_allows(f, b) for f in branch)]
-
-
-def _allows(fact: Fact, value: bool) -> bool:
-    assert isinstance(fact.node, Scalars)
-    return (value in fact.node.booleans) == fact.is_true
+    listed = [(f.node.booleans, f.is_true) for f in branch if isinstance(f.node, Scalars)]
+    assert len(listed) == len(branch), branch
+    return [b for b in (True, False) if all((b in values) == is_true for values, is_true in listed)]
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -284,10 +280,10 @@ def _of_client(gbnf: str) -> Rules:
     return rules
 
 
-def regex_rules(pattern: str, limits: Limits | None = None) -> Rules:
+def regex_rules(pattern: str) -> Rules:
     """The grammar of texts that match the pattern as a whole, anchors or not.
     Raises InvalidPattern, SchemaTooLarge."""
-    budget = Budget(limits or Limits())
+    budget = Budget(Limits())
     grammar = GrammarBuilder(budget)
     language = full_language(pattern, budget.limits)
     automaton = build(language, budget) if language.is_extended else None
@@ -300,11 +296,11 @@ def regex_rules(pattern: str, limits: Limits | None = None) -> Rules:
     return grammar.finish(by_states(automaton, grammar, "text", Chars))
 
 
-def choice_rules(choices: list[str], limits: Limits | None = None) -> Rules:
+def choice_rules(choices: list[str]) -> Rules:
     """The grammar of these texts, word for word. Raises InvalidSchema if there are none, SchemaTooLarge."""
     if not choices:
         raise InvalidSchema("", "there must be at least one choice")
-    budget = Budget(limits or Limits())
+    budget = Budget(Limits())
     budget.check("values", len(choices))
     budget.spend("text", sum(map(len, choices)))
     if (wrong := _SURROGATE.search("".join(choices))) is not None:

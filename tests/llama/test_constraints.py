@@ -24,9 +24,8 @@ from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, Model
 from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, compile_grammar, grammar_tokenizer
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Candidates, Sampler
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.llama.driver import GREEDY, execute_and_press
-from tests.structured.making import schema_to_lark
+from tests.structured.making import gbnf_to_lark, schema_to_lark
 
 LETTERS = gbnf_to_lark("root ::= [a-z]{3,8}")
 OBJECT = schema_to_lark(

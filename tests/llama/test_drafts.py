@@ -19,9 +19,9 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Candidates, Sampler
 from openai_cpu_server.llama.slots import OpenSlot
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.fakes import SPECULATION
 from tests.llama.driver import GREEDY, execute_and_press, generate, opened
+from tests.structured.making import gbnf_to_lark
 
 SIZE = 40
 CANDIDATES = Candidates(SIZE)

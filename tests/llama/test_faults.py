@@ -12,10 +12,10 @@ from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.sampling.sampler import BadLogits
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.fakes import Panic
 from tests.llama.driver import GREEDY, sampled, small_backend
 from tests.llama.odd_models import poisoned
+from tests.structured.making import gbnf_to_lark
 
 POISON = 77
 GOOD, BAD = (5, 6, 7), (5, POISON, 7)

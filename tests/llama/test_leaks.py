@@ -13,8 +13,8 @@ from openai_cpu_server.contract.request import Constraint, Sampling
 from openai_cpu_server.contract.step import Close, Drop, Open, Restore, Save, SavedBlock, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.llama.driver import do, holding
+from tests.structured.making import gbnf_to_lark
 
 ALL = Sampling(
     seed=1,

@@ -17,9 +17,9 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
 from openai_cpu_server.llama.grammar.constraints import compile_grammar, grammar_tokenizer
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.llama.driver import GREEDY
 from tests.llama.test_constraints import LETTERS, OBJECT, asked, byte, run_one, token_of
+from tests.structured.making import gbnf_to_lark
 
 END = "</think>"
 DIGIT = gbnf_to_lark('root ::= [0-9]{2} "!"')

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured import Options
+from openai_cpu_server.structured.options import Options
 from tests.structured.making import check_gbnf, check_schema
 
 STACK_BYTES = 8 * 2**20

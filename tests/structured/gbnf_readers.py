@@ -17,7 +17,7 @@ from llguidance import gbnf_to_lark as llguidances
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
+from tests.structured.making import gbnf_to_lark
 from tests.structured.oracle import Sampler
 from tests.structured.test_gbnf_parser import GRAMMARS
 

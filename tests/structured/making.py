@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured import Options
 from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
-from openai_cpu_server.structured.lark.translation import Translation, gbnf_to_lark, numbered_from
+from openai_cpu_server.structured.lark.plan import Work
+from openai_cpu_server.structured.lark.translation import Translation, numbered_from
+from openai_cpu_server.structured.options import Options
 from openai_cpu_server.structured.schema.document import Json
 
 
@@ -18,6 +22,12 @@ def schema_to_gbnf(schema: Json, options: Options | None = None) -> str:
 
 def schema_to_lark(schema: Json, options: Options | None = None) -> str:
     return Translation(compile_schema(schema, options).rules).text()
+
+
+def gbnf_to_lark(
+    gbnf: str, renumbered: Callable[[int], int] = lambda token: token, *, work: Work | None = None
+) -> str:
+    return Translation(parse_gbnf(gbnf), num_read=len(gbnf), work=work).text(renumbered)
 
 
 def check_schema(schema: Json, options: Options | None = None) -> GrammarCheck:

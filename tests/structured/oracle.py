@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from llguidance import LLMatcher
 
 from openai_cpu_server.llama.grammar.grammar_check import TOKENIZER
-from openai_cpu_server.structured import Options
+from openai_cpu_server.structured.options import Options
 from tests.structured.making import check_schema
 
 _END = 256

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from openai_cpu_server.structured import Limits, Options, SchemaTooLarge
 from openai_cpu_server.structured.languages.expr import Ref, Text, alt, seq
 from openai_cpu_server.structured.languages.rules import MOST_LEVELS, order
-from openai_cpu_server.structured.options import InvalidGrammar
+from openai_cpu_server.structured.options import InvalidGrammar, Limits, Options, SchemaTooLarge
 from tests.structured.chains import SCHEMAS, kinds
 from tests.structured.making import check_gbnf, check_schema, schema_to_gbnf
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from openai_cpu_server.structured import Limits, SchemaTooLarge
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import text_length
-from openai_cpu_server.structured.options import InvalidGrammar
+from openai_cpu_server.structured.options import InvalidGrammar, Limits, SchemaTooLarge
 from openai_cpu_server.structured.writing.grammar import composed, packed, unpacked
 from tests.structured.making import check_rules
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from openai_cpu_server.structured import InvalidPattern, InvalidSchema
 from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, regex_rules
+from openai_cpu_server.structured.options import InvalidPattern, InvalidSchema
 from tests.structured.making import check_rules, check_schema
 
 

@@ -6,10 +6,9 @@ import itertools
 
 from hypothesis import assume, given, settings
 
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from openai_cpu_server.structured.options import InvalidGrammar
 from tests.structured.gbnf_reference import LETTERS, Matcher, grammars, printed
-from tests.structured.making import check_gbnf
+from tests.structured.making import check_gbnf, gbnf_to_lark
 
 _SOME = LETTERS[:3] + LETTERS[4]
 WORDS = ["".join(w) for n in range(4) for w in itertools.product(_SOME, repeat=n)]

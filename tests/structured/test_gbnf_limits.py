@@ -9,9 +9,8 @@ import pytest
 
 from openai_cpu_server.structured.lark import conflicts
 from openai_cpu_server.structured.lark.plan import Share, TooMuch, Work
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from openai_cpu_server.structured.options import InvalidGrammar
-from tests.structured.making import check_gbnf
+from tests.structured.making import check_gbnf, gbnf_to_lark
 
 CHAIN = range(1_500)
 HOSTILE = {

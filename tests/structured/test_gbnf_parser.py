@@ -6,9 +6,8 @@ import pytest
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.parser import MOST_CHARACTERS, MOST_SYMBOLS, parse_gbnf
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from openai_cpu_server.structured.options import InvalidGrammar
-from tests.structured.making import check_gbnf
+from tests.structured.making import check_gbnf, gbnf_to_lark
 
 GRAMMARS = {
     "literal": ('root ::= "ab" "c"', ["abc"], ["ab", "abcd", ""]),

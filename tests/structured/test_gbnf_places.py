@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.structured.lark import translation
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
-from tests.structured.making import check_gbnf
+from tests.structured.making import check_gbnf, gbnf_to_lark
 
 APART = {
     "after different brackets": 'root ::= ("(" [a-z]+ root? ")" | "<" [x] [a-z] root? ">")',

@@ -7,9 +7,8 @@ import pytest
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
-from openai_cpu_server.structured.lark.translation import gbnf_to_lark
 from tests.api.following import Follower
-from tests.structured.making import check_gbnf
+from tests.structured.making import check_gbnf, gbnf_to_lark
 
 CALL_OR_TEXT = 'root ::= [^\\x00]* | <[302]> call ("," call)* <[303]>\ncall ::= "f" [0-9]+ | "g" <[303]>?\n'
 FOLLOWER = Follower()

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured import Limits, Options, SchemaTooLarge, UnsupportedSchema
 from openai_cpu_server.structured.compiler import regex_rules
 from openai_cpu_server.structured.gbnf.printer import text_length
+from openai_cpu_server.structured.options import Limits, Options, SchemaTooLarge, UnsupportedSchema
 from openai_cpu_server.structured.scalars.regex_parser import unicode_property
 from tests.structured.making import schema_to_gbnf
 

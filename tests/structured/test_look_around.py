@@ -8,10 +8,9 @@ import re
 
 import pytest
 
-from openai_cpu_server.structured import InvalidPattern, Limits
 from openai_cpu_server.structured.compiler import regex_rules
 from openai_cpu_server.structured.languages.automaton import Deriver
-from openai_cpu_server.structured.options import Budget, InvalidSchema
+from openai_cpu_server.structured.options import Budget, InvalidPattern, InvalidSchema, Limits
 from openai_cpu_server.structured.scalars.regex import full_language, search_language
 from tests.structured.making import check_rules, check_schema
 from tests.structured.oracle import check

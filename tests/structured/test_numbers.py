@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured import UnsupportedSchema
+from openai_cpu_server.structured.options import UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import accepts, check
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from openai_cpu_server.structured import Options, PropertyOrder, UnsupportedSchema
+from openai_cpu_server.structured.options import Options, PropertyOrder, UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import accepts, check
 

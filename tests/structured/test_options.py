@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from openai_cpu_server.structured import InvalidSchema, Options, UnsupportedSchema
 from openai_cpu_server.structured.compiler import compile_schema
-from openai_cpu_server.structured.options import Unenforced
+from openai_cpu_server.structured.options import InvalidSchema, Options, Unenforced, UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check
 

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured import Options, PropertyOrder, Whitespace
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.gbnf.printer import gbnf_text
 from openai_cpu_server.structured.languages.expr import Rules
 from openai_cpu_server.structured.lark.translation import Translation
+from openai_cpu_server.structured.options import Options, PropertyOrder, Whitespace
 from tests.structured.making import check_gbnf, check_rules, schema_to_lark
 from tests.structured.oracle import Sampler, compact
 from tests.structured.random_schemas import schemas, values

@@ -6,8 +6,8 @@ import pytest
 
 from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, compile_schema, regex_rules
 from openai_cpu_server.structured.gbnf.printer import gbnf_text, text_length
-from openai_cpu_server.structured.lark.translation import Translation, gbnf_to_lark
-from tests.structured.making import schema_to_gbnf
+from openai_cpu_server.structured.lark.translation import Translation
+from tests.structured.making import gbnf_to_lark, schema_to_gbnf
 from tests.tiny_model import tiny_model_path
 
 REVIEW = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openai_cpu_server.structured import InvalidSchema
+from openai_cpu_server.structured.options import InvalidSchema
 from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import accepts, check
 

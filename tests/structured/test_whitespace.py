@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from openai_cpu_server.structured import Options, Whitespace
+from openai_cpu_server.structured.options import Options, Whitespace
 from tests.structured.making import schema_to_lark
 from tests.structured.oracle import Sampler, accepts
 

@@ -205,8 +205,7 @@ class OwnedContext(NativeObject):
         self, model: Model, params: llama_cpp.llama_context_params, abort: AbortSwitch, cores: ThreadBinding
     ) -> None:
         """Raises `StartupError`."""
-        log = native_log()
-        log.clear()
+        log = native_log().cleared()
         abort.connect(params)
         handle = llama_cpp.llama_init_from_model(model.handle, params)
         if handle is None:
@@ -230,7 +229,8 @@ class Context(OwnedContext):
     ) -> None:
         """Raises `StartupError`."""
         super().__init__(model, _params(options), abort, cores)
-        self._max_outputs = options.outputs
+        self.max_outputs = options.outputs
+        """The most rows of logits that one step may have."""
         self._vocab_size = int(llama_cpp.llama_vocab_n_tokens(model.vocab))
         if self._memory is None:
             self.close()
@@ -244,18 +244,12 @@ class Context(OwnedContext):
     def batch_tokens(self) -> int:
         return int(llama_cpp.llama_n_batch(self.handle))
 
-    @property
-    def max_outputs(self) -> int:
-        """The most rows of logits that one step may have."""
-        return self._max_outputs
-
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Compute a batch; the one place where llama.cpp's return codes are read. Raises `DecodeFailed`.
 
         After an interruption finished parts may have left cells: the caller trims its slots.
         """
-        log = native_log()
-        log.clear()
+        log = native_log().cleared()
         with self._cores.computing():
             code = llama_cpp.llama_decode(self.handle, batch.native)
         if code == 0:
@@ -270,7 +264,7 @@ class Context(OwnedContext):
     def logits(self, rows: int) -> Logits:
         """(rows, vocabulary) of the last decode, in the batch's order:
         a view that the next decode overwrites."""
-        assert 0 < rows <= self._max_outputs
+        assert 0 < rows <= self.max_outputs
         pointer = llama_cpp.llama_get_logits(self.handle)
         address = ctypes.addressof(pointer.contents)
         values = (ctypes.c_float * (rows * self._vocab_size)).from_address(address)
@@ -309,16 +303,14 @@ class Context(OwnedContext):
     def read_cells(self, slot: int, data: Bytes) -> None:
         """Copy all cells of the slot, with their positions, into `data`,
         which has exactly `cells_bytes` bytes."""
-        log = native_log()
-        log.clear()
+        log = native_log().cleared()
         count = llama_cpp.llama_state_seq_get_data(self.handle, _pointer(data), len(data), slot)
         if count != len(data):
             raise DecodeFailed(f"Saved {count} bytes instead of {len(data)}: {log.cause() or 'no reason'}.")
 
     def write_cells(self, slot: int, data: Bytes) -> None:
         """Replace the slot's cells by those that `read_cells` copied. They need as many free cells."""
-        log = native_log()
-        log.clear()
+        log = native_log().cleared()
         count = llama_cpp.llama_state_seq_set_data(self.handle, _pointer(data), len(data), slot)
         if count != len(data):
             raise DecodeFailed(f"Restored {count} of {len(data)} bytes: {log.cause() or 'no reason'}.")

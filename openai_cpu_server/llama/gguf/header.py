@@ -112,9 +112,6 @@ class GgufReader:
         self.position += length
         return self._window[at : at + length].decode("utf-8", errors)
 
-    def strings(self, count: int, errors: str = "replace") -> list[str]:
-        return [self.string(errors) for _ in range(count)]
-
     def _pair(self) -> tuple[str, Value]:
         key = self.string(at_most=_LONGEST_KEY)
         self.kinds[key] = int(self.scalar("I"))
@@ -259,8 +256,9 @@ class GgufHeader:
         wanted = set(range(array.length) if indices is None else indices)
         with opened(self.path) as file:
             reader = GgufReader(file, self.path, position=array.start)
-            strings = enumerate(reader.strings(min(array.length, max(wanted, default=-1) + 1), errors))
-            return {index: text for index, text in strings if index in wanted}
+            count = min(array.length, max(wanted, default=-1) + 1)
+            strings = [reader.string(errors) for _ in range(count)]
+        return {index: text for index, text in enumerate(strings) if index in wanted}
 
     @property
     def architecture(self) -> str:

@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -267,21 +267,22 @@ class _NativeParams:
             params.kv_overrides = self._notes
 
 
+def _array(kind: Any, length: int) -> ctypes.Array[Any]:
+    """A native array; an empty element ends it, as it does in all arrays here."""
+    array: ctypes.Array[Any] = (kind * (length + 1))()
+    return array
+
+
 def _type_array(pairs: tuple[tuple[str, int], ...]) -> ctypes.Array[llama_cpp.llama_model_tensor_override]:
-    """A native array of types; an empty element ends it, as it does in all arrays here."""
-    array: ctypes.Array[llama_cpp.llama_model_tensor_override] = (
-        llama_cpp.llama_model_tensor_override * (len(pairs) + 1)
-    )()
+    array = _array(llama_cpp.llama_model_tensor_override, len(pairs))
     for element, (pattern, number) in zip(array, pairs, strict=False):
         element.pattern, element.type = pattern.encode(), number
     return array
 
 
 def _column_array(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_imatrix_data]:
-    """A native array that points into the matrix's own memory."""
-    array: ctypes.Array[llama_cpp.llama_model_imatrix_data] = (
-        llama_cpp.llama_model_imatrix_data * (len(importance.columns) + 1)
-    )()
+    """It points into the matrix's own memory."""
+    array = _array(llama_cpp.llama_model_imatrix_data, len(importance.columns))
     for element, (name, values) in zip(array, importance.columns.items(), strict=False):
         element.name, element.size = name.encode(), values.size
         element.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
@@ -296,9 +297,7 @@ def _notes(importance: Importance) -> ctypes.Array[llama_cpp.llama_model_kv_over
     }
     if importance.num_chunks is not None:
         facts["quantize.imatrix.chunks_count"] = importance.num_chunks
-    array: ctypes.Array[llama_cpp.llama_model_kv_override] = (
-        llama_cpp.llama_model_kv_override * (len(facts) + 1)
-    )()
+    array = _array(llama_cpp.llama_model_kv_override, len(facts))
     for element, (key, value) in zip(array, facts.items(), strict=False):
         element.key = key.encode()
         if isinstance(value, int):

@@ -96,7 +96,7 @@ class ConstrainedOutput:
         """Looks for the end of the thoughts; None once the answer has begun."""
         self._search = TriggerSearch(constraint.triggers) if constraint.triggers else None
         """Looks for a trigger; None once the grammar has begun."""
-        self._must: deque[int] = deque()
+        self._forced: deque[int] = deque()
         """Forced tokens that are not in the output yet. The matcher and the search have read them already."""
         self._allowed: Allowed | None = None
         """The mask of the next token, if it is known already."""
@@ -105,27 +105,27 @@ class ConstrainedOutput:
             self._begin_answer(b"")
         elif constraint.thinking is not None:
             self._force(constraint.thinking.opening)
-        self._settle()
+        self._find_forced()
 
     @property
     def is_forced(self) -> bool:
         """Whether only one token can come next."""
-        return bool(self._must)
+        return bool(self._forced)
 
     def take_forced(self) -> tuple[int, ...]:
         """Take all forced tokens; they belong to the output from now on."""
-        forced = tuple(self._must)
-        self._must.clear()
+        forced = tuple(self._forced)
+        self._forced.clear()
         return forced
 
     def take_one_forced(self) -> int:
         """Take the first forced token; it belongs to the output from now on."""
-        return self._must.popleft()
+        return self._forced.popleft()
 
     def allowed(self) -> Allowed | None:
         """The mask of the next token, with at least one in it; None allows all. No token may be forced."""
-        assert not self._must, "the next token is forced"
-        matcher = self._ruling
+        assert not self._forced, "the next token is forced"
+        matcher = self._active_matcher
         if matcher is None:
             return None
         if self._allowed is None:
@@ -136,7 +136,7 @@ class ConstrainedOutput:
     def takes(self, token: int) -> bool:
         """Whether an allowed token can come: not one that ends thoughts or a trigger and breaks the grammar
         behind it, and no end before an answer that must be there."""
-        if self._matcher is None or self._ruling is not None:
+        if self._matcher is None or self._active_matcher is not None:
             return True
         if token in self._words.ends:
             return self._search is not None
@@ -158,11 +158,11 @@ class ConstrainedOutput:
 
         In the free part all may come: a token that ends a trigger is looked at when it has come.
         """
-        must = num_right(tokens, self._must)
-        if must < min(len(tokens), len(self._must)):
+        must = num_right(tokens, self._forced)
+        if must < min(len(tokens), len(self._forced)):
             return must
         rest = list(tokens[must:])
-        matcher = self._ruling
+        matcher = self._active_matcher
         if matcher is None or not rest:
             return len(tokens)
         with self._charged():
@@ -171,51 +171,51 @@ class ConstrainedOutput:
 
     def accept(self, token: int) -> None:
         """Record the token that was chosen."""
-        assert not self._must, "the next token is forced"
+        assert not self._forced, "the next token is forced"
         if token in self._words.ends:
             return
         with self._charged():
-            self._listen(token)
-            self._settle()
+            self._read_token(token)
+            self._find_forced()
 
     def replay(self, output: Iterable[int]) -> None:
         """Read the output so far of a request that resumes. It may end within forced tokens."""
         for token in output:
-            if not self._must:
+            if not self._forced:
                 self.accept(token)
             elif self.take_one_forced() != token:
                 raise ConstraintFailed("The output so far does not begin as its constraint demands.")
 
     @property
-    def _ruling(self) -> LLMatcher | None:
+    def _active_matcher(self) -> LLMatcher | None:
         """The grammar's matcher once the grammar has begun; None: what comes is free."""
         return self._matcher if self._thoughts is None and self._search is None else None
 
     def _force(self, tokens: Sequence[int]) -> None:
         """These tokens must come next."""
-        self._must.extend(tokens)
+        self._forced.extend(tokens)
         for token in tokens:
-            self._listen(token)
+            self._read_token(token)
 
-    def _listen(self, token: int) -> None:
+    def _read_token(self, token: int) -> None:
         """Read one token, in the thoughts, in the free part or in the grammar."""
-        matcher = self._ruling
+        matcher = self._active_matcher
         if matcher is not None:
             self._consume(matcher, [token])
         elif self._thoughts is None:
-            self._hear(self._words.shown(token))
+            self._search_trigger(self._words.shown(token))
         elif (answer := self._thoughts.read(self._words.shown(token))) is not None:
             self._thoughts = None
             self._begin_answer(answer)
 
     def _begin_answer(self, begun: bytes) -> None:
         """The answer begins. `begun` is what stands of it already: but for a free part it is white space."""
-        self._hear(begun)
-        self._must.extend(self._constraint.opening)
+        self._search_trigger(begun)
+        self._forced.extend(self._constraint.opening)
         for token in self._constraint.opening:
-            self._hear(self._words.shown(token))
+            self._search_trigger(self._words.shown(token))
 
-    def _hear(self, piece: bytes) -> None:
+    def _search_trigger(self, piece: bytes) -> None:
         """Look for a trigger in the free part."""
         if self._search is None:
             return
@@ -235,22 +235,22 @@ class ConstrainedOutput:
         if tokens and not matcher.consume_tokens(tokens):
             raise _failure(matcher)
 
-    def _settle(self) -> None:
+    def _find_forced(self) -> None:
         """Find the tokens that are forced now, up to the end if nothing else is possible."""
         if self._thoughts is not None and self._thoughts.is_used_up and self._constraint.thinking is not None:
             self._force(self._constraint.thinking.closing)
             if self._thoughts is not None:
                 raise ConstraintFailed("This model's tokens cannot end its thoughts.")
-        matcher = self._ruling
+        matcher = self._active_matcher
         if matcher is None:
             return
         forced = matcher.compute_ff_tokens()
         self._consume(matcher, forced)
-        self._must.extend(forced)
+        self._forced.extend(forced)
         if matcher.is_error():
             raise _failure(matcher)
         if matcher.is_stopped():
-            self._must.append(self._words.end)
+            self._forced.append(self._words.end)
 
     def _mask(self, matcher: LLMatcher) -> Allowed:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)

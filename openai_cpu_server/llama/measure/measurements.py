@@ -107,10 +107,8 @@ class Measurements:
     def get(self, key: msgspec.Struct, type_: type[_Value]) -> _Value | None:
         path = self.path(key)
         try:
-            entry = msgspec.json.decode(_trusted(path), type=_Entry)
-            if msgspec.json.decode(entry.key, type=type(key)) != key:
-                return None
-            return msgspec.json.decode(entry.value, type=type_)
+            known, value = _read(path, type(key), type_)
+            return value if known == key else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -122,9 +120,7 @@ class Measurements:
         found = []
         for path in sorted(self._folder.glob(f"{_kind(key_type)}-*.json"), key=_age):
             try:
-                entry = msgspec.json.decode(_trusted(path), type=_Entry)
-                key = msgspec.json.decode(entry.key, type=key_type)
-                found.append((key, msgspec.json.decode(entry.value, type=type_)))
+                found.append(_read(path, key_type, type_))
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 logger.debug("passing over %s: %s", path, error)
         return found
@@ -152,6 +148,11 @@ def _age(path: Path) -> float:
         return -path.stat().st_mtime
     except OSError:  # gone meanwhile
         return 0.0
+
+
+def _read(path: Path, key_type: type[_Key], type_: type[_Value]) -> tuple[_Key, _Value]:
+    entry = msgspec.json.decode(_trusted(path), type=_Entry)
+    return msgspec.json.decode(entry.key, type=key_type), msgspec.json.decode(entry.value, type=type_)
 
 
 def _raw(value: msgspec.Struct) -> msgspec.Raw:

@@ -154,8 +154,7 @@ class AttentionPrice:
     def __init__(
         self, probe: Probe, info: ModelInfo, watch: Stopwatch, *, chunk: int, context: int = CONTEXT
     ) -> None:
-        """`chunk`: tokens of the steps that compute the context;
-        `context`: the most cells of its own."""
+        """`chunk`: tokens of the steps that compute the context; `context`: the most cells of its own."""
         self._probe = probe
         self._watch = watch
         self._chunk = chunk

@@ -46,8 +46,7 @@ class Model(NativeObject):
         cls, header: GgufHeader, params: llama_cpp.llama_model_params, on_progress: Callable[[float], None]
     ) -> Model:
         files = model_files(header)
-        log = native_log()
-        log.clear()
+        log = native_log().cleared()
         progress = _Progress(on_progress)
         params.progress_callback = progress.callback
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP

@@ -9,7 +9,6 @@ import functools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 from openai_cpu_server.llama.bindings import llama_cpp
@@ -26,9 +25,7 @@ class Closable(ABC):
     def __enter__(self: C) -> C:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -84,8 +81,10 @@ class NativeLog:
         silent = ctypes.cast(ctypes.CDLL(None).getpid, llama_cpp.llama_log_callback)
         llama_cpp.llama_log_set(silent, None)
 
-    def clear(self) -> None:
+    def cleared(self) -> NativeLog:
+        """Itself: what it has from now on is of the next call."""
         self._lines.clear()
+        return self
 
     def cause(self) -> str | None:
         """One line: the last error that names a cause, else the last warning, else None."""

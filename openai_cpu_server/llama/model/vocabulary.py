@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import category, normalize
 
 from openai_cpu_server.contract.model_info import ControlToken, FimTokens, SequenceMarks
 from openai_cpu_server.errors import InvalidRequest, StartupError
@@ -58,7 +58,7 @@ class WordPieces:
         spaced = "".join(map(_spaced, text))
         if self._lowercase:
             # Character by character: a final sigma is one like all others.
-            spaced = "".join(c.lower() for c in unicodedata.normalize("NFD", spaced) if _category(c) != "Mn")
+            spaced = "".join(c.lower() for c in normalize("NFD", spaced) if category(c) != "Mn")
         return (part for word in spaced.split() for part in "".join(map(_apart, word)).split())
 
     def _cut(self, word: str) -> list[int]:
@@ -75,15 +75,11 @@ class WordPieces:
         return found
 
 
-def _category(character: str) -> str:
-    return unicodedata.category(character)
-
-
 def _spaced(character: str) -> str:
     """Without controls, and with room around ideographs."""
-    if character in "\t\n\r" or _category(character) == "Zs":
+    if character in "\t\n\r" or category(character) == "Zs":
         return " "
-    if character in "\0\ufffd" or _category(character) in _CONTROLS:
+    if character in "\0\ufffd" or category(character) in _CONTROLS:
         return ""
     is_ideograph = any(first <= ord(character) <= last for first, last in _IDEOGRAPHS)
     return f" {character} " if is_ideograph else character
@@ -92,7 +88,7 @@ def _spaced(character: str) -> str:
 def _apart(character: str) -> str:
     """Punctuation stands alone; so do all signs of ASCII."""
     is_sign = character.isascii() and character.isprintable() and not character.isalnum()
-    return f" {character} " if is_sign or _category(character).startswith("P") else character
+    return f" {character} " if is_sign or category(character).startswith("P") else character
 
 
 _BERT_UNKNOWN = 100
@@ -172,11 +168,14 @@ class Vocabulary(Closable):
 
     @property
     def bos_text(self) -> str:
-        return _text_of(self, self.bos)
+        return self._text_of(self.bos)
 
     @property
     def eos_text(self) -> str:
-        return _text_of(self, self.eos)
+        return self._text_of(self.eos)
+
+    def _text_of(self, token: int | None) -> str:
+        return "" if token is None else self.decode([token], special=True)
 
     @property
     def adds_bos(self) -> bool:
@@ -199,11 +198,8 @@ class Vocabulary(Closable):
         num_begin = int(around[:1] == [self.bos])
         sep = _present(llama_cpp.llama_vocab_sep(vocab))
         eos = sep if self.eos is None else self.eos
-        adds_eos, adds_sep = (
-            llama_cpp.llama_vocab_get_add_eos(vocab),
-            llama_cpp.llama_vocab_get_add_sep(vocab),
-        )
-        between = [eos] * bool(adds_eos) + [sep] * bool(adds_sep)
+        adds_eos, adds_sep = llama_cpp.llama_vocab_get_add_eos, llama_cpp.llama_vocab_get_add_sep
+        between = [eos] * bool(adds_eos(vocab)) + [sep] * bool(adds_sep(vocab))
         return SequenceMarks(
             begin=tuple(around[:num_begin]),
             between=tuple(token for token in between if token is not None),
@@ -322,10 +318,6 @@ def _require_sound(header: GgufHeader) -> None:
                 f"{header.path} is damaged: its vocabulary cannot spell {len(lost)} of the bytes of texts, "
                 f"such as 0x{lost[0]:02X}."
             )
-
-
-def _text_of(vocabulary: Vocabulary, token: int | None) -> str:
-    return "" if token is None else vocabulary.decode([token], special=True)
 
 
 def _tokenized(vocab: object, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -17,6 +17,7 @@ from openai_cpu_server.errors import ServerError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.grammar.constrained import Allowed
+from openai_cpu_server.llama.model.native import NativeObject
 
 Tokens = npt.NDArray[np.int32]
 
@@ -52,7 +53,7 @@ def nucleus(logits: Logits, share: float) -> Tokens:
     """
     weights = np.exp(logits - logits.max())
     wanted = share * weights.sum(dtype=np.float64)
-    heaviest = np.sort(_holding(weights, wanted))[::-1]
+    heaviest = np.sort(_heaviest(weights, wanted))[::-1]
     count = int(heaviest.cumsum(dtype=np.float64).searchsorted(wanted)) + 1
     least = heaviest[min(count, len(heaviest)) - 1]
     tokens = np.flatnonzero(weights >= least).astype(np.int32)
@@ -62,7 +63,7 @@ def nucleus(logits: Logits, share: float) -> Tokens:
     return np.delete(tokens, np.flatnonzero(weights[tokens] == least)[-excess:])
 
 
-def _holding(weights: Logits, wanted: float) -> Logits:
+def _heaviest(weights: Logits, wanted: float) -> Logits:
     """The heaviest tokens that weigh as much as wanted: few, so that sorting them is cheap."""
     for depth in _DEPTHS:
         heavy = weights[weights > math.exp(-depth)]
@@ -105,34 +106,27 @@ class Candidates:
         return KeptCandidates(left["id"].copy(), left["logit"].copy())
 
 
-class Truncation:
+class Truncation(NativeObject):
     """A request's `llama_sampler` chain, freed with the request."""
 
     def __init__(self, sampling: Sampling, candidates: Candidates) -> None:
+        params = llama_cpp.llama_sampler_chain_default_params()
+        super().__init__(llama_cpp.llama_sampler_chain_init(params), llama_cpp.llama_sampler_free)
         self._candidates = candidates
         self._sampling = sampling
-        self._chain: object | None = llama_cpp.llama_sampler_chain_init(
-            llama_cpp.llama_sampler_chain_default_params()
-        )
         for sampler in _samplers(sampling):
-            llama_cpp.llama_sampler_chain_add(self._chain, sampler)
+            llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
     def apply(self, logits: Logits) -> KeptCandidates:
         """(vocabulary,), -inf where forbidden -> the tokens that are left, at least one, and their logits."""
-        assert self._chain is not None, "the chain is freed"
-        return self._candidates.narrowed_by(self._chain, _seen(self._sampling, logits), logits)
-
-    def close(self) -> None:
-        chain, self._chain = self._chain, None
-        if chain is not None:
-            llama_cpp.llama_sampler_free(chain)
+        return self._candidates.narrowed_by(self.handle, _keepable(self._sampling, logits), logits)
 
 
 def truncates(sampling: Sampling) -> bool:
     return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
 
 
-def _seen(sampling: Sampling, logits: Logits) -> Tokens:
+def _keepable(sampling: Sampling, logits: Logits) -> Tokens:
     """The tokens that the first active sampler of the chain can keep."""
     if sampling.top_k is not None:
         tokens = of_the_best(logits, sampling.top_k)
@@ -158,7 +152,7 @@ def _samplers(sampling: Sampling) -> list[object]:
     """The native samplers, which the chain owns once they are added.
     An inactive parameter changes nothing."""
     top_k = [] if sampling.top_k is None else [llama_cpp.llama_sampler_init_top_k(sampling.top_k)]
-    is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_seen` has cut it out already
+    is_nucleus = sampling.top_k is None and sampling.typical_p >= 1  # `_keepable` has cut it out already
     return [
         *top_k,
         llama_cpp.llama_sampler_init_typical(sampling.typical_p, _MIN_KEEP),
@@ -184,7 +178,8 @@ class Adjustments:
         assert all(0 <= token < vocab_size for token in sampling.logit_bias), "the API refuses such a bias"
         assert all(bias < math.inf for bias in sampling.logit_bias.values()), "the API refuses such a bias"
         self._repeats = _RepeatPenalty(sampling, prompt) if sampling.repeat_penalty != 1 else None
-        self._usage = _UsagePenalty(sampling, vocab_size) if _penalizes_usage(sampling) else None
+        penalizes_usage = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        self._usage = _UsagePenalty(sampling, vocab_size) if penalizes_usage else None
         self._forbidden = np.array(sorted(end_tokens) if sampling.ignore_eos else [], np.int64)
         for token in output:
             self.accept(token)
@@ -256,10 +251,6 @@ class _UsagePenalty:
     def apply(self, logits: Logits) -> None:
         used = np.flatnonzero(self._counts)
         logits[used] -= self._presence + self._frequency * self._counts[used]
-
-
-def _penalizes_usage(sampling: Sampling) -> bool:
-    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 
 _MASK = 2**64 - 1

@@ -10,37 +10,20 @@ from __future__ import annotations
 
 from openai_cpu_server.prompt.template import PromptTemplate
 from openai_cpu_server.prompt.tool_formats.forms import FORMS, GENERIC
-from openai_cpu_server.prompt.tool_formats.harmony import HarmonyFormat, HarmonyReader
-from openai_cpu_server.prompt.tool_formats.patterns import CallArguments, CallBegin, Spelling
-from openai_cpu_server.prompt.tool_formats.reader import (
-    Callee,
-    Content,
-    OutputReader,
-    Parameter,
-    Part,
-    TextReader,
-    ThinkingText,
-    ToolFormat,
-    WrittenCall,
-)
-
-__all__ = [
-    "TOOL_FORMATS",
-    "CallArguments",
-    "CallBegin",
-    "Callee",
-    "Content",
-    "HarmonyReader",
-    "OutputReader",
-    "Parameter",
-    "Part",
-    "Spelling",
-    "TextReader",
-    "ThinkingText",
-    "ToolFormat",
-    "WrittenCall",
-    "format_for",
-]
+from openai_cpu_server.prompt.tool_formats.harmony import HarmonyFormat
+from openai_cpu_server.prompt.tool_formats.harmony import HarmonyReader as HarmonyReader
+from openai_cpu_server.prompt.tool_formats.patterns import CallArguments as CallArguments
+from openai_cpu_server.prompt.tool_formats.patterns import CallBegin as CallBegin
+from openai_cpu_server.prompt.tool_formats.patterns import Spelling as Spelling
+from openai_cpu_server.prompt.tool_formats.reader import Callee as Callee
+from openai_cpu_server.prompt.tool_formats.reader import Content as Content
+from openai_cpu_server.prompt.tool_formats.reader import OutputReader as OutputReader
+from openai_cpu_server.prompt.tool_formats.reader import Parameter as Parameter
+from openai_cpu_server.prompt.tool_formats.reader import Part as Part
+from openai_cpu_server.prompt.tool_formats.reader import TextReader as TextReader
+from openai_cpu_server.prompt.tool_formats.reader import ThinkingText as ThinkingText
+from openai_cpu_server.prompt.tool_formats.reader import ToolFormat as ToolFormat
+from openai_cpu_server.prompt.tool_formats.reader import WrittenCall as WrittenCall
 
 _TAUGHT: tuple[ToolFormat, ...] = (*FORMS, HarmonyFormat())
 TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in (*_TAUGHT, GENERIC)}

@@ -23,7 +23,6 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
 )
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
-    FirstGate,
     HeadGate,
     MarkerGate,
     RawNames,
@@ -32,6 +31,14 @@ from openai_cpu_server.prompt.tool_formats.reader import (
 )
 
 _OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
+_BLANK, _SPACE = PatternSlot.BLANK, PatternSlot.SPACE
+JSON_TAIL: Pattern = (_BLANK, "}")
+
+
+def json_head(key: str = "arguments") -> Pattern:
+    """The beginning of `{"name": NAME, KEY: {...}}`."""
+    name: Pattern = ("{", _BLANK, '"name"', _BLANK, ":", _SPACE, '"', PatternSlot.NAME, '"', _BLANK)
+    return (*name, ",", _SPACE, f'"{key}"', _BLANK, ":", _SPACE)
 
 
 class CallForm(msgspec.Struct, frozen=True):
@@ -39,9 +46,9 @@ class CallForm(msgspec.Struct, frozen=True):
     One call is `head`, its arguments, `tail`."""
 
     name: str
-    head: Pattern
-    """It has the function's name."""
-    tail: Pattern = ()
+    head: Pattern = json_head()
+    """It has the function's name. It and `tail` make one JSON object, where a form says nothing else."""
+    tail: Pattern = JSON_TAIL
     marker: str = ""
     """"": an output that begins with a call consists of calls."""
     opening: Pattern = ()
@@ -147,7 +154,7 @@ class CallForm(msgspec.Struct, frozen=True):
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> ToolReader:
         if self.marker:
-            gate = FirstGate(self.marker) if at_start else MarkerGate(self.marker)
+            gate = HeadGate(((self.marker,),), ()) if at_start else MarkerGate(self.marker)
             return ToolReader(gate, self._scanner(functions))
         begin = (*self.opening, *self.head)
         ways = (begin, (self.prelude, *begin)) if self.prelude else (begin,)
@@ -157,23 +164,3 @@ class CallForm(msgspec.Struct, frozen=True):
         if self.parameters is None:
             return JsonCallScanner(re.compile(regex_of(self.head) + r"(?=\{)"))
         return ParameterScanner(re.compile(regex_of(self.head)), self.parameters, functions)
-
-
-def json_head(key: str = "arguments") -> Pattern:
-    """The beginning of `{"name": NAME, KEY: {...}}`."""
-    name = (
-        "{",
-        PatternSlot.BLANK,
-        '"name"',
-        PatternSlot.BLANK,
-        ":",
-        PatternSlot.SPACE,
-        '"',
-        PatternSlot.NAME,
-        '"',
-        PatternSlot.BLANK,
-    )
-    return (*name, ",", PatternSlot.SPACE, f'"{key}"', PatternSlot.BLANK, ":", PatternSlot.SPACE)
-
-
-JSON_TAIL: Pattern = (PatternSlot.BLANK, "}")

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from openai_cpu_server.prompt.tool_formats.patterns import CallArguments, CallBegin, JsonValue, Spelling
+from openai_cpu_server.prompt.tool_formats.patterns import (
+    CallArguments,
+    CallBegin,
+    JsonValue,
+    Spelling,
+    merged,
+    overlap,
+)
 from openai_cpu_server.prompt.tool_formats.reader import (
     Callee,
     Content,
@@ -117,18 +124,17 @@ class HarmonyReader:
         self._kind: type[ThinkingText] | type[Content] | type[CallArguments] = Content
         self._arguments = JsonValue()
         self.is_cut = False
-        """Whether the output, if it ended here, would end within a call."""
         self.has_calls = False
 
     def feed(self, text: str) -> list[Part]:
         self._waiting += text
         parts: list[Part] = []
-        while (found := self._step()) is not None:
+        while (found := self._in_text() if self._header is None else self._in_header()) is not None:
             parts += found
         for part in parts:
             if isinstance(part, CallArguments) and self._arguments.end_in(part.text) is not None:
                 self.is_cut = False
-        return _merged(parts)
+        return merged(parts)
 
     def finish(self) -> list[Part]:
         rest, self._waiting = self._waiting, ""
@@ -136,11 +142,8 @@ class HarmonyReader:
             return [self._kind(rest)] if rest else []
         return [Content(rest)] if rest and not _begins_header(rest) else []
 
-    def _step(self) -> list[Part] | None:
-        """What comes next; None: more text is needed."""
-        return self._in_header() if self._header is not None else self._in_text()
-
     def _in_header(self) -> list[Part] | None:
+        """What comes next; None: more text is needed."""
         header, found, rest = self._waiting.partition(_MESSAGE)
         if not found:
             if _begins_header(self._waiting):
@@ -161,8 +164,8 @@ class HarmonyReader:
             self._waiting, self._header = rest, ""
             kind, self._kind = self._kind, Content
             return [kind(text)] if text else []
-        kept = next((n for n in range(len(_END) - 1, 0, -1) if text.endswith(_END[:n])), 0)
-        sure, self._waiting = text[: len(text) - kept], text[len(text) - kept :]
+        end = len(text) - overlap(text, _END)
+        sure, self._waiting = text[:end], text[end:]
         return [self._kind(sure)] if sure else None
 
 
@@ -170,16 +173,3 @@ def _begins_header(text: str) -> bool:
     """Whether this may be a message's header that is not complete."""
     starts = (_CHANNEL, "<|start|>", _TO)
     return any(text.startswith(start) or start.startswith(text) for start in starts)
-
-
-def _merged(parts: Sequence[Part]) -> list[Part]:
-    merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if isinstance(part, ThinkingText) and isinstance(last, ThinkingText):
-            merged[-1] = ThinkingText(last.text + part.text)
-        elif isinstance(part, Content) and isinstance(last, Content):
-            merged[-1] = Content(last.text + part.text)
-        else:
-            merged.append(part)
-    return merged

@@ -16,11 +16,13 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     JsonValue,
     Pattern,
     Spelling,
+    merged,
+    overlap,
     quoted,
     regex_of,
     text_of,
 )
-from openai_cpu_server.prompt.tool_formats.reader import Parameter
+from openai_cpu_server.prompt.tool_formats.reader import Parameter, RawNames
 
 _PYTHON_STRING = r"""([^'\\\x00-\x1f] | "\\" ['"\\/bfnrt])* "'" """
 
@@ -119,12 +121,7 @@ class Parameters(msgspec.Struct, frozen=True):
 class ParameterScanner:
     """Finds calls with such parameters, and gives their arguments as JSON."""
 
-    def __init__(
-        self,
-        head: re.Pattern[str],
-        layout: Parameters,
-        raw: Mapping[str, frozenset[str]],
-    ) -> None:
+    def __init__(self, head: re.Pattern[str], layout: Parameters, raw: RawNames) -> None:
         """`head` matches what stands before the parameters, with the function's name.
         `raw`: which parameters of which function are raw text."""
         self._head = head
@@ -148,7 +145,7 @@ class ParameterScanner:
         parts: list[CallPart] = []
         while (found := self._step()) is not None:
             parts += found
-        return _merged(parts)
+        return merged(parts)
 
     def _step(self) -> list[CallPart] | None:
         """What comes next; None: more text is needed."""
@@ -207,18 +204,6 @@ class ParameterScanner:
         return [CallArguments(found)] if found else [] if is_done else None
 
 
-def _merged(parts: Sequence[CallPart]) -> list[CallPart]:
-    """Neighbouring pieces of arguments become one."""
-    merged: list[CallPart] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if isinstance(part, CallArguments) and isinstance(last, CallArguments):
-            merged[-1] = CallArguments(last.text + part.text)
-        else:
-            merged.append(part)
-    return merged
-
-
 Read = tuple[str, str, bool]
 """JSON text that is sure, the text that is left, and whether the value is over."""
 
@@ -233,8 +218,8 @@ class _RawText:
     def read(self, text: str) -> Read:
         content, found, rest = text.partition(self._end)
         if not found:
-            kept = next((n for n in range(len(self._end) - 1, 0, -1) if text.endswith(self._end[:n])), 0)
-            content, rest = text[: len(text) - kept], text[len(text) - kept :]
+            sure = len(text) - overlap(text, self._end)
+            content, rest = text[:sure], text[sure:]
         begin, self._open = self._open, ""
         return begin + _escaped(content) + ('"' if found else ""), rest, bool(found)
 

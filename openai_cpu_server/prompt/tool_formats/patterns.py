@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable
-from typing import Protocol, Union
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar, Union
 
 import msgspec
 
@@ -79,7 +79,8 @@ class Spelling(msgspec.Struct, frozen=True):
 
     def gbnf(self, pattern: Pattern, name: str = "") -> str:
         """The pattern, with this name in its place."""
-        texts = [part if isinstance(part, str) else _as_text(part, name) for part in pattern]
+        known = {PatternSlot.NAME: name}
+        texts = [part if isinstance(part, str) else known.get(part) for part in pattern]
         return " ".join(filter(None, self._joined(zip(pattern, texts, strict=True))))
 
     def literal(self, text: str) -> str:
@@ -132,10 +133,6 @@ class Spelling(msgspec.Struct, frozen=True):
         return f"({_none_of(first)} | {mark} {again} ({other}))* {mark} {again} {quoted(rest)}"
 
 
-def _as_text(slot: PatternSlot, name: str) -> str | None:
-    return name if slot is PatternSlot.NAME else None
-
-
 def _beginnings(text: str) -> str:
     """Every beginning of the text but itself, the empty one too."""
     found = ""
@@ -151,17 +148,38 @@ def _none_of(chars: str) -> str:
     return f"[^\\x00{escaped}]"
 
 
+def overlap(text: str, mark: str) -> int:
+    """How many characters at the text's end might be the beginning of the mark."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
+
+
 class CallBegin(msgspec.Struct, frozen=True):
     name: str
 
 
-class CallArguments(msgspec.Struct, frozen=True):
-    """A piece of the arguments' JSON text."""
-
+class OutputPiece(msgspec.Struct, frozen=True):
     text: str
 
 
+class CallArguments(OutputPiece, frozen=True):
+    """A piece of the arguments' JSON text."""
+
+
 CallPart = Union[CallBegin, CallArguments]
+P = TypeVar("P", bound=msgspec.Struct)
+
+
+def merged(parts: Sequence[P]) -> list[P]:
+    """Neighbouring pieces of one kind of text become one."""
+    found: list[P] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, OutputPiece) and isinstance(last, OutputPiece) and type(part) is type(last):
+            found[-1] = type(part)(last.text + part.text)
+        else:
+            found.append(part)
+    return found
 
 
 class CallScanner(Protocol):
@@ -170,7 +188,6 @@ class CallScanner(Protocol):
     @property
     def is_cut(self) -> bool:
         """Whether the text, if it ended here, would end within a call, or before the first."""
-        ...
 
     def feed(self, text: str) -> list[CallPart]: ...
 

@@ -14,20 +14,20 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     CallArguments,
     CallBegin,
     CallScanner,
+    OutputPiece,
     Pattern,
     PatternSlot,
     Spelling,
+    overlap,
 )
 
 
-class Content(msgspec.Struct, frozen=True):
-    text: str
+class Content(OutputPiece, frozen=True):
+    """A piece of the answer."""
 
 
-class ThinkingText(msgspec.Struct, frozen=True):
+class ThinkingText(OutputPiece, frozen=True):
     """A piece of what the model thinks before it answers."""
-
-    text: str
 
 
 Part = Union[ThinkingText, Content, CallBegin, CallArguments]
@@ -39,7 +39,6 @@ class OutputReader(Protocol):
     @property
     def is_cut(self) -> bool:
         """Whether the output, if it ended here, would end within a call."""
-        ...
 
     @property
     def has_calls(self) -> bool: ...
@@ -48,7 +47,6 @@ class OutputReader(Protocol):
 
     def finish(self) -> list[Part]:
         """What was held back, once the output has ended."""
-        ...
 
 
 class TextReader:
@@ -69,11 +67,9 @@ class Gate(Protocol):
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """The text that is surely content; and the text behind it once calls have begun, else None."""
-        ...
 
     def rest(self) -> str:
         """The text that was held back, once the output has ended without calls."""
-        ...
 
 
 class MarkerGate:
@@ -89,7 +85,7 @@ class MarkerGate:
         if found:
             self._held = ""
             return content.rstrip(), calls
-        safe = len(text[: len(text) - self._overlap(text)].rstrip())
+        safe = len(text[: len(text) - overlap(text, self._marker)].rstrip())
         self._held = text[safe:]
         return text[:safe], None
 
@@ -97,41 +93,14 @@ class MarkerGate:
         held, self._held = self._held, ""
         return held
 
-    def _overlap(self, text: str) -> int:
-        """How many characters at the text's end might be the beginning of the marker."""
-        sizes = range(min(len(self._marker) - 1, len(text)), 0, -1)
-        return next((size for size in sizes if text.endswith(self._marker[:size])), 0)
-
-
-class FirstGate:
-    """Looks at the beginning only.
-    An output that begins with the mark consists of calls, any other of content."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
-        self._held: str | None = ""
-        """The text held back while it may be the mark; None: the output is content."""
-
-    def feed(self, text: str) -> tuple[str, str | None]:
-        if self._held is None:
-            return text, None
-        self._held += text
-        if self._held.startswith(self._mark):
-            calls, self._held = self._held, ""
-            return "", calls
-        return ("", None) if self._mark.startswith(self._held) else (self.rest(), None)
-
-    def rest(self) -> str:
-        held, self._held = self._held, None
-        return held or ""
-
 
 class HeadGate:
     """Looks at the beginning only. An output that begins with a call of one of the functions consists of
     calls, any other of content."""
 
     def __init__(self, ways: Sequence[Pattern], names: Sequence[str]) -> None:
-        """`ways`: how a call may begin, up to its arguments. `names`: (): any function."""
+        """`ways`: how calls may begin, up to the first one's arguments or the marker. `names`: (): any
+        function."""
         self._ways = ways
         self._names = names
         self._held: str | None = ""
@@ -195,7 +164,6 @@ class ToolReader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the output, if it ended here, would end within a call."""
         return self.has_calls and self._scanner.is_cut
 
     def feed(self, text: str) -> list[Part]:
@@ -251,55 +219,43 @@ class ToolFormat(Protocol):
     @property
     def name(self) -> str:
         """The name in `--tool-format`."""
-        ...
 
     @property
     def marker(self) -> str:
         """The text (a control token by its name) behind which calls begin in free text; "": there is none,
         the whole output has a grammar."""
-        ...
 
     @property
     def splits_parameters(self) -> bool:
         """Whether each parameter is written by itself; else the arguments are one JSON object."""
-        ...
 
     def announces(self, spelling: Spelling) -> bool:
         """Whether a control token tells calls from any text in this model's outputs."""
-        ...
 
     @property
     def replaces_template(self) -> bool:
         """Whether tools and calls are told in words, whatever the template would show."""
-        ...
 
     def recognises(self, template: str) -> bool:
         """Whether the source of a chat template teaches this format."""
-        ...
 
     def behind_marker(self, callees: Sequence[Callee], spelling: Spelling, *, several: bool) -> str:
         """The grammar of everything behind the marker, up to the output's end."""
-        ...
 
     def whole(
         self, callees: Sequence[Callee], spelling: Spelling, *, several: bool, answer: str | None
     ) -> str:
         """The grammar of a whole output. `answer`: the rule for text that is no call; "": any text;
         None: there must be calls."""
-        ...
 
     def raw_parameters(self, callee: Callee) -> frozenset[str]:
         """The parameters whose values stand in the output as raw text."""
-        ...
 
     def written(self, calls: Sequence[WrittenCall]) -> str:
         """Calls as the model would have written them."""
-        ...
 
     def history_id(self, call_id: str) -> str:
         """The id of an earlier call, in the form that the template wants."""
-        ...
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
         """A reader for one output. With `at_start` the output begins with calls or has none."""
-        ...

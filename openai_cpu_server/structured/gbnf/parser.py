@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
+    COUNT_MARKS,
     EMPTY,
     ROOT,
     Chars,
@@ -221,7 +222,6 @@ _LIFTED_AT = 6
 """Groups nested this deep become rules of their own, so that no expression is deep."""
 _COUNTS = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
 _OPERANDS = (SymbolKind.NAME, SymbolKind.LITERAL, SymbolKind.CLASS, SymbolKind.ANY, SymbolKind.TOKEN)
-_SHORT = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 class _Group:
@@ -351,8 +351,8 @@ class _Parser:
         group.items[-1] = repeat(group.items[-1], low, high)
 
     def _counts(self) -> tuple[int, int | None]:
-        if self._text in _SHORT:
-            return _SHORT[self._text]
+        if self._text in COUNT_MARKS:
+            return COUNT_MARKS[self._text]
         match = _COUNTS.fullmatch(self._text)
         if match is None or not (match[1] or match[3]):
             raise self._symbols.error(self._next, "expected {m}, {m,}, {,n} or {m,n}")

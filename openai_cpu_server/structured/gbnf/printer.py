@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 
+from openai_cpu_server.structured.gbnf.parser import MOST_TIMES
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
@@ -30,8 +31,6 @@ from openai_cpu_server.structured.options import Budget
 
 _PLAIN_IN_CLASS = frozenset("_.,:;@#%=<>!?' $*+(){}|\"")
 _DEEPEST = 10
-_MOST_TIMES = 1_000_000_000
-"""The most repetitions that readers of the text count; no text has so many."""
 
 
 class Shaper:
@@ -75,8 +74,8 @@ class Shaper:
             return self._lift(expr) if depth >= _DEEPEST else self._alternatives(expr.items, depth)
         assert isinstance(expr, Repeat), expr
         high = expr.high
-        if high is not None and expr.low <= _MOST_TIMES:
-            high = min(high, _MOST_TIMES)
+        if high is not None and expr.low <= MOST_TIMES:
+            high = min(high, MOST_TIMES)  # more are not read, and no text has so many
         return repeat(self._operand(expr.item, depth), expr.low, high)
 
     def _sequence(self, expr: Seq, depth: int) -> Expr:
@@ -138,7 +137,7 @@ def _shown(expr: Expr) -> str:
         return " | ".join(map(_shown, expr.items))
     assert isinstance(expr, Repeat), expr
     shown = _shown(expr.item)
-    return (f"({shown})" if _is_group(expr.item) else shown) + _count(expr.low, expr.high)
+    return (f"({shown})" if _is_group(expr.item) else shown) + expr.mark
 
 
 def _is_group(expr: Expr) -> bool:
@@ -163,17 +162,8 @@ def _length(expr: Expr, known: dict[Expr, int]) -> int:
     if isinstance(expr, Alt):
         return inner + len(" | ") * (len(expr.items) - 1)
     if isinstance(expr, Repeat):
-        return inner + 2 * _is_group(expr.item) + len(_count(expr.low, expr.high))
+        return inner + 2 * _is_group(expr.item) + len(expr.mark)
     return len(_shown(expr))
-
-
-def _count(low: int, high: int | None) -> str:
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-    if (low, high) in short:
-        return short[low, high]
-    if low == high:
-        return f"{{{low}}}"
-    return f"{{{low},{'' if high is None else high}}}"
 
 
 def literal_text(text: str) -> str:

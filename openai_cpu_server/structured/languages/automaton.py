@@ -24,6 +24,7 @@ from openai_cpu_server.structured.languages.expr import (
     Seq,
     alt,
     both,
+    every_expression,
     negate,
     repeat,
     seq,
@@ -82,15 +83,11 @@ class Alphabet:
 def _sets_in(expr: Expr) -> list[CharSet]:
     """Every set of characters in the expression, each once."""
     sets: dict[CharSet, None] = {}
-    seen, queue = {expr}, [expr]
-    for each in queue:
+    for each in every_expression([expr]):
         if isinstance(each, Chars):
             sets[each.set] = None
         elif isinstance(each, Residue):
             sets.update(dict.fromkeys(_DIGITS))
-        fresh = [x for x in dict.fromkeys(each.parts) if x not in seen]
-        seen.update(fresh)
-        queue += fresh
     return list(sets)
 
 
@@ -369,11 +366,7 @@ class _Graph:
         """The number of parts of an expression, itself included: what it costs to write."""
         known = self._sizes.get(expr)
         if known is None:
-            if isinstance(expr, (Seq, Alt)):
-                known = 1 + sum(self._size(x) for x in expr.items)
-            else:
-                known = 1 + (self._size(expr.item) if isinstance(expr, Repeat) else 0)
-            self._sizes[expr] = known
+            known = self._sizes[expr] = 1 + sum(map(self._size, expr.parts))
         return known
 
     def _eliminate(self, state: int) -> None:

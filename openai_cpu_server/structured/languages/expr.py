@@ -16,7 +16,7 @@ from weakref import ref
 from openai_cpu_server.structured.languages.charset import ANY, CharSet, single
 
 
-class _Kept(ref[Any]):
+class _KeyedReference(ref[Any]):
     """A weak reference that knows its key in the table."""
 
     __slots__ = ("key",)
@@ -27,7 +27,7 @@ class _Interned(type):
     """The class of classes whose equal instances are one object.
     The table is weak, and safe between threads."""
 
-    _known: ClassVar[dict[tuple[object, ...], _Kept]] = {}
+    _known: ClassVar[dict[tuple[object, ...], _KeyedReference]] = {}
     _serials: ClassVar[Iterator[int]] = itertools.count()
 
     def __call__(cls, *args: object) -> Any:
@@ -46,7 +46,7 @@ class _Interned(type):
         facts.update(zip(cls.__match_args__, key[1:]))  # type: ignore[attr-defined]  # noqa: B905
         facts["serial"] = next(_Interned._serials)
         fresh.measure()
-        reference = _Kept(fresh, _Interned._forget)
+        reference = _KeyedReference(fresh, _Interned._forget)
         reference.key = key
         found = _Interned._known.setdefault(key, reference)()
         if found is None:
@@ -54,7 +54,7 @@ class _Interned(type):
         return fresh if found is None else found
 
     @staticmethod
-    def _forget(reference: _Kept, known: dict[Any, Any] = _known) -> None:
+    def _forget(reference: _KeyedReference, known: dict[Any, Any] = _known) -> None:
         """Drop a dead entry. The table is a default argument, for at the
         interpreter's end there are no globals."""
         if known.get(reference.key) is reference:
@@ -155,11 +155,22 @@ class _Several(Expr):
     def parts(self) -> tuple[Expr, ...]:
         return self.items
 
+    def _takes_nothing(self) -> bool:
+        return False not in [x.is_nullable for x in self.items]
+
+
+@dataclass(frozen=True, eq=False)
+class _One(Expr):
+    item: Expr
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.item,)
+
 
 @dataclass(frozen=True, eq=False)
 class Seq(_Several):
-    def _takes_nothing(self) -> bool:
-        return False not in [x.is_nullable for x in self.items]
+    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,17 +179,26 @@ class Alt(_Several):
         return True in [x.is_nullable for x in self.items]
 
 
+COUNT_MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+"""How grammars and patterns write the commonest numbers of times."""
+
+
 @dataclass(frozen=True, eq=False)
-class Repeat(Expr):
+class Repeat(_One):
     """`item`, `low` to `high` times; None: no upper limit."""
 
-    item: Expr
     low: int
     high: int | None
 
     @property
-    def parts(self) -> tuple[Expr, ...]:
-        return (self.item,)
+    def mark(self) -> str:
+        """The times as GBNF, Lark and regular expressions write them behind the item."""
+        short = next((mark for mark, times in COUNT_MARKS.items() if times == (self.low, self.high)), None)
+        if short is not None:
+            return short
+        if self.low == self.high:
+            return f"{{{self.low}}}"
+        return f"{{{self.low},{'' if self.high is None else self.high}}}"
 
     def _takes_nothing(self) -> bool:
         return self.low == 0 or self.item.is_nullable
@@ -188,18 +208,10 @@ class Repeat(Expr):
 class And(_Several):
     is_extended = True
 
-    def _takes_nothing(self) -> bool:
-        return False not in [x.is_nullable for x in self.items]
-
 
 @dataclass(frozen=True, eq=False)
-class Not(Expr):
+class Not(_One):
     is_extended = True
-    item: Expr
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return (self.item,)
 
     def _takes_nothing(self) -> bool:
         return not self.item.is_nullable
@@ -334,6 +346,18 @@ def negate(item: Expr) -> Expr:
     if item == NOTHING:
         return ALL
     return NOTHING if item == ALL else Not(item)
+
+
+def rebuilt(expr: Expr, parts: Iterable[Expr]) -> Expr:
+    """A sequence, choice or repetition of other parts, as simple as it can be; all else stays as it is."""
+    if isinstance(expr, Seq):
+        return seq(*parts)
+    if isinstance(expr, Alt):
+        return alt(*parts)
+    if not isinstance(expr, Repeat):
+        return expr
+    (item,) = parts
+    return repeat(item, expr.low, expr.high)
 
 
 def any_of(texts: Iterable[str]) -> Expr:

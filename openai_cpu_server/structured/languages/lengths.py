@@ -31,24 +31,18 @@ def span(expr: Expr) -> Span:
     """The least and the greatest number of characters; None: no limit."""
     if isinstance(expr, Chars):
         return 1, 1
-    if isinstance(expr, Seq):
+    if isinstance(expr, (Seq, Alt)):
         spans = [span(x) for x in expr.items]
-        return sum(s[0] for s in spans), _total([s[1] for s in spans])
-    if isinstance(expr, Alt):
-        spans = [span(x) for x in expr.items]
-        highs = [s[1] for s in spans]
-        known = [h for h in highs if h is not None]
-        return min((s[0] for s in spans), default=0), max(known, default=0) if known == highs else None
+        lows, highs = [low for low, _ in spans], [high for _, high in spans if high is not None]
+        is_limited = len(highs) == len(spans)
+        if isinstance(expr, Seq):
+            return sum(lows), sum(highs) if is_limited else None
+        return min(lows, default=0), max(highs, default=0) if is_limited else None
     if isinstance(expr, Repeat):
         low, high = span(expr.item)
         return low * expr.low, None if expr.high is None or high is None else high * expr.high
     assert isinstance(expr, (And, Not, Residue)), expr
     return 0, None
-
-
-def _total(highs: list[int | None]) -> int | None:
-    known = [h for h in highs if h is not None]
-    return sum(known) if len(known) == len(highs) else None
 
 
 def bounded(expr: Expr, low: int, high: int | None) -> Expr:

@@ -50,7 +50,7 @@ def described(deepest: Sequence[str]) -> str:
     return f"{len(deepest)} rules lie within one another ({path}), which is too many"
 
 
-class _Open:
+class _OpenRule:
     """A rule that is being compiled."""
 
     def __init__(self, name: str, expr: Expr, levels: int) -> None:
@@ -89,18 +89,18 @@ class _Visit:
                 outer = stack[-1]
                 outer.height = max(outer.height, height + here.levels - outer.levels)
 
-    def _opened(self, name: str, levels: int) -> _Open:
+    def _opened(self, name: str, levels: int) -> _OpenRule:
         self._met.add(name)
-        return _Open(name, self._rules[name], levels)
+        return _OpenRule(name, self._rules[name], levels)
 
-    def _closed(self, rule: _Open) -> int:
+    def _closed(self, rule: _OpenRule) -> int:
         """The height that counts for the rules around this one."""
         if rule.height < _PIECE:
             return rule.height
         self.ends_of_pieces.append(rule.name)
         return 0
 
-    def _note(self, stack: list[_Open]) -> None:
+    def _note(self, stack: list[_OpenRule]) -> None:
         if stack[-1].levels > self._most_levels and not self.deepest:
             self.deepest = tuple(rule.name for rule in stack)
 
@@ -112,6 +112,15 @@ def _named(expr: Expr, level: int) -> Iterator[tuple[str, int]]:
     elif expr.references:
         for part in expr.parts:
             yield from _named(part, level + 1)
+
+
+def users(rules: Rules) -> dict[str, list[str]]:
+    """For each name the rules that mention it."""
+    found: dict[str, list[str]] = {}
+    for name, expr in rules.items():
+        for used in expr.references:
+            found.setdefault(used, []).append(name)
+    return found
 
 
 class Nullables:

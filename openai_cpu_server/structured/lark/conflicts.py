@@ -9,7 +9,7 @@ ones. (Single characters never conflict, nor do control tokens, which no text ma
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -28,11 +28,11 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     every_expression,
     literal,
+    rebuilt,
     repeat,
-    seq,
     star,
 )
-from openai_cpu_server.structured.lark.places import FirstBytes, following, lead_of_char, places
+from openai_cpu_server.structured.lark.places import FirstBytes, following, lead_of_char, places, union
 from openai_cpu_server.structured.lark.plan import LexemePlan, Share, TooMuch, Work, is_character
 from openai_cpu_server.structured.lark.quoted import QuotedStrings
 from openai_cpu_server.structured.options import Budget, Limits, SchemaTooLarge
@@ -55,14 +55,10 @@ class LexemeLoosener:
     def _compute(self, expr: Expr) -> Expr:
         if isinstance(expr, Text):
             return literal(expr.text)
-        if isinstance(expr, Seq):
-            return seq(*map(self.loosened, expr.items))
-        if isinstance(expr, Alt):
-            return alt(*map(self.loosened, expr.items))
         if isinstance(expr, Repeat):
             high = expr.high if expr.high is not None and expr.high <= _LARGEST_COUNT else None
             return repeat(self.loosened(expr.item), min(expr.low, _LARGEST_COUNT), high)
-        return expr
+        return rebuilt(expr, map(self.loosened, expr.parts))
 
 
 def _alphabet(expr: Expr) -> CharSet:
@@ -120,7 +116,7 @@ def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
     leads = FirstBytes()
     confirmed: set[str] = set()
     for place in places(plan, work):
-        firsts = leads.union(plan.lexemes[name] for name in place if name in suspects)
+        firsts = union(leads.mask(plan.lexemes[name]) for name in place if name in suspects)
         lexemes = {name: x for name in place if leads.mask(x := plan.lexemes[name]) & firsts}
         here = _conflicts(lexemes, place, work) if lexemes else set()
         confirmed |= _largest(lexemes) if here is None else here
@@ -239,14 +235,10 @@ class _Search:
 
     def _followers(self, state: State) -> int:
         """The bytes that may come next if a lexeme ends here."""
-        if state in self._known_followers:
-            return self._known_followers[state]
-        mask = 0
-        for group, rest in state:
-            if rest.is_nullable:
-                mask |= self._groups[group].follow
-        self._known_followers[state] = mask
-        return mask
+        if state not in self._known_followers:
+            ended = (self._groups[group] for group, rest in state if rest.is_nullable)
+            self._known_followers[state] = union(group.follow for group in ended)
+        return self._known_followers[state]
 
     def _note(self, following: int, state: State) -> None:
         """Note the lexemes that would swallow the beginning of what follows another lexeme."""
@@ -264,7 +256,7 @@ class _Search:
             if not state:
                 return
             self._work.spend(1)
-        self._note(self._union(self._words[word]), state)
+        self._note(self._behind(word), state)
 
     def _compare_words(self) -> None:
         """Compare each word with the words that it begins with;
@@ -277,10 +269,7 @@ class _Search:
             for beginning, follow in beginnings:
                 if follow & lead_of_char(word[len(beginning)]):
                     self._found.update(self._words[word])
-            beginnings.append((word, self._union(self._words[word])))
+            beginnings.append((word, self._behind(word)))
 
-    def _union(self, names: Iterable[str]) -> int:
-        mask = 0
-        for name in names:
-            mask |= self._follow[name]
-        return mask
+    def _behind(self, word: str) -> int:
+        return union(self._follow[name] for name in self._words[word])

@@ -15,26 +15,22 @@ from openai_cpu_server.structured.languages.expr import ROOT, Alt, Chars, Expr, 
 from openai_cpu_server.structured.languages.rules import Nullables, leftmost
 from openai_cpu_server.structured.lark.plan import LexemePlan, Work, is_lexeme
 
-ALL_BYTES = (1 << 256) - 1
 _LENGTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, 0x10FFFF))
+
+
+def union(masks: Iterable[int]) -> int:
+    """Sets of bytes are bits of an int."""
+    return functools.reduce(int.__or__, masks, 0)
 
 
 @functools.lru_cache(maxsize=4096)
 def lead_bytes(chars: CharSet) -> int:
-    return functools.reduce(int.__or__, (_of_range(low, high) for low, high in chars.ranges), 0)
+    return union(_of_range(low, high) for low, high in chars.ranges)
 
 
 def _of_range(low: int, high: int) -> int:
-    mask = 0
-    for first, last in _LENGTHS:
-        start, stop = max(low, first), min(high, last)
-        if start <= stop:
-            mask |= _between(_lead(start), _lead(stop))
-    return mask
-
-
-def _between(low: int, high: int) -> int:
-    return (1 << (high + 1)) - (1 << low)
+    stretches = ((max(low, first), min(high, last)) for first, last in _LENGTHS)
+    return union((2 << _lead(stop)) - (1 << _lead(start)) for start, stop in stretches if start <= stop)
 
 
 def _lead(code: int) -> int:
@@ -63,11 +59,8 @@ class FirstBytes:
     def mask(self, expr: Expr) -> int:
         """The bytes that the expression may begin with."""
         if expr not in self._masks:
-            self._masks[expr] = functools.reduce(int.__or__, map(lead_bytes, self.fronts(expr)), 0)
+            self._masks[expr] = union(map(lead_bytes, self.fronts(expr)))
         return self._masks[expr]
-
-    def union(self, expressions: Iterable[Expr]) -> int:
-        return functools.reduce(int.__or__, map(self.mask, expressions), 0)
 
     def _compute(self, expr: Expr) -> frozenset[CharSet]:
         if isinstance(expr, Chars):
@@ -179,7 +172,7 @@ Place = dict[str, int]
 
 
 def places(plan: LexemePlan, work: Work) -> list[Place]:
-    """All places, once each. Raises what `work` raises."""
+    """All places, once each. Raises InvalidGrammar."""
     return _Places(plan, work).found()
 
 
@@ -270,7 +263,7 @@ class _Places:
         for name in by_name:
             numbers = [n for other in self._alike(name, by_name) for n in by_name[other]]
             target = self._behind(numbers)
-            place[name] = self._first_bytes(target)
+            place[name] = union(self._masks[self._mentions.names[number]] for number in target)
             targets.add(target)
         return place, targets
 
@@ -281,12 +274,6 @@ class _Places:
             others = [x for x in others if not isinstance(self._lexemes[x], Text)]
         self._work.spend(len(list(others)) // 4)
         return [name, *(x for x in others if x != name and self._masks[x] & self._masks[name])]
-
-    def _first_bytes(self, state: frozenset[int]) -> int:
-        mask = 0
-        for number in state:
-            mask |= self._masks[self._mentions.names[number]]
-        return mask
 
     def _behind(self, numbers: list[int]) -> frozenset[int]:
         for number in numbers:

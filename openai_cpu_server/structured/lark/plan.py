@@ -21,9 +21,10 @@ from openai_cpu_server.structured.languages.expr import (
     Token,
     alt,
     literal,
+    rebuilt,
     repeat,
-    seq,
 )
+from openai_cpu_server.structured.languages.rules import users
 from openai_cpu_server.structured.options import InvalidGrammar
 
 MOST_STEPS = 600_000
@@ -100,33 +101,21 @@ class RegularRules:
             if found is None:
                 return None
             kept.append(found)
-        found = _rebuilt(expr, kept)
+        found = rebuilt(expr, kept)
         self._num_put_in += len(found.parts)
         self._work.spend(1 + len(found.parts) // 4)
         fits = self._num_put_in < _MOST_PUT_IN and found.depth <= DEEPEST_LEXEME
         return found if fits else None
 
 
-def _rebuilt(expr: Expr, parts: list[Expr]) -> Expr:
-    if isinstance(expr, Seq):
-        return seq(*parts)
-    if isinstance(expr, Alt):
-        return alt(*parts)
-    assert isinstance(expr, Repeat), expr
-    return repeat(parts[0], expr.low, expr.high)
-
-
 def bottom_up(rules: dict[str, Expr]) -> list[str]:
     """The rules, each after those that it names;
     rules that need themselves, and rules that need those, are missing."""
     missing = {name: len(expr.references) for name, expr in rules.items()}
-    users: dict[str, list[str]] = {}
-    for name, expr in rules.items():
-        for used in expr.references:
-            users.setdefault(used, []).append(name)
+    users_of = users(rules)
     order = [name for name, count in missing.items() if not count]
     for name in order:
-        for user in users.get(name, ()):
+        for user in users_of.get(name, ()):
             missing[user] -= 1
             if not missing[user]:
                 order.append(user)

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
@@ -46,12 +45,9 @@ _HIGHEST = 6
 """The most levels of parentheses in one terminal; llguidance reads some thirty at most."""
 
 
-def terminal_lines(terminals: list[tuple[str, Expr]]) -> list[str]:
-    """A line for each (name, language), and one for each part that they share."""
-    return _Terminals(terminals).lines()
-
-
 class _Terminals:
+    """Named languages as regular expressions."""
+
     def __init__(self, terminals: list[tuple[str, Expr]]) -> None:
         self._terminals = terminals
         self._bottom_up = parts_first([expr for _, expr in terminals])
@@ -88,6 +84,7 @@ class _Terminals:
         return highest + 1 if highest else 0
 
     def lines(self) -> list[str]:
+        """A line for each language, and one for each part that they share."""
         named = [(name, expr) for expr, name in self._parts.items()]
         return [f"{name}: {self._body(expr)}" for name, expr in [*self._terminals, *named]]
 
@@ -99,7 +96,7 @@ class _Terminals:
         if isinstance(expr, Alt):
             return " | ".join(map(self._operand, expr.items))
         assert isinstance(expr, Repeat), expr
-        return f"({self._operand(expr.item)}){count(expr.low, expr.high)}"
+        return f"({self._operand(expr.item)}){expr.mark}"
 
     def _operand(self, expr: Expr) -> str:
         if expr in self._parts:
@@ -115,25 +112,13 @@ def pattern(expr: Expr) -> str:
     if isinstance(expr, Text):
         return "".join(map(_character, map(ord, expr.text)))
     if isinstance(expr, Seq):
-        return "".join(_part(x) for x in expr.items)
+        return "".join(f"(?:{pattern(x)})" if isinstance(x, Alt) else pattern(x) for x in expr.items)
     if isinstance(expr, Alt):
         return "|".join(pattern(x) for x in expr.items)
     assert isinstance(expr, Repeat), expr
     item = pattern(expr.item)
     inner = item if isinstance(expr.item, Chars) else f"(?:{item})"
-    return inner + count(expr.low, expr.high)
-
-
-def _part(expr: Expr) -> str:
-    return f"(?:{pattern(expr)})" if isinstance(expr, Alt) else pattern(expr)
-
-
-def count(low: int, high: int | None) -> str:
-    if high is None:
-        return "*" if low == 0 else "+" if low == 1 else f"{{{low},}}"
-    if (low, high) == (0, 1):
-        return "?"
-    return f"{{{low}}}" if low == high else f"{{{low},{high}}}"
+    return inner + expr.mark
 
 
 @functools.lru_cache(maxsize=2048)
@@ -166,12 +151,12 @@ def lark_text(plan: LexemePlan, renumbered: Callable[[int], int], first: Sequenc
     """`first`: the rules that llguidance shall compile before all others, in this order."""
     writer = _Writer(plan, renumbered)
     lines = [f"{writer.name(name)}: {writer.shown(expr)}" for name, expr in plan.rules.items()]
-    lines += terminal_lines(writer.terminals())
+    lines += _Terminals(writer.terminals()).lines()
     if first:
         # The root names them in an alternative that no text can take.
         ordered = " ".join(map(writer.name, first))
         lines[0] = lines[0].replace(":", f": {_NEVER} {ordered} |", 1)
-        lines += terminal_lines([(_NEVER, Chars(~ANY))])
+        lines += _Terminals([(_NEVER, Chars(~ANY))]).lines()
     return _HEAD + "\n".join(lines) + "\n"
 
 
@@ -179,13 +164,8 @@ class _Writer:
     def __init__(self, plan: LexemePlan, renumbered: Callable[[int], int]) -> None:
         self._renumbered = renumbered
         self._lexemes = plan.lexemes
-        self._names: dict[str, str] = {}
+        self._names = {name: f"L{name[1:]}" for name in plan.lexemes}
         self._taken: set[str] = {_START}
-        self._named(plan)
-
-    def _named(self, plan: LexemePlan) -> None:
-        for name in plan.lexemes:
-            self._names[name] = f"L{name[1:]}"
         for name in plan.rules:
             self._names[name] = _START if name == ROOT else self._fresh(name)
 
@@ -210,13 +190,10 @@ class _Writer:
             return " | ".join(self.shown(x) for x in expr.items)
         assert isinstance(expr, Repeat), expr
         inner = self._operand(expr.item)
-        return (f"({inner})" if isinstance(expr.item, Repeat) else inner) + count(expr.low, expr.high)
+        return (f"({inner})" if isinstance(expr.item, Repeat) else inner) + expr.mark
 
     def _operand(self, expr: Expr) -> str:
-        return f"({self.shown(expr)})" if isinstance(expr, Alt) or expr == EMPTY else self._grouped(expr)
-
-    def _grouped(self, expr: Expr) -> str:
-        return f"({self.shown(expr)})" if isinstance(expr, Seq) else self.shown(expr)
+        return f"({self.shown(expr)})" if isinstance(expr, (Alt, Seq)) else self.shown(expr)
 
     def _reference(self, name: str) -> str:
         expr = self._lexemes.get(name) if is_lexeme(name) else None
@@ -247,13 +224,6 @@ class Translation:
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
         """`renumbered`: control tokens in the vocabulary of the reader."""
         return lark_text(self._plan, renumbered, self._first)
-
-
-def gbnf_to_lark(
-    gbnf: str, renumbered: Callable[[int], int] = lambda token: token, *, work: Work | None = None
-) -> str:
-    """A user's own grammar, translated. Raises InvalidGrammar."""
-    return Translation(parse_gbnf(gbnf), num_read=len(gbnf), work=work).text(renumbered)
 
 
 def numbered_from(first: int) -> Callable[[int], int]:

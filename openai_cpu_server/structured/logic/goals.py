@@ -28,13 +28,16 @@ from openai_cpu_server.structured.schema.nodes import (
     AllOf,
     AnyOf,
     Constant,
+    Count,
     Integer,
     JsonKind,
+    Length,
     Negation,
     Node,
     NodeTable,
     OneOf,
     Properties,
+    PropertyCount,
     Reference,
     Required,
     Types,
@@ -82,14 +85,20 @@ class _Choice(msgspec.Struct, frozen=True):
 class _State(msgspec.Struct):
     """A branch while it grows: its facts so far, and the choices that are still open."""
 
+    kind: JsonKind
+    """The type of value that it is about."""
+    queue: list[_Item] = msgspec.field(default_factory=list)
+    """What is to be unfolded before the next choice."""
     facts: list[tuple[Order, Fact]] = msgspec.field(default_factory=list)
     choices: list[_Choice] = msgspec.field(default_factory=list)
     stated: set[Signed] = msgspec.field(default_factory=set)
     """All signed nodes that were unfolded in this branch."""
     marked: MarkedObject = msgspec.field(default_factory=MarkedObject)
 
-    def copy(self) -> _State:
-        return _State(list(self.facts), list(self.choices), set(self.stated), self.marked.copy())
+    def followed_by(self, items: list[_Item]) -> _State:
+        """A copy that goes on with these."""
+        facts, choices, stated = list(self.facts), list(self.choices), set(self.stated)
+        return _State(self.kind, list(items), facts, choices, stated, self.marked.copy())
 
     def next_choice(self, marks: MarkReader) -> list[list[_Item]] | None:
         """The next open choice, without the options that contradict what is stated; None if there is none."""
@@ -109,6 +118,13 @@ class _State(msgspec.Struct):
         """Whether the item is known to hold already."""
         is_stated = (item.number, item.is_true) in self.stated
         return is_stated or (item.is_true and marks.imply(self.marked, item.number))
+
+
+def limits_of(branch: Branch, kind: type[Length | Count | PropertyCount]) -> tuple[int, int | None]:
+    """The least and the greatest number that these facts allow; None: no limit."""
+    found = [f.node for f in branch if isinstance(f.node, kind)]
+    highs = [x.high for x in found if x.high is not None]
+    return max((x.low for x in found), default=0), min(highs, default=None)
 
 
 def join(*goals: Goal) -> Goal:
@@ -169,12 +185,12 @@ class Goals:
 
     def _unfold(self, items: list[_Item], kind: JsonKind) -> Iterable[Branch]:
         """Follow each option of each choice, the first one first."""
-        waiting = [(_State(), items)]
+        waiting = [(_State(kind), items)]
         while waiting:
             before, items = waiting.pop()
-            state = before.copy()
+            state = before.followed_by(items)
             self._budget.spend("unfolded", len(state.stated) // _COPIED_PER_STEP)
-            if not self._settle(state, items, kind):
+            if not self._settle(state):
                 continue
             choice = state.next_choice(self._marks)
             if choice is None:
@@ -183,37 +199,36 @@ class Goals:
             else:
                 waiting += [(state, option) for option in reversed(choice)]
 
-    def _settle(self, state: _State, items: list[_Item], kind: JsonKind) -> bool:
+    def _settle(self, state: _State) -> bool:
         """Unfold everything that needs no choice; False on a contradiction."""
-        queue = list(items)
-        while queue:
-            item = queue.pop(0)
+        while state.queue:
+            item = state.queue.pop(0)
             if (item.number, item.is_true) in state.stated and not item.trail:
                 continue
             state.stated.add((item.number, item.is_true))
-            if self._step(item, state, queue, kind) is False:
+            if self._step(item, state) is False:
                 return False
         return True
 
-    def _step(self, item: _Item, state: _State, queue: list[_Item], kind: JsonKind) -> bool | None:
+    def _step(self, item: _Item, state: _State) -> bool | None:
+        """Unfold one node. False: it contradicts the branch."""
         self._budget.spend("unfolded")
         node = self.table[item.number]
         if isinstance(node, Constant):
             return node.value == item.is_true
         if isinstance(node, Negation):
-            queue.append(_Item(item.order, node.item, not item.is_true, item.trail))
+            state.queue.append(_Item(item.order, node.item, not item.is_true, item.trail))
             return None
         if isinstance(node, Reference):
-            queue.append(self._followed(item, node))
+            state.queue.append(self._followed(item, node))
             return None
         if isinstance(node, (AllOf, AnyOf)):
-            return self._combined(item, node, state, queue, kind)
+            return self._combined(item, node, state)
         if isinstance(node, OneOf):
-            options = self._one_of(item, node, kind)
-            return self._choose(options, state, queue, kind, is_exclusive=item.is_true)
+            return self._choose(self._one_of(item, node, state.kind), state, is_exclusive=item.is_true)
         if isinstance(node, Unevaluated):
-            return self._beyond(item, node, state, queue, kind)
-        return self._fact(item, node, state, queue, kind)
+            return self._beyond(item, node, state)
+        return self._fact(item, node, state)
 
     def _followed(self, item: _Item, node: Reference) -> _Item:
         """The item for what the reference means in the end: a chain of mere references counts once."""
@@ -227,37 +242,26 @@ class Goals:
             raise InvalidSchema(path, f"'$ref' to '{node.pointer or '#'}' leads back to itself")
         return _Item(item.order, target, item.is_true, item.trail | {item.number})
 
-    def _combined(
-        self, item: _Item, node: AllOf | AnyOf, state: _State, queue: list[_Item], kind: JsonKind
-    ) -> bool | None:
+    def _combined(self, item: _Item, node: AllOf | AnyOf, state: _State) -> bool | None:
         if isinstance(node, AllOf) == item.is_true:
-            queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
+            state.queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
             return None
         signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
         options = [[item.child(i, number, sign)] for i, (number, sign) in enumerate(signed)]
-        return self._choose(options, state, queue, kind)
+        return self._choose(options, state)
 
-    def _beyond(
-        self, item: _Item, node: Unevaluated, state: _State, queue: list[_Item], kind: JsonKind
-    ) -> bool | None:
+    def _beyond(self, item: _Item, node: Unevaluated, state: _State) -> bool | None:
         """Unfold at once what is asked of the rest: its choices settle those of the schemas beside it."""
-        if node.kind is not kind:
+        if node.kind is not state.kind:
             return item.is_true
         expanded = _Item(item.order, self.expand(node), item.is_true, item.trail)
-        return self._step(expanded, state, queue, kind)
+        return self._step(expanded, state)
 
-    def _choose(
-        self,
-        options: list[list[_Item]],
-        state: _State,
-        queue: list[_Item],
-        kind: JsonKind,
-        is_exclusive: bool = False,
-    ) -> bool | None:
+    def _choose(self, options: list[list[_Item]], state: _State, is_exclusive: bool = False) -> bool | None:
         """Leave out options that cannot hold. There is no choice if one holds anyway, or only one is left."""
         open_options = []
         for option in options:
-            truths = [self._truths.of((x.number, x.is_true), kind) for x in option]
+            truths = [self._truths.of((x.number, x.is_true), state.kind) for x in option]
             if all(t is True for t in truths):
                 return None
             if not any(t is False for t in truths):
@@ -265,7 +269,7 @@ class Goals:
         if not open_options:
             return False
         if len(open_options) == 1:
-            queue += open_options[0]
+            state.queue += open_options[0]
         else:
             state.choices.append(_Choice(open_options, is_exclusive))
         return None
@@ -298,17 +302,15 @@ class Goals:
         pair = (min(one, other), max(one, other))
         return self.may_meet(*pair, kind) and self.satisfiable(((pair[0], True), (pair[1], True)), kind)
 
-    def _fact(
-        self, item: _Item, node: Node, state: _State, queue: list[_Item], kind: JsonKind
-    ) -> bool | None:
-        known = self._truths.of_atom(node, item.is_true, kind)
+    def _fact(self, item: _Item, node: Node, state: _State) -> bool | None:
+        known = self._truths.of_atom(node, item.is_true, state.kind)
         if known is not None:
             return known
         if isinstance(node, Types):
             state.facts.append((item.order, Fact(Integer(), item.is_true, item.number)))
             return None
         if not item.is_true and not isinstance(node, STAYS_NEGATED):
-            queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
+            state.queue.append(_Item(item.order, self._complement(item.number, node), True, item.trail))
             return None
         state.facts.append((item.order, Fact(node, item.is_true, item.number)))
         return None if self._fits_marks(node, state.marked) else False

@@ -7,10 +7,11 @@ combination.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial, reduce
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from openai_cpu_server.structured.scalars.numbers import Bound
 from openai_cpu_server.structured.schema.nodes import (
@@ -152,18 +153,15 @@ STAYS_NEGATED = (Pattern, Format, Integer, MultipleOf, Scalars)
 
 def complement(node: Node, table: NodeTable) -> int | None:
     """The number of the complement's node; None if no grammar can say it."""
-    if isinstance(node, Minimum):
-        return table.add(Maximum(Bound(node.bound.value, not node.bound.is_open)))
-    if isinstance(node, Maximum):
-        return table.add(Minimum(Bound(node.bound.value, not node.bound.is_open)))
-    if isinstance(node, (Length, Count, PropertyCount)):
+    if isinstance(node, (Minimum, Maximum)):
+        other = Maximum if isinstance(node, Minimum) else Minimum
+        return table.add(other(Bound(node.bound.value, not node.bound.is_open)))
+    if isinstance(node, (Length, Count, PropertyCount, Contains)):
         return _outside(node, table)
     if isinstance(node, Required):
         return table.any(*(table.add(Properties(((n, FALSE),), (), TRUE)) for n in node.names))
     if isinstance(node, Items):
         return _some_item(node, table)
-    if isinstance(node, Contains):
-        return _other_number(node, table)
     if isinstance(node, Properties):
         return _some_property(node, table)
     if isinstance(node, SomeProperty):
@@ -199,9 +197,9 @@ def none_of_all(items: tuple[int, ...], table: NodeTable) -> list[tuple[int, boo
     return [*others, *rest, *((table.all(objects, x), True) for x in wrong)]
 
 
-def _outside(node: Length | Count | PropertyCount, table: NodeTable) -> int:
-    below = table.add(type(node)(0, node.low - 1)) if node.low else FALSE
-    above = FALSE if node.high is None else table.add(type(node)(node.high + 1, None))
+def _outside(node: Length | Count | PropertyCount | Contains, table: NodeTable) -> int:
+    below = table.add(replace(node, low=0, high=node.low - 1)) if node.low else FALSE
+    above = FALSE if node.high is None else table.add(replace(node, low=node.high + 1, high=None))
     return table.any(below, above)
 
 
@@ -218,12 +216,6 @@ def _some_item(node: Items, table: NodeTable) -> int | None:
             return None
         options.append(table.add(Contains(table.negate(node.rest), 1, None)))
     return table.any(*options)
-
-
-def _other_number(node: Contains, table: NodeTable) -> int:
-    below = table.add(Contains(node.item, 0, node.low - 1)) if node.low else FALSE
-    above = FALSE if node.high is None else table.add(Contains(node.item, node.high + 1, None))
-    return table.any(below, above)
 
 
 def _some_property(node: Properties, table: NodeTable) -> int:
@@ -318,13 +310,11 @@ class MarkReader:
         self._look_up = look_up
         self._listed: dict[int, Values | None] = {}
         self._required: dict[int, dict[str, Values]] = {}
-        self._said: dict[Properties, tuple[PropertyMark, ...]] = {}
+        self.said_by = cache(self._said_by)
 
-    def said_by(self, node: Properties) -> tuple[PropertyMark, ...]:
-        if node not in self._said:
-            marks = [PropertyMark(name, self._values(v), self._banned(v)) for name, v in node.named]
-            self._said[node] = tuple(m for m in marks if m.listed is not None or m.unlisted)
-        return self._said[node]
+    def _said_by(self, node: Properties) -> tuple[PropertyMark, ...]:
+        marks = [PropertyMark(name, self._values(v), self._banned(v)) for name, v in node.named]
+        return tuple(m for m in marks if m.listed is not None or m.unlisted)
 
     def tell_apart(self, one: int, other: int) -> bool:
         """Whether surely no object fits both nodes."""
@@ -393,10 +383,7 @@ class MarkReader:
         if isinstance(node, Reference):
             return parts[0]
         if isinstance(node, AllOf):
-            found: Values | None = None
-            for part in parts:
-                found = _common(found, part)
-            return found
+            return reduce(_common, parts, None)
         if isinstance(node, (AnyOf, OneOf)):
             known = [p for p in parts if p is not None]
             return frozenset().union(*known) if len(known) == len(parts) else None

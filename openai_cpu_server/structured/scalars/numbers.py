@@ -84,7 +84,8 @@ _POINT = literal(".")
 WHOLE = alt(literal("0"), seq(NONZERO, star(DIGIT)))
 _FRACTION = seq(_POINT, repeat(DIGIT, 1, None))
 _ZEROS = seq(_POINT, repeat(literal("0"), 1, None))
-_EXPONENT = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))), repeat(DIGIT, 1, None))
+_E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
+_EXPONENT = seq(_E, repeat(DIGIT, 1, None))
 INTEGER = seq(optional(_MINUS), WHOLE)
 PLAIN = seq(INTEGER, optional(_FRACTION))
 """Numbers without an exponent, on which bounds can be checked."""
@@ -98,7 +99,6 @@ SMALL = seq(
     alt(seq(optional(literal("0")), NONZERO), seq(NONZERO, DIGIT)),
 )
 """Numbers between 0 and 1, both excluded, in the form that programs write: 1e-05."""
-_E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
 _UP_TO_289 = alt(
     repeat(DIGIT, 1, 2), seq(Chars(CharSet.chars("12")), Chars(CharSet.chars("012345678")), DIGIT)
 )
@@ -193,7 +193,7 @@ def _from(value: Decimal, is_open: bool) -> Expr:
 def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
     if not fraction:
         return both(tail, negate(_ZEROS)) if is_open else optional(tail)
-    over = alt(*(seq(literal(p), Chars(c), star(DIGIT)) for p, c, _ in _greater(fraction)))
+    over = alt(*(seq(literal(p), Chars(c), star(DIGIT)) for p, c in _greater(fraction)))
     equal = literal(fraction)
     more = seq(equal, star(DIGIT), NONZERO, star(DIGIT)) if is_open else seq(equal, star(DIGIT))
     found = seq(_POINT, alt(over, more))
@@ -213,7 +213,7 @@ def _up_to(value: Decimal, is_open: bool) -> Expr:
 
 
 def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
-    under = [seq(literal(p), Chars(c), star(DIGIT)) for p, c, _ in _less(fraction)]
+    under = [seq(literal(p), Chars(c), star(DIGIT)) for p, c in _less(fraction)]
     prefixes = [literal(fraction[:n]) for n in range(1, len(fraction))]
     exact = [] if is_open else [seq(literal(fraction), star(literal("0")))]
     found = seq(_POINT, alt(*under, *prefixes, *exact)) if fraction else _ZEROS
@@ -222,18 +222,10 @@ def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
     return both(optional(found), optional(tail)) if fraction else NOTHING
 
 
-def _greater(digits: str) -> list[tuple[str, CharSet, int]]:
-    """(common prefix, digits that make the number greater, how many digits follow), for every place."""
-    return [
-        (digits[:i], CharSet.of((ord(d) + 1, ord("9"))), len(digits) - i - 1)
-        for i, d in enumerate(digits)
-        if d != "9"
-    ]
+def _greater(digits: str) -> list[tuple[str, CharSet]]:
+    """(common prefix, digits that make the number greater), for every place."""
+    return [(digits[:i], CharSet.of((ord(d) + 1, ord("9")))) for i, d in enumerate(digits) if d != "9"]
 
 
-def _less(digits: str) -> list[tuple[str, CharSet, int]]:
-    return [
-        (digits[:i], CharSet.of((ord("0"), ord(d) - 1)), len(digits) - i - 1)
-        for i, d in enumerate(digits)
-        if d != "0"
-    ]
+def _less(digits: str) -> list[tuple[str, CharSet]]:
+    return [(digits[:i], CharSet.of((ord("0"), ord(d) - 1))) for i, d in enumerate(digits) if d != "0"]

@@ -210,28 +210,24 @@ class AssertionReader:
             for _ in range(spare):
                 rest = Choice((RegexSequence((tree.item, rest)), RegexSequence(())))
             return self._sequence((*needed, rest), before, follow)
-        unwanted = self._tempered(tree.item)
-        if unwanted is None or follow(before) is not EMPTY or any(follow(i) is not EMPTY for i in self._all):
+        unwanted = _tempered(tree.item)
+        every = (before, *range(len(self._classes)))
+        if unwanted is None or any(follow(i) is not EMPTY for i in every):
             self._fail("look-around inside an endless repetition: state it once, before the repetition")
         texts = repeat(Chars(unwanted[1]), tree.low, tree.high)
         return both(texts, negate(seq(ALL, unwanted[0], ALL)))
 
-    @property
-    def _all(self) -> range:
-        return range(len(self._classes))
-
-    def _tempered(self, item: Tree) -> tuple[Expr, CharSet] | None:
-        """For `(?!x)c`, a round of `((?!x)c)*`: the language of x, and c; None if it is anything else."""
-        if not isinstance(item, RegexSequence) or len(item.items) != 2:
-            return None
-        ahead, char = item.items
-        if not isinstance(ahead, Ahead) or ahead.is_wanted or not isinstance(char, Char):
-            return None
-        unwanted = plain(ahead.tree) if _is_plain(ahead.tree) else NOTHING
-        return None if unwanted is NOTHING or unwanted.is_nullable else (unwanted, char.set)
-
     def _fail(self, message: str) -> NoReturn:
         raise InvalidPattern(self._pattern, 0, message)
+
+
+def _tempered(item: Tree) -> tuple[Expr, CharSet] | None:
+    """For `(?!x)c`, a round of `((?!x)c)*`: the language of x, and c; None if it is anything else."""
+    match item:
+        case RegexSequence((Ahead(tree, False), Char(chars))) if _is_plain(tree):
+            unwanted = plain(tree)
+            return None if unwanted is NOTHING or unwanted.is_nullable else (unwanted, chars)
+    return None
 
 
 _MOST_WAYS = 64
@@ -251,7 +247,7 @@ def search_language(pattern: str, limits: Limits) -> Expr:
     tree = _parsed(pattern, limits)
     if asserts(tree):
         return AssertionReader(pattern, tree).searched()
-    ways = _Splitter(pattern).ways(tree)
+    ways = _ways(pattern, tree)
     return alt(*(seq(EMPTY if w.at_start else ALL, w.body, EMPTY if w.at_end else ALL) for w in ways))
 
 
@@ -260,7 +256,7 @@ def full_language(pattern: str, limits: Limits) -> Expr:
     tree = _parsed(pattern, limits)
     if asserts(tree):
         return AssertionReader(pattern, tree).matched()
-    return alt(*(w.body for w in _Splitter(pattern).ways(tree)))
+    return alt(*(w.body for w in _ways(pattern, tree)))
 
 
 def _parsed(pattern: str, limits: Limits) -> Tree:
@@ -269,53 +265,36 @@ def _parsed(pattern: str, limits: Limits) -> Tree:
     return RegexParser(pattern, limits).parse()
 
 
-class _Splitter:
-    """Moves the anchors of a tree to the ends of its alternatives."""
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-
-    def ways(self, tree: Tree) -> list[_Way]:
-        if not _has_anchor(tree):
-            return [_Way(plain(tree))]
-        if isinstance(tree, Anchor):
-            return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
-        if isinstance(tree, Choice):
-            return [way for item in tree.items for way in self.ways(item)]
-        if isinstance(tree, Counted):
-            return self._counted(tree)
-        assert isinstance(tree, RegexSequence)
-        ways = [_Way(EMPTY)]
-        for item in tree.items:
-            ways = [self._joined(left, right) for left in ways for right in self.ways(item)]
-            if len(ways) > _MOST_WAYS:
-                raise InvalidPattern(self._pattern, 0, "too many anchored alternatives")
-        return [w for w in ways if w.body != NOTHING]
-
-    def _counted(self, tree: Counted) -> list[_Way]:
-        if tree.high != 1:
-            raise InvalidPattern(self._pattern, 0, "anchors inside a repetition are not supported")
-        return ([_Way(EMPTY)] if tree.low == 0 else []) + self.ways(tree.item)
-
-    def _joined(self, left: _Way, right: _Way) -> _Way:
-        """`a$b` and `a^b` match nothing, unless the part on the wrong side of the anchor can be empty."""
-        before, after = left.body, right.body
-        if right.at_start:
-            before = self._emptied(before)
-        if left.at_end:
-            after = self._emptied(after)
-        return _Way(seq(before, after), left.at_start or right.at_start, left.at_end or right.at_end)
-
-    def _emptied(self, body: Expr) -> Expr:
-        return EMPTY if body.is_nullable else NOTHING
-
-
-def _has_anchor(tree: Tree) -> bool:
-    if isinstance(tree, (RegexSequence, Choice)):
-        return any(_has_anchor(x) for x in tree.items)
+def _ways(pattern: str, tree: Tree) -> list[_Way]:
+    """Move the anchors of a tree, which has no assertions, to the ends of its alternatives."""
+    if _is_plain(tree):
+        return [_Way(plain(tree))]
+    if isinstance(tree, Anchor):
+        return [_Way(EMPTY, at_start=tree.is_start, at_end=not tree.is_start)]
+    if isinstance(tree, Choice):
+        return [way for item in tree.items for way in _ways(pattern, item)]
     if isinstance(tree, Counted):
-        return _has_anchor(tree.item)
-    return isinstance(tree, Anchor)
+        if tree.high != 1:
+            raise InvalidPattern(pattern, 0, "anchors inside a repetition are not supported")
+        return ([_Way(EMPTY)] if tree.low == 0 else []) + _ways(pattern, tree.item)
+    assert isinstance(tree, RegexSequence)
+    ways = [_Way(EMPTY)]
+    for item in tree.items:
+        ways = [_one_way(left, right) for left in ways for right in _ways(pattern, item)]
+        if len(ways) > _MOST_WAYS:
+            raise InvalidPattern(pattern, 0, "too many anchored alternatives")
+    return [w for w in ways if w.body != NOTHING]
+
+
+def _one_way(left: _Way, right: _Way) -> _Way:
+    """`a$b` and `a^b` match nothing, unless the part on the wrong side of the anchor can be empty."""
+    before = _emptied(left.body) if right.at_start else left.body
+    after = _emptied(right.body) if left.at_end else right.body
+    return _Way(seq(before, after), left.at_start or right.at_start, left.at_end or right.at_end)
+
+
+def _emptied(body: Expr) -> Expr:
+    return EMPTY if body.is_nullable else NOTHING
 
 
 _DAYS_31 = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"

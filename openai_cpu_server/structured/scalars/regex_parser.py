@@ -16,6 +16,7 @@ from typing import NoReturn, Union
 import msgspec
 
 from openai_cpu_server.structured.languages.charset import DIGITS, NOT_LINE_END, SPACE, WORD, CharSet
+from openai_cpu_server.structured.languages.expr import COUNT_MARKS
 from openai_cpu_server.structured.options import InvalidPattern, Limits
 
 SHORTHANDS = {"d": DIGITS, "D": ~DIGITS, "w": WORD, "W": ~WORD, "s": SPACE, "S": ~SPACE}
@@ -67,7 +68,6 @@ def unicode_property(name: str) -> CharSet | None:
     return CharSet.of(*(r for key, ranges in _categories().items() if key.startswith(short) for r in ranges))
 
 
-_QUANTIFIERS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _LARGEST_COUNT = 100_000
 _MOST_RANGES = 3_000
 
@@ -185,25 +185,19 @@ class RegexParser(_Cursor):
         if char == "[":
             return Char(self._class())
         if char == "\\":
-            return self._anchor() or self._boundary() or Char(self._escape(in_class=False))
+            return self._edge() or Char(self._escape(in_class=False))
         if char in "*+?":
             self._fail("nothing to repeat")
         return Char(CharSet.chars(char))
 
-    def _anchor(self) -> Tree | None:
-        r"""Read `\A`, `\Z` and `\z`, anchors of other dialects that ECMAScript does not use."""
+    def _edge(self) -> Tree | None:
+        r"""Read `\b` and `\B`; also `\A`, `\Z` and `\z`, anchors of other dialects that ECMAScript does not
+        use."""
         char = self._peek()
-        if char == "" or char not in "AZz":
+        if char == "" or char not in "AZzbB":
             return None
         self._at += 1
-        return Anchor(char == "A")
-
-    def _boundary(self) -> Tree | None:
-        char = self._peek()
-        if char == "" or char not in "bB":
-            return None
-        self._at += 1
-        return Boundary(char == "b")
+        return Boundary(char == "b") if char in "bB" else Anchor(char == "A")
 
     def _group(self) -> Tree:
         if not self._takes("?") or self._takes(":"):
@@ -232,7 +226,7 @@ class RegexParser(_Cursor):
     def _name(self) -> None:
         """Read the name of a group behind `(?`; anything else would be flags."""
         end = self._pattern.find(">", self._at)
-        if self._pattern[self._at : self._at + 1] not in ("<", "P") or end < 0:
+        if self._peek() not in ("<", "P") or end < 0:
             self._fail("unknown kind of group; flags such as (?i) are not ECMAScript: write [Aa] instead")
         name = self._pattern[self._at : end].removeprefix("P").removeprefix("<")
         if not name.isidentifier():
@@ -252,9 +246,9 @@ class RegexParser(_Cursor):
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         char = self._peek()
-        if char in _QUANTIFIERS:
+        if char in COUNT_MARKS:
             self._at += 1
-            return _QUANTIFIERS[char]
+            return COUNT_MARKS[char]
         return self._braces() if char == "{" else None
 
     def _braces(self) -> tuple[int, int | None] | None:
@@ -303,9 +297,8 @@ class RegexParser(_Cursor):
 
     def _property(self, negated: bool) -> CharSet:
         end = self._pattern.find("}", self._at)
-        found = (
-            unicode_property(self._pattern[self._at + 1 : end]) if self._peek() == "{" and end > 0 else None
-        )
+        is_named = self._peek() == "{" and end > 0
+        found = unicode_property(self._pattern[self._at + 1 : end]) if is_named else None
         if found is None:
             self._fail("only general categories are known as Unicode properties")
         self._at = end + 1

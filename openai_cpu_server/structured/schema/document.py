@@ -13,7 +13,7 @@ import msgspec
 from openai_cpu_server.structured.options import Budget, UnsupportedSchema
 
 Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]
-
+Schema = dict[str, Json]
 
 _LONGEST_NUMBER_BITS = 1_200
 
@@ -64,7 +64,7 @@ class _Place(msgspec.Struct, frozen=True):
     def pointer(self) -> str:
         parts, place = [], self
         while place.parent is not None:
-            parts.append(f"/{_escape(place.name)}")
+            parts.append(f"/{escaped(place.name)}")
             place = place.parent
         return "".join(reversed(parts))
 
@@ -166,10 +166,7 @@ class References:
     def _pointer(self, home: str, fragment: str) -> str | None:
         """The pointer from the schema at `home`, or else (many schemas are
         written so) from the document's root."""
-        for start in dict.fromkeys((home, "")):
-            if self._exists(start + fragment):
-                return start + fragment
-        return None
+        return next((start + fragment for start in (home, "") if self._exists(start + fragment)), None)
 
     def _exists(self, pointer: str) -> bool:
         try:
@@ -200,5 +197,6 @@ def _joined(base: str, reference: str) -> tuple[str, str]:
     return address, fragment
 
 
-def _escape(name: str) -> str:
+def escaped(name: str) -> str:
+    """A name as it stands in a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

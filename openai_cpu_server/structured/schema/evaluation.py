@@ -23,7 +23,7 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
 )
 from openai_cpu_server.structured.scalars.regex import search_language
-from openai_cpu_server.structured.schema.document import Draft, Json, References
+from openai_cpu_server.structured.schema.document import Draft, References, Schema, escaped
 from openai_cpu_server.structured.schema.nodes import (
     FALSE,
     TRUE,
@@ -169,7 +169,6 @@ def _check(num_ways: int) -> None:
         raise TooManyWays
 
 
-Schema = dict[str, Json]
 KEYWORDS = {JsonKind.OBJECT: "unevaluatedProperties", JsonKind.ARRAY: "unevaluatedItems"}
 _IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "$dynamicRef", "$recursiveRef"})
 _BESIDE = {JsonKind.OBJECT: _IN_PLACE | {"dependentSchemas"}, JsonKind.ARRAY: _IN_PLACE | {"contains"}}
@@ -189,29 +188,23 @@ def _is_closed(schema: Schema, kind: JsonKind) -> bool:
     return ("additionalItems" if isinstance(schema.get("items"), list) else "items") in schema
 
 
+@dataclass(eq=False)
 class Evaluation:
     """Finds what schemas evaluate of values of one type.
 
     `at` gives the node of the schema at a pointer; `may_meet` tells if a value of a type may fit two nodes.
     """
 
-    def __init__(
-        self,
-        kind: JsonKind,
-        table: NodeTable,
-        at: Callable[[str], int],
-        may_meet: Callable[[int, int, JsonKind], bool],
-        references: References,
-        draft: Draft,
-        budget: Budget,
-    ) -> None:
-        self._kind = kind
-        self._table = table
-        self._at = at
-        self._combiner = Combiner(lambda one, other: may_meet(one, other, kind), budget)
-        self._references = references
-        self._draft = draft
-        self._budget = budget
+    kind: JsonKind
+    table: NodeTable
+    at: Callable[[str], int]
+    may_meet: Callable[[int, int, JsonKind], bool]
+    references: References
+    draft: Draft
+    budget: Budget
+
+    def __post_init__(self) -> None:
+        self._combiner = Combiner(lambda one, other: self.may_meet(one, other, self.kind), self.budget)
         self._known: dict[str, list[Way]] = {}
         self._open: set[str] = set()
         self._handlers = self._all_handlers()
@@ -222,22 +215,22 @@ class Evaluation:
         objects = {**dict.fromkeys(("properties", "patternProperties"), self._properties)}
         objects["dependentSchemas"] = self._dependent
         arrays = {**dict.fromkeys(("items", "prefixItems"), self._items)}
-        if self._draft is not Draft.D2019:
+        if self.draft is not Draft.D2019:
             arrays["contains"] = self._contains
         return {
-            **(objects if self._kind is JsonKind.OBJECT else arrays),
+            **(objects if self.kind is JsonKind.OBJECT else arrays),
             "allOf": self._all_of,
-            "anyOf": self._any_of,
+            "anyOf": lambda schema, path: self._combiner.some_of(self._options(schema, "anyOf", path)),
             "oneOf": self._one_of,
             "if": self._if,
             "$ref": self._ref,
-            ("$recursiveRef" if self._draft is Draft.D2019 else "$dynamicRef"): self._dynamic_ref,
+            ("$recursiveRef" if self.draft is Draft.D2019 else "$dynamicRef"): self._dynamic_ref,
         }
 
     def beside(self, pointer: str) -> list[Way]:
         """What the schema at a pointer evaluates without its own `unevaluated...`. Raises TooManyWays."""
-        self._at(pointer)
-        schema = self._references.value(pointer)
+        self.at(pointer)
+        schema = self.references.value(pointer)
         assert isinstance(schema, dict)
         return self._in(schema, pointer)
 
@@ -246,7 +239,7 @@ class Evaluation:
             if pointer in self._open:
                 raise InvalidSchema(pointer, "a schema must not contain itself in place")
             self._open.add(pointer)
-            self._budget.check("depth", len(self._open))
+            self.budget.check("depth", len(self._open))
             try:
                 self._known[pointer] = self._found(pointer)
             finally:
@@ -254,23 +247,23 @@ class Evaluation:
         return self._known[pointer]
 
     def _found(self, pointer: str) -> list[Way]:
-        schema = self._references.value(pointer)
-        if self._at(pointer) == FALSE:
+        schema = self.references.value(pointer)
+        if self.at(pointer) == FALSE:
             return []
         if not isinstance(schema, dict):
             return [Way()]
-        if self._draft is Draft.OLD and "$ref" in schema:
+        if self.draft is Draft.OLD and "$ref" in schema:
             return self._ref(schema, pointer)
-        if KEYWORDS[self._kind] in schema or _is_closed(schema, self._kind):
+        if KEYWORDS[self.kind] in schema or _is_closed(schema, self.kind):
             return [Way(seen=EVERYTHING)]
         return self._in(schema, pointer)
 
     def _in(self, schema: Schema, path: str) -> list[Way]:
-        self._budget.spend("unfolded")
+        self.budget.spend("unfolded")
         ways = [Way()]
         for handler in dict.fromkeys(self._handlers[k] for k in schema if k in self._handlers):
             ways = self._combiner.both(ways, handler(schema, path))
-        self._budget.spend("unfolded", len(ways) - 1)
+        self.budget.spend("unfolded", len(ways) - 1)
         return ways
 
     # Properties and items
@@ -285,7 +278,7 @@ class Evaluation:
     def _is_regular(self, pattern: str) -> bool:
         """Whether a pattern is regular. Others were refused before this, or are left out on request."""
         try:
-            search_language(pattern, self._budget.limits)
+            search_language(pattern, self.budget.limits)
         except InvalidPattern:
             return False
         return True
@@ -295,24 +288,24 @@ class Evaluation:
         assert isinstance(given, dict)
         ways = [Way()]
         for name in given:
-            there = self._table.add(Required((name,)), path, "dependentSchemas")
-            option = EvaluatedOption(there, self._ways(f"{path}/dependentSchemas/{_escape(name)}"))
+            there = self.table.add(Required((name,)), path, "dependentSchemas")
+            option = EvaluatedOption(there, self._ways(f"{path}/dependentSchemas/{escaped(name)}"))
             ways = self._combiner.both(ways, [Way(), *option.guarded])
         return ways
 
     def _items(self, schema: Schema, path: str) -> list[Way]:
         items = schema.get("items")
-        if not isinstance(items, list) and self._draft is not Draft.D2019:
+        if not isinstance(items, list) and self.draft is not Draft.D2019:
             items = schema.get("prefixItems")
         return [Way(seen=Evaluated(prefix=len(items) if isinstance(items, list) else 0))]
 
     def _contains(self, schema: Schema, path: str) -> list[Way]:
-        return [Way(seen=Evaluated(matching=(self._at(f"{path}/contains"),)))]
+        return [Way(seen=Evaluated(matching=(self.at(f"{path}/contains"),)))]
 
     # Schemas in place
 
     def _option(self, path: str) -> EvaluatedOption:
-        return EvaluatedOption(self._at(path), self._ways(path))
+        return EvaluatedOption(self.at(path), self._ways(path))
 
     def _options(self, schema: Schema, keyword: str, path: str) -> list[EvaluatedOption]:
         given = schema[keyword]
@@ -325,9 +318,6 @@ class Evaluation:
             ways = self._combiner.both(ways, option.ways)
         return ways
 
-    def _any_of(self, schema: Schema, path: str) -> list[Way]:
-        return self._combiner.some_of(self._options(schema, "anyOf", path))
-
     def _one_of(self, schema: Schema, path: str) -> list[Way]:
         return pruned([way for option in self._options(schema, "oneOf", path) for way in option.guarded])
 
@@ -336,20 +326,20 @@ class Evaluation:
         then = self._ways(f"{path}/then") if "then" in schema else [Way()]
         otherwise = self._ways(f"{path}/else") if "else" in schema else [Way()]
         passed = EvaluatedOption(test.number, self._combiner.both(test.ways, then))
-        failed = EvaluatedOption(self._table.negate(test.number), otherwise)
+        failed = EvaluatedOption(self.table.negate(test.number), otherwise)
         return pruned([*passed.guarded, *failed.guarded])
 
     # References
 
     def _ref(self, schema: Schema, path: str) -> list[Way]:
-        return self._ways(self._references.find(_address(schema, "$ref"), path))
+        return self._ways(self.references.find(_address(schema, "$ref"), path))
 
     def _dynamic_ref(self, schema: Schema, path: str) -> list[Way]:
         """The ways of the reference's target.
         A target that is missing was refused before this, or is left out on request."""
-        keyword = "$recursiveRef" if self._draft is Draft.D2019 else "$dynamicRef"
+        keyword = "$recursiveRef" if self.draft is Draft.D2019 else "$dynamicRef"
         try:
-            pointer = self._references.find_dynamic(_address(schema, keyword), path)
+            pointer = self.references.find_dynamic(_address(schema, keyword), path)
         except UnsupportedSchema:
             pointer = None
         return [Way(seen=EVERYTHING)] if pointer is None else self._ways(pointer)
@@ -361,40 +351,22 @@ def _address(schema: Schema, keyword: str) -> str:
     return address
 
 
-def _escape(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-class Expander:
-    """Writes those keywords in other nodes. `at` gives the node at a pointer."""
-
-    def __init__(
-        self,
-        table: NodeTable,
-        at: Callable[[str], int],
-        evaluations: Mapping[JsonKind, Evaluation],
-        report: UnenforcedReport,
-    ) -> None:
-        self._table = table
-        self._at = at
-        self._evaluations = evaluations
-        self._report = report
-        self._known: dict[Unevaluated, int] = {}
-
-    def expand(self, node: Unevaluated) -> int:
-        """The number of a node that means the same. Raises InvalidSchema, UnsupportedSchema."""
-        if node not in self._known:
-            self._known[node] = self._expanded(node)
-        return self._known[node]
-
-    def _expanded(self, node: Unevaluated) -> int:
-        keyword = KEYWORDS[node.kind]
-        place = (node.pointer, keyword)
-        rest = self._at(f"{node.pointer}/{keyword}")
-        try:
-            ways = self._evaluations[node.kind].beside(node.pointer)
-        except TooManyWays:
-            self._report.refuse(*place, "depends on too many combinations of other schemas")
-            return TRUE
-        closed = [w.seen.beyond(rest, node.kind, self._table, place) for w in ways]
-        return self._table.any(*(self._table.all(c, *w.guards) for c, w in zip(closed, ways, strict=True)))
+def expanded(
+    evaluations: Mapping[JsonKind, Evaluation],
+    table: NodeTable,
+    at: Callable[[str], int],
+    report: UnenforcedReport,
+    node: Unevaluated,
+) -> int:
+    """The number of a node that means the same in other words. `at` gives the node at a pointer.
+    Raises InvalidSchema, UnsupportedSchema."""
+    keyword = KEYWORDS[node.kind]
+    place = (node.pointer, keyword)
+    rest = at(f"{node.pointer}/{keyword}")
+    try:
+        ways = evaluations[node.kind].beside(node.pointer)
+    except TooManyWays:
+        report.refuse(*place, "depends on too many combinations of other schemas")
+        return TRUE
+    closed = [w.seen.beyond(rest, node.kind, table, place) for w in ways]
+    return table.any(*(table.all(c, *w.guards) for c, w in zip(closed, ways, strict=True)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 
 from openai_cpu_server.structured.options import Budget, InvalidPattern, InvalidSchema, UnenforcedReport
 from openai_cpu_server.structured.scalars.numbers import Bound
 from openai_cpu_server.structured.scalars.regex import FORMATS, search_language
-from openai_cpu_server.structured.schema.document import Json, exact, is_finite
+from openai_cpu_server.structured.schema.document import Json, Schema, exact, is_finite
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,
     Count,
@@ -25,7 +26,6 @@ from openai_cpu_server.structured.schema.nodes import (
     Unique,
 )
 
-Schema = dict[str, Json]
 _TYPE_NAMES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
@@ -38,20 +38,17 @@ class LeafKeywords:
         self._report = report
         self.handlers: dict[str, Callable[[Schema, str], int]] = {
             "type": self._type,
-            "minimum": self._minimum,
-            "maximum": self._maximum,
-            "exclusiveMinimum": self._exclusive_minimum,
-            "exclusiveMaximum": self._exclusive_maximum,
+            "minimum": partial(self._bound, Minimum, "minimum", "exclusiveMinimum"),
+            "maximum": partial(self._bound, Maximum, "maximum", "exclusiveMaximum"),
+            "exclusiveMinimum": partial(self._open_bound, Minimum, "exclusiveMinimum"),
+            "exclusiveMaximum": partial(self._open_bound, Maximum, "exclusiveMaximum"),
             "multipleOf": self._multiple_of,
-            "minLength": self._length,
-            "maxLength": self._length,
-            "pattern": self._pattern,
+            **self._counting("minLength", "maxLength", Length),
+            "pattern": lambda schema, path: self.pattern(schema["pattern"], path, "pattern"),
             "format": self._format,
-            "minItems": self._count,
-            "maxItems": self._count,
+            **self._counting("minItems", "maxItems", Count),
             "uniqueItems": self._unique,
-            "minProperties": self._property_count,
-            "maxProperties": self._property_count,
+            **self._counting("minProperties", "maxProperties", PropertyCount),
         }
 
     def _type(self, schema: Schema, path: str) -> int:
@@ -72,27 +69,16 @@ class LeafKeywords:
             raise InvalidSchema(path, f"'{keyword}' is not finite, or too long a number")
         return exact(value)
 
-    def _minimum(self, schema: Schema, path: str) -> int:
-        is_open = schema.get("exclusiveMinimum") is True
-        bound = Bound(self._decimal(schema, "minimum", path), is_open)
-        return self._table.add(Minimum(bound), path, "minimum")
+    def _bound(
+        self, kind: type[Minimum | Maximum], keyword: str, exclusive: str, schema: Schema, path: str
+    ) -> int:
+        bound = Bound(self._decimal(schema, keyword, path), schema.get(exclusive) is True)
+        return self._table.add(kind(bound), path, keyword)
 
-    def _maximum(self, schema: Schema, path: str) -> int:
-        is_open = schema.get("exclusiveMaximum") is True
-        bound = Bound(self._decimal(schema, "maximum", path), is_open)
-        return self._table.add(Maximum(bound), path, "maximum")
-
-    def _exclusive_minimum(self, schema: Schema, path: str) -> int:
-        if isinstance(schema["exclusiveMinimum"], bool):
+    def _open_bound(self, kind: type[Minimum | Maximum], keyword: str, schema: Schema, path: str) -> int:
+        if isinstance(schema[keyword], bool):
             return TRUE
-        bound = Bound(self._decimal(schema, "exclusiveMinimum", path), True)
-        return self._table.add(Minimum(bound), path, "exclusiveMinimum")
-
-    def _exclusive_maximum(self, schema: Schema, path: str) -> int:
-        if isinstance(schema["exclusiveMaximum"], bool):
-            return TRUE
-        bound = Bound(self._decimal(schema, "exclusiveMaximum", path), True)
-        return self._table.add(Maximum(bound), path, "exclusiveMaximum")
+        return self._table.add(kind(Bound(self._decimal(schema, keyword, path), True)), path, keyword)
 
     def _multiple_of(self, schema: Schema, path: str) -> int:
         step = self._decimal(schema, "multipleOf", path)
@@ -114,26 +100,21 @@ class LeafKeywords:
             raise InvalidSchema(path, f"'{keyword}' must be a non-negative integer")
         return int(value)
 
-    def _length(self, schema: Schema, path: str) -> int:
-        low, high = self.counts(schema, "minLength", "maxLength", path)
-        return self._table.add(Length(low, high), path, "minLength" if low else "maxLength")
+    def _counting(
+        self, least: str, most: str, kind: type[Length | Count | PropertyCount]
+    ) -> dict[str, Callable[[Schema, str], int]]:
+        """One handler for both keywords."""
 
-    def _count(self, schema: Schema, path: str) -> int:
-        low, high = self.counts(schema, "minItems", "maxItems", path)
-        return self._table.add(Count(low, high), path, "minItems" if low else "maxItems")
+        def read(schema: Schema, path: str) -> int:
+            low, high = self.counts(schema, least, most, path)
+            return self._table.add(kind(low, high), path, least if low else most)
 
-    def _property_count(self, schema: Schema, path: str) -> int:
-        low, high = self.counts(schema, "minProperties", "maxProperties", path)
-        keyword = "minProperties" if low else "maxProperties"
-        return self._table.add(PropertyCount(low, high), path, keyword)
+        return {least: read, most: read}
 
     def _unique(self, schema: Schema, path: str) -> int:
         if not isinstance(schema["uniqueItems"], bool):
             raise InvalidSchema(path, "'uniqueItems' must be true or false")
         return self._table.add(Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
-
-    def _pattern(self, schema: Schema, path: str) -> int:
-        return self.pattern(schema["pattern"], path, "pattern")
 
     def pattern(self, pattern: Json, path: str, keyword: str) -> int:
         """A node for the pattern; TRUE for one that cannot be compiled, if it may be left out."""

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from openai_cpu_server.structured.options import Budget, InvalidSchema, UnenforcedReport, UnsupportedSchema
-from openai_cpu_server.structured.schema.document import Draft, Json, References, draft_of, exact, is_finite
+from openai_cpu_server.structured.schema.document import (
+    Draft,
+    Json,
+    References,
+    Schema,
+    draft_of,
+    escaped,
+    exact,
+    is_finite,
+)
 from openai_cpu_server.structured.schema.evaluation import KEYWORDS, looks_beside
-from openai_cpu_server.structured.schema.leaves import LeafKeywords, Schema
+from openai_cpu_server.structured.schema.leaves import LeafKeywords
 from openai_cpu_server.structured.schema.nodes import (
     FALSE,
     TRUE,
@@ -28,6 +38,7 @@ from openai_cpu_server.structured.schema.nodes import (
 
 _PROPERTY_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _ITEM_KEYWORDS = ("items", "prefixItems", "additionalItems", "unevaluatedItems")
+_DEPENDENCIES = ("dependencies", "dependentRequired", "dependentSchemas")
 
 
 class _ValueKeywords:
@@ -106,21 +117,18 @@ class Normaliser:
             **self._leaves.handlers,
             **_ValueKeywords(self.table, self._budget).handlers,
             **dict.fromkeys(_PROPERTY_KEYWORDS, self._properties),
-            "required": self._required,
+            "required": lambda schema, path: self._require(schema["required"], path, "required"),
             "propertyNames": self._property_names,
             **dict.fromkeys(_ITEM_KEYWORDS, self._items),
             "contains": self._contains,
-            "allOf": self._all_of,
-            "anyOf": self._any_of,
+            "allOf": lambda schema, path: self.table.all(*self._list(schema, "allOf", path)),
+            "anyOf": lambda schema, path: self.table.any(*self._list(schema, "anyOf", path)),
             "oneOf": self._one_of,
             "not": self._not,
             "if": self._if,
-            "dependencies": self._dependencies,
-            "dependentRequired": self._dependencies,
-            "dependentSchemas": self._dependencies,
+            **dict.fromkeys(_DEPENDENCIES, self._dependencies),
             "$ref": self._ref,
-            "$recursiveRef": self._recursive_ref,
-            "$dynamicRef": self._dynamic_ref,
+            **{name: partial(self._at_run_time, name) for name in ("$recursiveRef", "$dynamicRef")},
         }
 
     def at(self, pointer: str) -> int:
@@ -129,7 +137,7 @@ class Normaliser:
             self._by_pointer[pointer] = self.schema(self.references.value(pointer), pointer)
         return self._by_pointer[pointer]
 
-    def schema(self, schema: Json, path: str, depth: int = 0) -> int:
+    def schema(self, schema: Json, path: str) -> int:
         if isinstance(schema, bool):
             return TRUE if schema else FALSE
         if not isinstance(schema, dict):
@@ -158,13 +166,7 @@ class Normaliser:
         pointer = self.references.find(_address(schema, "$ref", path), path)
         return self.table.add(Reference(pointer), path, "$ref")
 
-    def _dynamic_ref(self, schema: Schema, path: str) -> int:
-        return self._at_run_time(schema, "$dynamicRef", path)
-
-    def _recursive_ref(self, schema: Schema, path: str) -> int:
-        return self._at_run_time(schema, "$recursiveRef", path)
-
-    def _at_run_time(self, schema: Schema, keyword: str, path: str) -> int:
+    def _at_run_time(self, keyword: str, schema: Schema, path: str) -> int:
         try:
             pointer = self.references.find_dynamic(_address(schema, keyword, path), path)
         except UnsupportedSchema as error:
@@ -183,7 +185,7 @@ class Normaliser:
             raise InvalidSchema(path, f"'{keyword}' must be an object")
         self._budget.check("values", len(given))
         self._budget.spend("text", sum(map(len, given)))
-        return [(k, self.schema(v, f"{path}/{keyword}/{_escape(k)}")) for k, v in given.items()]
+        return [(k, self.schema(v, f"{path}/{keyword}/{escaped(k)}")) for k, v in given.items()]
 
     def _properties(self, schema: Schema, path: str) -> int:
         named = self._named(schema, "properties", path)
@@ -204,9 +206,6 @@ class Normaliser:
             return TRUE
         return self.schema(schema[KEYWORDS[kind]], f"{path}/{KEYWORDS[kind]}")
 
-    def _required(self, schema: Schema, path: str) -> int:
-        return self._require(schema["required"], path, "required")
-
     def _require(self, names: Json, path: str, keyword: str) -> int:
         if not isinstance(names, list):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
@@ -222,7 +221,7 @@ class Normaliser:
 
     def _dependencies(self, schema: Schema, path: str) -> int:
         parts = []
-        for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+        for keyword in _DEPENDENCIES:
             given = schema.get(keyword, {})
             if not isinstance(given, dict):
                 raise InvalidSchema(path, f"'{keyword}' must be an object")
@@ -236,7 +235,7 @@ class Normaliser:
         if isinstance(needed, list):
             then = self._require(needed, path, keyword)
         else:
-            then = self.schema(needed, f"{path}/{keyword}/{_escape(name)}")
+            then = self.schema(needed, f"{path}/{keyword}/{escaped(name)}")
         objects = self.table.add(Types(frozenset({"object"})), path, keyword)
         applies = self.table.all(objects, there)
         return self.table.any(self.table.negate(applies), then)
@@ -270,12 +269,6 @@ class Normaliser:
         self._budget.check("values", len(given))
         return [self.schema(x, f"{path}/{keyword}/{i}") for i, x in enumerate(given)]
 
-    def _all_of(self, schema: Schema, path: str) -> int:
-        return self.table.all(*self._list(schema, "allOf", path))
-
-    def _any_of(self, schema: Schema, path: str) -> int:
-        return self.table.any(*self._list(schema, "anyOf", path))
-
     def _one_of(self, schema: Schema, path: str) -> int:
         items = [x for x in self._list(schema, "oneOf", path) if x != FALSE]
         if not items:
@@ -300,7 +293,3 @@ def _address(schema: Schema, keyword: str, path: str) -> str:
     if not isinstance(target, str):
         raise InvalidSchema(path, f"'{keyword}' must be a string")
     return target
-
-
-def _escape(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
-from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join
+from openai_cpu_server.structured.logic.goals import ANYTHING, Branch, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.schema.nodes import Contains, Count, Items, Unique
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
 from openai_cpu_server.structured.writing.json_text import Punctuation
@@ -55,7 +56,7 @@ def array_shape(branch: Branch, goals: Goals) -> ArrayShape | None:
         return None
     banned = [n.without for n in needs if n.high == 0]
     prefix, rest = _items([f.node for f in branch if isinstance(f.node, Items)], join(*banned))
-    low, high = _count(branch)
+    low, high = limits_of(branch, Count)
     high = _reachable(prefix, rest, high, goals)
     needs = [n for n in needs if n.high != 0 and (n.low or n.high is not None)]
     low = max([low, *(n.low for n in needs)])
@@ -81,12 +82,6 @@ def _items(facts: list[Items], banned: Goal) -> tuple[tuple[Goal, ...], Goal]:
         prefix.append(join(*parts, banned))
     rest = join(*(((f.rest, True),) for f in facts), banned) if facts or banned else ANYTHING
     return tuple(prefix), rest
-
-
-def _count(branch: Branch) -> tuple[int, int | None]:
-    counts = [f.node for f in branch if isinstance(f.node, Count)]
-    highs = [c.high for c in counts if c.high is not None]
-    return max((c.low for c in counts), default=0), min(highs, default=None)
 
 
 def _reachable(prefix: tuple[Goal, ...], rest: Goal, high: int | None, goals: Goals) -> int | None:
@@ -130,21 +125,15 @@ class NotEnforceable(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True, eq=False)
 class ArrayRules:
-    def __init__(
-        self,
-        grammar: GrammarBuilder,
-        marks: Punctuation,
-        value: Callable[[Goal, str], Expr],
-        values: Callable[[Goal], list[Expr] | None],
-        is_possible: Callable[[Goal], bool],
-    ) -> None:
-        """`values` lists all values of a goal if they are few; `is_possible` tells whether it has any."""
-        self._grammar = grammar
-        self._marks = marks
-        self._value = value
-        self._values = values
-        self._is_possible = is_possible
+    grammar: GrammarBuilder
+    marks: Punctuation
+    value: Callable[[Goal, str], Expr]
+    values: Callable[[Goal], list[Expr] | None]
+    """Lists all values of a goal if they are few."""
+    is_possible: Callable[[Goal], bool]
+    """Whether a goal has any values."""
 
     def expr(self, shape: ArrayShape, hint: str) -> Expr:
         """The grammar of such arrays. Raises NotEnforceable."""
@@ -158,7 +147,7 @@ class ArrayRules:
             content = self._counted(shape, hint)
         else:
             content = self._plain(shape, hint)
-        return seq(self._marks.open_array, content, self._marks.close_array)
+        return seq(self.marks.open_array, content, self.marks.close_array)
 
     def _plain(self, shape: ArrayShape, hint: str) -> Expr:
         """`a "," b ("," rest){m,n}`. The list may end wherever it has enough items."""
@@ -167,21 +156,18 @@ class ArrayRules:
         size = len(shape.prefix)
         tail = self._tail(shape, max(size, 1), hint)
         for i in range(size - 1, 0, -1):
-            item = seq(self._marks.comma, self._value(shape.prefix[i], hint), tail)
-            tail = item if i < shape.low else self._optional_tail(item, hint)
-        first = seq(self._value(shape.item(0), hint), tail)
+            item = seq(self.marks.comma, self.value(shape.prefix[i], hint), tail)
+            # Optional tails are rules, because they must not nest.
+            tail = item if i < shape.low else self.grammar.define(f"{hint}-tail", alt(EMPTY, item))
+        first = seq(self.value(shape.item(0), hint), tail)
         return first if shape.low > 0 else alt(EMPTY, first)
-
-    def _optional_tail(self, item: Expr, hint: str) -> Expr:
-        """A rule for the tail, because optional tails must not nest."""
-        return self._grammar.define(f"{hint}-tail", alt(EMPTY, item))
 
     def _tail(self, shape: ArrayShape, start: int, hint: str) -> Expr:
         """The items from place `start` on, which all have the same goal."""
         high = None if shape.high is None else shape.high - start
         if high is not None and high <= 0:
             return EMPTY
-        item = seq(self._marks.comma, self._value(shape.rest, hint))
+        item = seq(self.marks.comma, self.value(shape.rest, hint))
         return repeat(item, max(shape.low - start, 0), high)
 
     # Items that must be there
@@ -193,22 +179,21 @@ class ArrayRules:
         cap = max(len(shape.prefix), shape.low, 1) if shape.high is None else shape.high
         start = (0, *(0 for _ in shape.needs))
         queue = [start]
-        rules[start] = self._grammar.reserve(f"{hint}-items")
+        rules[start] = self.grammar.reserve(f"{hint}-items")
         for state in queue:
             options = [EMPTY] if self._is_done(shape, state) else []
             for goal, following in self._moves(shape, state, cap):
                 if following not in rules:
-                    rules[following] = self._grammar.reserve(f"{hint}-items")
+                    rules[following] = self.grammar.reserve(f"{hint}-items")
                     queue.append(following)
-                lead = EMPTY if state[0] == 0 else self._marks.comma
-                options.append(seq(lead, self._value(goal, hint), Ref(rules[following])))
-            self._grammar.set(rules[state], alt(*options) if options else NOTHING)
+                lead = EMPTY if state[0] == 0 else self.marks.comma
+                options.append(seq(lead, self.value(goal, hint), Ref(rules[following])))
+            self.grammar.set(rules[state], alt(*options) if options else NOTHING)
         return Ref(rules[start])
 
     def _is_done(self, shape: ArrayShape, state: tuple[int, ...]) -> bool:
-        return state[0] >= shape.low and all(
-            n >= need.low for n, need in zip(state[1:], shape.needs, strict=True)
-        )
+        needed = (shape.low, *(need.low for need in shape.needs))
+        return all(n >= low for n, low in zip(state, needed, strict=True))
 
     def _moves(
         self, shape: ArrayShape, state: tuple[int, ...], cap: int
@@ -231,7 +216,7 @@ class ArrayRules:
     def _set(self, shape: ArrayShape, hint: str) -> Expr:
         if not shape.needs and self._differ(shape):
             return self._plain(shape, hint)
-        values = self._values(shape.rest) if not shape.prefix and not shape.needs else None
+        values = self.values(shape.rest) if not shape.prefix and not shape.needs else None
         if values is None:
             assert shape.unique is not None
             raise NotEnforceable(shape.unique, _NOT_UNIQUE)
@@ -247,23 +232,23 @@ class ArrayRules:
         if shape.high is None or not 1 < shape.high <= _MOST_PLACES:
             return False
         pairs = itertools.combinations(range(shape.high), 2)
-        return not any(self._is_possible(join(shape.item(i), shape.item(j))) for i, j in pairs)
+        return not any(self.is_possible(join(shape.item(i), shape.item(j))) for i, j in pairs)
 
     def _in_any_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
         """A rule for each set of values used so far."""
-        rules = {0: self._grammar.reserve(f"{hint}-set")}
+        rules = {0: self.grammar.reserve(f"{hint}-set")}
         queue = [0]
         for used in queue:
-            size = bin(used).count("1")
+            size = used.bit_count()
             options = [EMPTY] if size >= low else []
             unused = [i for i in range(len(values)) if not used >> i & 1] if size < most else []
             for following in (used | 1 << i for i in unused):
                 if following not in rules:
-                    rules[following] = self._grammar.reserve(f"{hint}-set")
+                    rules[following] = self.grammar.reserve(f"{hint}-set")
                     queue.append(following)
-            lead = self._marks.comma if used else EMPTY
+            lead = self.marks.comma if used else EMPTY
             options += [seq(lead, values[i], Ref(rules[used | 1 << i])) for i in unused]
-            self._grammar.set(rules[used], alt(*options))
+            self.grammar.set(rules[used], alt(*options))
         return Ref(rules[0])
 
     def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
@@ -271,8 +256,8 @@ class ArrayRules:
         row = [EMPTY if low <= count <= most else NOTHING for count in range(most + 2)]
         for value in reversed(values):
             row = [
-                self._grammar.define(f"{hint}-set", alt(seq(lead, value, row[count + 1]), row[count]))
-                for count, lead in enumerate([EMPTY] + [self._marks.comma] * most)
+                self.grammar.define(f"{hint}-set", alt(seq(lead, value, row[count + 1]), row[count]))
+                for count, lead in enumerate([EMPTY] + [self.marks.comma] * most)
             ] + [NOTHING]
         return row[0]
 

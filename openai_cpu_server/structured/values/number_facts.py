@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from decimal import Decimal
+from fractions import Fraction
 
 from openai_cpu_server.structured.languages.expr import (
     NOTHING,
@@ -196,18 +197,11 @@ def _is_so(fact: Fact, value: Decimal) -> bool:
     if isinstance(node, Maximum):
         return value < node.bound.value if node.bound.is_open else value <= node.bound.value
     if isinstance(node, MultipleOf):
-        return _is_multiple(value, node.step)
+        return Fraction(value) % Fraction(node.step) == 0
     if isinstance(node, Scalars):
         return value in node.numbers
     assert isinstance(node, Integer), node
     return value == value.to_integral_value()
-
-
-def _is_multiple(value: Decimal, step: Decimal) -> bool:
-    """Whether a number is an exact multiple of another, whatever their sizes."""
-    return (value.as_integer_ratio()[0] * step.as_integer_ratio()[1]) % (
-        step.as_integer_ratio()[0] * value.as_integer_ratio()[1]
-    ) == 0
 
 
 def _spelled(value: Decimal) -> Expr:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from openai_cpu_server.structured.languages.expr import ALL, Expr, alt, any_of, both, negate
-from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join
+from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, join, limits_of
 from openai_cpu_server.structured.options import UnenforcedReport
 from openai_cpu_server.structured.schema.nodes import (
     TRUE,
@@ -73,14 +75,9 @@ class ObjectShapes:
         self._report = report
         self._goals = goals
         self._strings = strings
-        self._known: dict[Branch, list[ObjectShape]] = {}
-
-    def shapes(self, branch: Branch) -> list[ObjectShape]:
+        self.shapes = functools.cache(self._found)
         """The shapes of a branch: usually one, none if no object fits, several
         if one property of many is asked for."""
-        if branch not in self._known:
-            self._known[branch] = self._found(branch)
-        return self._known[branch]
 
     def _found(self, branch: Branch) -> list[ObjectShape]:
         base = self._shape(branch)
@@ -98,7 +95,8 @@ class ObjectShapes:
         order = list(dict.fromkeys(n for f in facts for n in f.named))
         names = list(dict.fromkeys([*order, *required, *self._exact_names(facts)]))
         language = self._names(branch)
-        members = [Member(n, self._value(n, facts), n in required) for n in names]
+        values = {n: join(*(self._value_in(n, fact) for fact in facts)) for n in names}
+        members = [Member(n, value, n in required) for n, value in values.items()]
         possible = [m for m in members if self._allowed(m, language)]
         if any(m.is_required for m in members if m not in possible):
             return None
@@ -114,9 +112,7 @@ class ObjectShapes:
         order: list[str],
         required: tuple[str, ...],
     ) -> ObjectShape | None:
-        counts = [f.node for f in branch if isinstance(f.node, PropertyCount)]
-        low = max((c.low for c in counts), default=0)
-        high = min((c.high for c in counts if c.high is not None), default=None)
+        low, high = limits_of(branch, PropertyCount)
         fewest = sum(m.is_required for m in members)
         if high is not None and (high < low or high < fewest):
             return None
@@ -125,7 +121,7 @@ class ObjectShapes:
         present = {m.name for m in members}
         order = [n for n in order if n in present]
         is_meant = order != sorted(order) or not _contradicts(required, order)
-        return ObjectShape(tuple(members), tuple(names), tuple(others), max(low, 0), high, is_meant, required)
+        return ObjectShape(tuple(members), tuple(names), tuple(others), low, high, is_meant, required)
 
     def _names(self, branch: Branch) -> Expr:
         goals = [((f.node.name, True),) for f in branch if isinstance(f.node, PropertyNames)]
@@ -134,9 +130,6 @@ class ObjectShapes:
     def _allowed(self, member: Member, language: Expr) -> bool:
         fits = language == ALL or self._strings.matches(language, member.name)
         return fits and self._goals.satisfiable(member.value)
-
-    def _value(self, name: str, facts: list[_Known]) -> Goal:
-        return join(*(self._value_in(name, fact) for fact in facts))
 
     def _value_in(self, name: str, known: _Known) -> Goal:
         named = ((known.named[name], True),) if name in known.named else ()
@@ -154,8 +147,9 @@ class ObjectShapes:
     # Names that nobody listed
 
     def _others(self, facts: list[Properties], names: list[str], language: Expr) -> list[Others]:
-        patterns = list(dict.fromkeys(p for f in facts for p, v in f.patterns if not _says_nothing(f, v)))
-        patterns = [p for p in patterns if plain_text(self._strings.pattern(p)) is None]
+        # A pattern that allows only what is allowed anyway tells no names apart.
+        telling = (p for f in facts for p, v in f.patterns if not v == f.rest == TRUE)
+        patterns = [p for p in dict.fromkeys(telling) if plain_text(self._strings.pattern(p)) is None]
         classes = [_Class(language, frozenset())]
         for pattern in patterns:
             classes = [part for each in classes for part in self._split(each, pattern, names)]
@@ -164,7 +158,9 @@ class ObjectShapes:
             goal = join(*(_class_value(each, fact) for fact in facts))
             if self._goals.satisfiable(goal):
                 found.setdefault(goal, []).append(each.names)
-        return [Others(_union(languages), goal) for goal, languages in found.items()]
+        return [
+            Others(ALL if ALL in languages else alt(*languages), goal) for goal, languages in found.items()
+        ]
 
     def _split(self, given: _Class, pattern: str, names: list[str]) -> list[_Class]:
         language = self._strings.pattern(pattern)
@@ -184,21 +180,18 @@ class ObjectShapes:
             self._report.refuse(path, keyword, "asks for several properties of unknown names")
             return [shape]
         wrong: Goal = ((node.value, True),)
+        language = self._witness_names(node)
         found = []
         for i, member in enumerate(shape.members):
             value = join(member.value, wrong)
-            if self._is_meant(node, member.name) and self._goals.satisfiable(value):
+            if self._strings.matches(language, member.name) and self._goals.satisfiable(value):
                 changed = msgspec.structs.replace(member, value=value, is_required=True)
                 members = (*shape.members[:i], changed, *shape.members[i + 1 :])
                 found.append(msgspec.structs.replace(shape, members=members))
-        language = self._witness_names(node)
         kinds = [Others(both(o.names, language), join(o.value, wrong)) for o in shape.others]
         kinds = [k for k in kinds if self._goals.satisfiable(k.value)]
         kinds = [k for k in kinds if not self._strings.is_empty(self._beside(k.names, list(shape.excluded)))]
         return [*found, msgspec.structs.replace(shape, witness=tuple(kinds))] if kinds else found
-
-    def _is_meant(self, node: SomeProperty, name: str) -> bool:
-        return self._strings.matches(self._witness_names(node), name)
 
     def _witness_names(self, node: SomeProperty) -> Expr:
         if node.pattern is not None:
@@ -215,18 +208,9 @@ def _contradicts(required: tuple[str, ...], order: list[str]) -> bool:
     return places != sorted(places)
 
 
-def _says_nothing(fact: Properties, value: int) -> bool:
-    """Whether a pattern allows only what is allowed anyway."""
-    return value == TRUE and fact.rest == TRUE
-
-
 def _class_value(given: _Class, fact: Properties) -> Goal:
     matched = tuple((v, True) for p, v in fact.patterns if p in given.matched)
     known = {p for p, _ in fact.patterns}
     if matched or (known & given.matched):
         return matched
     return ((fact.rest, True),)
-
-
-def _union(languages: list[Expr]) -> Expr:
-    return ALL if ALL in languages else alt(*languages)

@@ -7,6 +7,7 @@ Where properties are counted, or may stand in any order, there is a rule for eac
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from openai_cpu_server.structured.languages.expr import EMPTY, NOTHING, Expr, Ref, alt, repeat, seq
 from openai_cpu_server.structured.logic.goals import Goal
@@ -20,66 +21,44 @@ _FREELY_ORDERED = 5
 """The most properties that may stand in any order, because each subset of them is a rule."""
 
 
+@dataclass(frozen=True, eq=False)
 class ObjectRules:
-    def __init__(
-        self,
-        grammar: GrammarBuilder,
-        marks: Punctuation,
-        value: Callable[[Goal, str], Expr],
-        names: NameKeys,
-        order: PropertyOrder,
-    ) -> None:
-        self._grammar = grammar
-        self._marks = marks
-        self._value = value
-        self._names = names
-        self._order = order
+    grammar: GrammarBuilder
+    marks: Punctuation
+    value: Callable[[Goal, str], Expr]
+    names: NameKeys
+    order: PropertyOrder
 
     def expr(self, shape: ObjectShape, hint: str) -> Expr:
         bodies = [_Body(self, shape, hint, members) for members in self._orders(shape)]
-        is_free = self._order is PropertyOrder.ANY and 1 < len(shape.members) <= _FREELY_ORDERED
+        is_free = self.order is PropertyOrder.ANY and 1 < len(shape.members) <= _FREELY_ORDERED
         content = bodies[0].in_any_order() if is_free else alt(*(body.expr() for body in bodies))
-        return seq(self._marks.open_object, content, self._marks.close_object)
+        return seq(self.marks.open_object, content, self.marks.close_object)
 
     def _orders(self, shape: ObjectShape) -> list[tuple[Member, ...]]:
         """The schema's order; if nobody chose it, or any order is asked for, also that of `required` and
         then the others."""
-        if self._order is PropertyOrder.SCHEMA and shape.is_order_meant:
+        if self.order is PropertyOrder.SCHEMA and shape.is_order_meant:
             return [shape.members]
         place = {name: i for i, name in enumerate(shape.required)}
         by_need = sorted(shape.members, key=lambda m: place.get(m.name, len(place)))
         return list(dict.fromkeys([shape.members, tuple(by_need)]))
 
     def member(self, member: Member) -> Expr:
-        key = self._marks.key(self._names.exactly(member.name))
-        return seq(key, self._value(member.value, member.name))
+        key = self.marks.key(self.names.exactly(member.name))
+        return seq(key, self.value(member.value, member.name))
 
     def other(self, kinds: tuple[Others, ...], excluded: tuple[str, ...], hint: str) -> Expr:
         """One property of these kinds, with a name that is not excluded."""
         parts = []
         for kind in kinds:
-            name = self._names.key(kind.names, excluded)
+            name = self.names.key(kind.names, excluded)
             if name != NOTHING:
-                parts.append(seq(self._marks.key(name), self._value(kind.value, f"{hint}-other")))
+                parts.append(seq(self.marks.key(name), self.value(kind.value, f"{hint}-other")))
         return alt(*parts)
 
-    @property
-    def comma(self) -> Expr:
-        return self._marks.comma
-
     def rule(self, hint: str, expr: Expr) -> Expr:
-        return expr if expr in (EMPTY, NOTHING) else self._grammar.define(hint, expr)
-
-    def reserve(self, hint: str) -> str:
-        return self._grammar.reserve(hint)
-
-    def set(self, name: str, expr: Expr) -> None:
-        self._grammar.set(name, expr)
-
-    @property
-    def others_may_lead(self) -> bool:
-        """Whether additional properties may come before the declared ones."""
-        return self._order is PropertyOrder.ANY
+        return expr if expr in (EMPTY, NOTHING) else self.grammar.define(hint, expr)
 
 
 class _Body:
@@ -111,7 +90,7 @@ class _Body:
     def _others_anywhere(self) -> bool:
         """Whether additional properties may come before the declared ones, and between them."""
         is_counted = self._cap > 1 or self._shape.high is not None
-        is_asked = self._objects.others_may_lead and self._witness is None
+        is_asked = self._objects.order is PropertyOrder.ANY and self._witness is None
         return is_asked and self._other is not NOTHING and not is_counted
 
     # In order, not counted
@@ -141,7 +120,7 @@ class _Body:
         """Members behind other members: each has its comma, and optional ones may be missing."""
         found = []
         for member, text in self._members[start:stop]:
-            written = seq(self._objects.comma, text)
+            written = seq(self._objects.marks.comma, text)
             found.append(written if member.is_required else repeat(written, 0, 1))
             if self._others_anywhere:
                 found.append(self._more(0, None))
@@ -159,7 +138,7 @@ class _Body:
     def _state(self, member: Member, text: Expr, count: int, after: dict[int, Expr]) -> Expr:
         options = []
         if self._has_room(count):
-            lead = self._objects.comma if count else EMPTY
+            lead = self._objects.marks.comma if count else EMPTY
             options.append(seq(lead, text, after[min(count + 1, self._cap)]))
         if not member.is_required:
             options.append(after[count])
@@ -185,7 +164,11 @@ class _Body:
         return first if missing else alt(EMPTY, first)
 
     def _more(self, low: int, high: int | None) -> Expr:
-        return repeat(seq(self._objects.comma, self._other), low, high) if self._other != NOTHING else EMPTY
+        return (
+            repeat(seq(self._objects.marks.comma, self._other), low, high)
+            if self._other != NOTHING
+            else EMPTY
+        )
 
     def _with_witness(self, count: int, missing: int, room: int | None) -> Expr:
         """The properties behind the members, with the witness last:
@@ -194,7 +177,7 @@ class _Body:
         if missing > 1 or room == 0:
             return NOTHING
         spare = None if room is None else room - 1
-        last = seq(self._objects.comma, self._witness)
+        last = seq(self._objects.marks.comma, self._witness)
         if count:
             return seq(self._more(0, spare), last)
         if spare == 0 or self._other == NOTHING:
@@ -206,35 +189,30 @@ class _Body:
 
     def in_any_order(self) -> Expr:
         """A rule for each set of members written so far, and whether other names came too."""
-        rules = {(0, 0): self._objects.reserve(f"{self._hint}-any")}
+        rules = {(0, 0): self._objects.grammar.reserve(f"{self._hint}-any")}
         queue = [(0, 0)]
         texts = [text for _, text in self._members] + [self._other]
-        later = [self._objects.rule(f"{self._hint}-next", seq(self._objects.comma, t)) for t in texts]
+        later = [self._objects.rule(f"{self._hint}-next", seq(self._objects.marks.comma, t)) for t in texts]
         for used, others in queue:
-            size = bin(used).count("1") + others
+            size = used.bit_count() + others
             moves = {i: (used | 1 << i, others) for i in range(len(self._members)) if not used >> i & 1}
             if self._others_anywhere:
                 moves[len(self._members)] = (used, 1)
-            self._reserve(list(moves.values()), rules, queue)
+            for state in moves.values():
+                if state not in rules:
+                    rules[state] = self._objects.grammar.reserve(f"{self._hint}-any")
+                    queue.append(state)
             options = [seq((later if size else texts)[i], Ref(rules[to])) for i, to in moves.items()]
             found = alt(self._end(used, others), *(options if self._has_room(size) else []))
-            self._objects.set(rules[used, others], found)
+            self._objects.grammar.set(rules[used, others], found)
         return Ref(rules[0, 0])
-
-    def _reserve(
-        self, states: list[tuple[int, int]], rules: dict[tuple[int, int], str], queue: list[tuple[int, int]]
-    ) -> None:
-        for state in dict.fromkeys(states):
-            if state not in rules:
-                rules[state] = self._objects.reserve(f"{self._hint}-any")
-                queue.append(state)
 
     def _end(self, used: int, others: int) -> Expr:
         """What may end the object: if all required members are there, other
         names, unless they may come anywhere."""
         if any(m.is_required and not used >> i & 1 for i, (m, _) in enumerate(self._members)):
             return NOTHING
-        count = bin(used).count("1") + others
+        count = used.bit_count() + others
         if self._others_anywhere:
             return EMPTY if count >= self._low else NOTHING
         return self._tail(min(count, self._cap))

@@ -40,7 +40,7 @@ from openai_cpu_server.structured.languages.expr import (
     seq,
 )
 from openai_cpu_server.structured.languages.lengths import bounded, not_shorter, span, weight, within
-from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
+from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, limits_of
 from openai_cpu_server.structured.options import Budget, Limits
 from openai_cpu_server.structured.scalars.regex import FORMATS, LIMITED, full_language, search_language
 from openai_cpu_server.structured.schema.nodes import Format, JsonKind, Length, Pattern, Scalars
@@ -61,29 +61,24 @@ class StringLanguages:
     def __init__(self, goals: Goals, budget: Budget) -> None:
         self._goals = goals
         self._budget = budget
-        self._patterns: dict[str, Expr] = {}
-        self._automata: dict[Expr, Automaton] = {}
+        self.pattern = functools.cache(lambda pattern: search_language(pattern, budget.limits))
+        self.automaton = functools.cache(functools.partial(build, budget=budget))
         self._simple: dict[Expr, Expr | None] = {}
         self._empty: dict[Expr, bool] = {}
         self._deriver = Deriver(budget)
-
-    def pattern(self, pattern: str) -> Expr:
-        if pattern not in self._patterns:
-            self._patterns[pattern] = search_language(pattern, self._budget.limits)
-        return self._patterns[pattern]
 
     def language(self, branch: Branch) -> Expr:
         """The strings that fit all facts; listed ones are filtered here."""
         if any(isinstance(f.node, Scalars) and f.is_true for f in branch):
             return alt(*self.listed(branch))
-        low, high = _lengths(branch)
+        low, high = limits_of(branch, Length)
         return bounded(both(*self._parts(branch)), low, high)
 
     def listed(self, branch: Branch) -> list[Expr]:
         """The values of an `enum` that fit the other facts."""
         lists = [f.node.strings for f in branch if isinstance(f.node, Scalars) and f.is_true]
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
-        low, high = _lengths(branch)
+        low, high = limits_of(branch, Length)
         parts = self._parts(branch)
         return [literal(x) for x in common if self._fits(x, parts, low, high)]
 
@@ -125,11 +120,6 @@ class StringLanguages:
             is_found = not clash and _without_counting(language) not in (None, NOTHING)
             self._empty[language] = clash or (not is_found and is_empty(language, self._budget))
         return self._empty[language]
-
-    def automaton(self, language: Expr) -> Automaton:
-        if language not in self._automata:
-            self._automata[language] = build(language, self._budget)
-        return self._automata[language]
 
     def few(self, language: Expr, most: int) -> list[str] | None:
         """All strings of the language, if they are short and at most so many; else None."""
@@ -190,24 +180,9 @@ def _without_counting(language: Expr) -> Expr | None:
     return found if length.high is None else within(found, length.high)
 
 
-def _lengths(branch: Branch) -> tuple[int, int | None]:
-    lengths = [f.node for f in branch if isinstance(f.node, Length)]
-    high: int | None = None
-    for each in lengths:
-        high = _least(high, each.high)
-    return max((each.low for each in lengths), default=0), high
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    """The smaller limit; None: no limit."""
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
-
-
 class ScalarLexemes:
     def __init__(self, grammar: GrammarBuilder, strings: StringLanguages) -> None:
-        self._grammar = grammar
+        self.grammar = grammar
         self.text = JsonText(grammar)
         self._strings = strings
 
@@ -218,17 +193,13 @@ class ScalarLexemes:
             return self.text.string(simple)
         return seq(Text('"'), self._by_states(language, "text"), Text('"'))
 
-    def defined(self, hint: str, expr: Expr) -> Expr:
-        """A rule for an expression that is grammar already."""
-        return self._grammar.define(hint, expr)
-
     def number(self, language: Expr, hint: str) -> Expr:
         simple = self._strings.simplified(language)
-        return self._by_states(language, hint) if simple is None else self._grammar.define(hint, simple)
+        return self._by_states(language, hint) if simple is None else self.grammar.define(hint, simple)
 
     def _by_states(self, language: Expr, hint: str) -> Expr:
         automaton = self._strings.automaton(language)
-        return by_states(automaton, self._grammar, hint, lambda chars: self.text.content(Chars(chars)))
+        return by_states(automaton, self.grammar, hint, lambda chars: self.text.content(Chars(chars)))
 
 
 def by_states(
@@ -289,11 +260,11 @@ class NameKeys:
         if not names:
             return self._lexemes.string(ALL)
         if names not in self._others:
-            content = self._outside(_trie(names))
-            self._others[names] = self._lexemes.defined("string", seq(Text('"'), content, Text('"')))
+            content = self._none_of_names(_trie(names))
+            self._others[names] = self._lexemes.grammar.define("string", seq(Text('"'), content, Text('"')))
         return self._others[names]
 
-    def _outside(self, root: _Trie) -> Expr:
+    def _none_of_names(self, root: _Trie) -> Expr:
         """What may follow a prefix in the trie, so that the whole is none of its names."""
         done: dict[int, _Part] = {}
         stack = [(root, 0)]
@@ -316,38 +287,38 @@ class NameKeys:
             size = 1 + sum(len(label) + part.size for label, part in edges)
             expr = self._ways_out(_END in node, edges)
             number = len(self._parts)
-            part = _Part(number, self._lexemes.defined("name", expr) if is_cut else expr, size)
+            part = _Part(number, self._lexemes.grammar.define("name", expr) if is_cut else expr, size)
         elif known.size < _WORTH_A_RULE:
             return known
         else:
-            part = _Part(known.number, self._lexemes.defined("name", known.expr), known.size)
+            part = _Part(known.number, self._lexemes.grammar.define("name", known.expr), known.size)
         self._parts[key] = part
         return part
 
     def _ways_out(self, is_name: bool, edges: list[tuple[str, _Part]]) -> Expr:
         """The ways to go on: end here (unless a name does), another character, or a known one and so on."""
         options = [] if is_name else [EMPTY]
-        options.append(self._astray("".join(label[0] for label, _ in edges)))
+        options.append(self._another_character("".join(label[0] for label, _ in edges)))
         for label, part in edges:
-            options += [self._leaving(label, i) for i in range(1, len(label))]
+            options += [self._left_at(label, i) for i in range(1, len(label))]
             options.append(seq(self._spelt(label), part.expr))
         return Alt(tuple(options)) if len(options) > 1 else options[0]
 
-    def _leaving(self, label: str, index: int) -> Expr:
+    def _left_at(self, label: str, index: int) -> Expr:
         """The label's beginning up to a place, and perhaps another character than the label has there."""
-        return seq(self._spelt(label[:index]), optional(self._astray(label[index])))
+        return seq(self._spelt(label[:index]), optional(self._another_character(label[index])))
 
     def _spelt(self, label: str) -> Expr:
         if label.isascii() and label.isprintable():
             return Text(json.dumps(label)[1:-1])
         return seq(*(self._lexemes.text.content(Chars(single(ord(char)))) for char in label))
 
-    def _astray(self, known: str) -> Expr:
+    def _another_character(self, known: str) -> Expr:
         """Any character except these, then anything. It is a rule, because it is needed often."""
         if known not in self._ways:
             text = self._lexemes.text
             way = seq(text.content(Chars(_all_but(known))), text.content(ALL))
-            self._ways[known] = self._lexemes.defined("other", way)
+            self._ways[known] = self._lexemes.grammar.define("other", way)
         return self._ways[known]
 
 

@@ -20,6 +20,7 @@ from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import Shaper, text_length
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
 from openai_cpu_server.structured.languages.expr import (
+    NOTHING,
     ROOT,
     Alt,
     Chars,
@@ -32,10 +33,10 @@ from openai_cpu_server.structured.languages.expr import (
     Token,
     alt,
     parts_first,
-    repeat,
+    rebuilt,
     seq,
 )
-from openai_cpu_server.structured.languages.rules import order
+from openai_cpu_server.structured.languages.rules import order, users
 from openai_cpu_server.structured.options import Budget, InvalidSchema, Limits, SchemaTooLarge
 
 NEVER = "never"
@@ -114,15 +115,12 @@ class GrammarBuilder:
 def _productive(rules: Rules) -> Rules:
     """The rules without alternatives that can never end. `never` itself stays: that is its purpose."""
     good: set[str] = {NEVER}
-    users: dict[str, list[str]] = {}
-    for name, expr in rules.items():
-        for used in expr.references:
-            users.setdefault(used, []).append(name)
+    users_of = users(rules)
     queue = list(rules)
     for name in queue:
         if name not in good and _ends(rules[name], good):
             good.add(name)
-            queue += users.get(name, ())
+            queue += users_of.get(name, ())
     if len(good) == len(rules):
         return rules
     return {name: _restricted(expr, good) for name, expr in rules.items() if name in good}
@@ -143,14 +141,8 @@ def _ends(expr: Expr, good: set[str]) -> bool:
 def _restricted(expr: Expr, good: set[str]) -> Expr:
     """The expression without references to rules that are gone."""
     if isinstance(expr, Ref):
-        return expr if expr.name in good else Alt(())
-    if isinstance(expr, Seq):
-        return seq(*(_restricted(x, good) for x in expr.items))
-    if isinstance(expr, Alt):
-        return alt(*(kept for x in expr.items if (kept := _restricted(x, good)) != Alt(())))
-    if isinstance(expr, Repeat):
-        return repeat(_restricted(expr.item, good), expr.low, expr.high)
-    return expr
+        return expr if expr.name in good else NOTHING
+    return rebuilt(expr, (_restricted(x, good) for x in expr.parts))
 
 
 def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:

@@ -12,14 +12,13 @@ import json
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
-    Alt,
     Chars,
     Expr,
-    Repeat,
     Seq,
     Text,
     alt,
     literal,
+    rebuilt,
     repeat,
     seq,
 )
@@ -38,14 +37,13 @@ class Punctuation:
         if whitespace is Whitespace.FLEXIBLE:
             self._blank = repeat(Chars(CharSet.chars(" \t\n\r")), 0, _MOST_BLANKS)
 
-    def _mark(self, name: str, before: Expr, text: str, after: Expr) -> Expr:
-        return self._grammar.structural(
-            name, self._grammar.define(f"{name}-mark", seq(before, Text(text), after))
-        )
+    def _mark(self, name: str, before: Expr, text: str) -> Expr:
+        lexeme = self._grammar.define(f"{name}-mark", seq(before, Text(text), self._blank))
+        return self._grammar.structural(name, lexeme)
 
     @functools.cached_property
     def open_object(self) -> Expr:
-        return self._mark("open", EMPTY, "{", self._blank)
+        return self._mark("open", EMPTY, "{")
 
     @functools.cached_property
     def close_object(self) -> Expr:
@@ -53,7 +51,7 @@ class Punctuation:
 
     @functools.cached_property
     def open_array(self) -> Expr:
-        return self._mark("list", EMPTY, "[", self._blank)
+        return self._mark("list", EMPTY, "[")
 
     @functools.cached_property
     def close_array(self) -> Expr:
@@ -61,7 +59,7 @@ class Punctuation:
 
     @functools.cached_property
     def comma(self) -> Expr:
-        return self._mark("comma", self._blank, ",", self._blank)
+        return self._mark("comma", self._blank, ",")
 
     def key(self, content: Expr) -> Expr:
         """A property's name in quotes with its colon, as one lexeme."""
@@ -89,7 +87,7 @@ class JsonText:
 
     def __init__(self, grammar: GrammarBuilder) -> None:
         self._grammar = grammar
-        self._characters: dict[CharSet, Expr] = {}
+        self._character = functools.cache(self._of_set)
 
     def string(self, content: Expr) -> Expr:
         """The string with its quotes, as one lexeme."""
@@ -106,17 +104,7 @@ class JsonText:
         """The text between the quotes."""
         if isinstance(content, Chars):
             return self._character(content.set)
-        if isinstance(content, Seq):
-            return seq(*(self.content(x) for x in content.items))
-        if isinstance(content, Alt):
-            return alt(*(self.content(x) for x in content.items))
-        assert isinstance(content, Repeat), content
-        return repeat(self.content(content.item), content.low, content.high)
-
-    def _character(self, chars: CharSet) -> Expr:
-        if chars not in self._characters:
-            self._characters[chars] = self._of_set(chars)
-        return self._characters[chars]
+        return rebuilt(content, map(self.content, content.parts))
 
     def _of_set(self, chars: CharSet) -> Expr:
         if chars == ANY:
@@ -125,7 +113,7 @@ class JsonText:
         if is_plain:
             return Chars(raw)
         if has_every_escape:
-            return alt(Chars(raw), self._grammar.once("escape", _every_escape))
+            return alt(Chars(raw), self._grammar.once("escape", lambda: alt(*_escapes(_ESCAPED))))
         whole = alt(*([Chars(raw)] if raw else []), *_escapes(chars))
         return whole if chars.size == 1 else self._grammar.define("char", whole)
 
@@ -146,25 +134,21 @@ def plain_text(content: Expr) -> str | None:
     return "".join(chars) if len(chars) == len(items) else None
 
 
-def _every_escape() -> Expr:
-    return alt(*_escapes(_ESCAPED))
-
-
 def _any_character() -> Expr:
     """Everything that JSON allows, with needless escapes, but without lone surrogates."""
     unit = alt(
         seq(Chars(_HEX - CharSet.chars("dD")), repeat(Chars(_HEX), 3, 3)),
         seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("01234567")), repeat(Chars(_HEX), 2, 2)),
-        _surrogates("89abAB"),
+        _surrogates(),
     )
     escape = alt(Chars(CharSet.chars('"\\/bfnrt')), seq(Text("u"), unit))
     return alt(Chars(ANY - _MUST_ESCAPE), seq(Text("\\"), escape))
 
 
-def _surrogates(second: str) -> Expr:
-    r"""A surrogate pair without the first `\u`."""
+def _surrogates() -> Expr:
+    r"""Any surrogate pair without the first `\u`."""
     two = repeat(Chars(_HEX), 2, 2)
-    high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars(second)), two)
+    high = seq(Chars(CharSet.chars("dD")), Chars(CharSet.chars("89abAB")), two)
     return seq(high, Text("\\u"), Chars(CharSet.chars("dD")), Chars(CharSet.chars("cdefCDEF")), two)
 
 
@@ -182,7 +166,7 @@ def _escapes(chars: CharSet) -> list[Expr]:
 def _pairs(chars: CharSet) -> list[Expr]:
     """Surrogate pairs for all characters beyond the basic plane, or for a single one."""
     if chars == _BEYOND_BMP:
-        return [seq(Text("\\u"), _surrogates("89abAB"))]
+        return [seq(Text("\\u"), _surrogates())]
     if chars.size != 1:
         return []
     code = chars.ranges[0][0] - 0x10000
