@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.dialect import OURS, Dialect
@@ -50,6 +50,8 @@ class ServerSpec:
     file: str | None = None
     """The content of a file from which the server reads its options."""
     dialect: Dialect = OURS
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of its environment, beside this process's."""
 
     def on(self, port: int, folder: Path) -> list[str]:
         path = folder / "options.json"
@@ -87,19 +89,19 @@ class Server:
 
     def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None) -> None:
         self.spec = spec
-        self.port = _free_port()
+        self.port = free_port()
         self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=_LOG_LINES)
         self._started = time.perf_counter()
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 spec.on(self.port, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                env=environment(),
+                env=environment() | spec.variables,
             )
         except OSError as error:
             raise ServerFailed(f"{spec.label} cannot be started: {error}") from None
@@ -108,7 +110,11 @@ class Server:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def clients(self) -> Clients:
         """Clients that ask in this server's dialect."""
@@ -116,9 +122,9 @@ class Server:
 
     def wait_until_ready(self) -> float:
         """Wait for the server; returns the seconds that its start took. Raises ServerFailed."""
-        deadline = self._started + _START_S
+        deadline = time.perf_counter() + _START_S
         while not _answers(self.port, self.spec.ready):
-            if self._process.poll() is not None:
+            if self.process.poll() is not None:
                 self._reader.join()
                 raise ServerFailed(f"{self.spec.label} ended:\n{''.join(self._lines)}")
             if time.perf_counter() > deadline:
@@ -127,20 +133,20 @@ class Server:
         return time.perf_counter() - self._started
 
     def stop(self) -> None:
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(_STOP_S)
+            self.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
         self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def _read(self) -> None:
         """Read the log to its end, because a full pipe would stop the server."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self._lines.append(line)
             if self._on_line is not None:
                 self._on_line(line)
@@ -179,7 +185,7 @@ def _answers(port: int, path: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -13,14 +13,12 @@ from pathlib import Path
 import httpx
 
 from chaos_parts.ray_server import RayServer
-from chaos_parts.server import Server
+from chaos_parts.server import KillableServer, Server
 
 _TIE = 0.05
 """Nearer, in log-probability, two tokens may change places: sums in another batch are rounded otherwise."""
 _AGAIN = 0.2
 """Share of the kills that hit whatever is there up to a second after another: often an engine that loads."""
-
-
 _BETWEEN = 16
 """Tokens before the next kill by progress: else fast kills would all hit engines that still load."""
 
@@ -106,8 +104,7 @@ async def run_streams(
     killed in place of the engine."""
     chance = random.Random(seed)
     options = ("--jobs-db", "none", "--max-crashes-per-minute", "1000")
-    kind = RayServer if over_ray else Server
-    with kind(model, folder / "streams.log", *options) as server:
+    with _server(model, folder / "streams.log", options, over_ray=over_ray) as server:
         began = time.monotonic()
         quiet = await _all(server, requests, tokens, clients, Progress())
         quiet_s, start_mib = time.monotonic() - began, server.rss_mib()
@@ -139,6 +136,10 @@ async def run_streams(
         )
 
 
+def _server(model: Path, log: Path, options: tuple[str, ...], *, over_ray: bool) -> KillableServer:
+    return RayServer(model, log, *options) if over_ray else Server([f"chaos={model}"], log, *options)
+
+
 async def _kill(
     kill: Callable[[], bool], kills: int, num_tokens: int, chance: random.Random, progress: Progress
 ) -> None:
@@ -162,7 +163,7 @@ async def _kill_one(kill: Callable[[], bool], delay_s: float) -> None:
 
 
 async def _all(
-    server: Server | RayServer, requests: int, tokens: int, clients: int, progress: Progress
+    server: KillableServer, requests: int, tokens: int, clients: int, progress: Progress
 ) -> list[Stream]:
     streams = [Stream() for _ in range(requests)]
     open_at_once = asyncio.Semaphore(clients)

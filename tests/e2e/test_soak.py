@@ -1,4 +1,4 @@
-"""`scripts/soak.py` at its full length."""
+"""`scripts/chaos.py --minutes` at its full length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiny_model import tiny_model_path
 
-SOAK = Path(__file__).parents[2] / "scripts" / "soak.py"
+CHAOS = Path(__file__).parents[2] / "scripts" / "chaos.py"
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ SOAK = Path(__file__).parents[2] / "scripts" / "soak.py"
 @pytest.mark.timeout(1800)
 def test_twenty_minutes_of_everything_leave_memory_flat() -> None:
     done = subprocess.run(
-        [sys.executable, str(SOAK), "--model", str(tiny_model_path())],
+        [sys.executable, str(CHAOS), "--minutes", "20", "--model", str(tiny_model_path())],
         capture_output=True,
         text=True,
         check=False,

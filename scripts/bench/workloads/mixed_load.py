@@ -129,10 +129,10 @@ async def run_both(bench: Bench, size: Size, server: Server, number: int) -> Win
         batch_asks(bench.prompts, size, "both", number),
         interactive_asks(bench.prompts, size, "both", number),
     )
-    return await run_window(size, server, jobs, shorts, _arrivals(bench, size, number))
+    return await run_window(size, server, jobs, shorts, window_arrivals(bench, size, number))
 
 
-def _arrivals(bench: Bench, size: Size, number: int) -> list[float]:
+def window_arrivals(bench: Bench, size: Size, number: int) -> list[float]:
     if bench.by_clock:
         return fixed_arrivals(size.every_s, size.window_s)
     return poisson_arrivals(1 / size.every_s, size.window_s, seed=number)

@@ -1,0 +1,132 @@
+"""*schedule*: the cost of a step in Python when many requests run and very many wait."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+from bench.bench import Bench
+from bench.prompts import random_tokens
+from bench.results import Direction, Figure, Goal, WorkloadResult
+from bench.stats import Rounds, percentile
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import CostCurve
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, StepResult
+from openai_cpu_server.engine.generating import step_options
+from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
+from openai_cpu_server.scheduler.sequence import PriorityPolicy
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
+
+_RUNNING = 64
+_WAITING = 10_000
+_PROMPT_TOKENS = 64
+_USERS = 100
+_STEPS, _QUICK_STEPS = 600, 200
+_WARM_UP_STEPS = 200
+"""After so many steps most running sequences decode, and some have ended."""
+_STEP_TOKENS = 256
+Steps = list[tuple[float, float]]
+"""The milliseconds of schedule() and of apply(), for each step."""
+
+
+def workload(bench: Bench) -> WorkloadResult:
+    num_steps = _QUICK_STEPS if bench.is_quick else _STEPS
+    runs = bench.interleaved({"schedule() and apply()": lambda number: measured(num_steps, number)})
+    (rounds,) = runs.values()
+
+    def figure(percent: float, *, with_apply: bool = False) -> Rounds:
+        return Rounds.of(
+            rounds, lambda steps: percentile([one[0] + with_apply * one[1] for one in steps], percent)
+        )
+
+    schedule = figure(50)
+    limit = Goal(
+        what="schedule(), median", rounds=schedule, direction=Direction.AT_MOST, limit=1.0, unit="ms"
+    )
+    return WorkloadResult(
+        name="schedule",
+        sizes=f"{_RUNNING} running, {_WAITING} waiting, {num_steps} steps with a fake result",
+        goals=(limit,),
+        figures=(
+            Figure(what="schedule() p50", rounds=schedule, unit="ms"),
+            Figure(what="schedule() p99", rounds=figure(99), unit="ms"),
+            Figure(what="schedule() and apply() p50", rounds=figure(50, with_apply=True), unit="ms"),
+        ),
+    )
+
+
+def measured(num_steps: int, number: int, *, running: int = _RUNNING, waiting: int = _WAITING) -> Steps:
+    scheduler = new_scheduler(
+        num_slots=running,
+        kv_tokens=65_536,
+        cache_blocks=4_096,
+        told=CostModel.guess().curve,
+        outputs=running,
+    )
+    source = _requests(number)
+    for _ in range(running + waiting):
+        scheduler.sequences.submit(next(source))
+    for _ in range(_WARM_UP_STEPS):
+        _step(scheduler, source)
+    return [_step(scheduler, source) for _ in range(num_steps)]
+
+
+def new_scheduler(
+    *,
+    num_slots: int,
+    kv_tokens: int,
+    cache_blocks: int,
+    told: CostCurve,
+    options: EngineOptions | None = None,
+    outputs: int = _STEP_TOKENS,
+    speculator: Speculator | None = None,
+) -> Scheduler:
+    """A scheduler as the engine builds it. It is told what steps cost."""
+    return Scheduler(
+        limits=StepLimits(num_slots, _STEP_TOKENS, outputs),
+        ledger=KVLedger(kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
+        cache=SavedPrefixes(cache_blocks),
+        cost=CostModel(told),
+        options=step_options(options or EngineOptions(model_path="")),
+        policy=PriorityPolicy(),
+        speculator=speculator,
+    )
+
+
+def _step(scheduler: Scheduler, source: Iterator[GenerationRequest]) -> tuple[float, float]:
+    """One step. New requests replace those that end, so that the queue keeps its length."""
+    start = time.perf_counter()
+    step = scheduler.schedule()
+    scheduled = time.perf_counter()
+    samples = {span.slot: Sample(500) for span in step.spans if span.sample}
+    result = StepResult(samples=samples, padding=step.padding)
+    executed = time.perf_counter()
+    advances = scheduler.apply(step, result)
+    applied = time.perf_counter()
+    for advance in advances:
+        if advance.sequence.remaining == 0:
+            scheduler.sequences.finish(advance.sequence)
+            scheduler.sequences.submit(next(source))
+    return 1000 * (scheduled - start), 1000 * (applied - executed)
+
+
+def _requests(number: int) -> Iterator[GenerationRequest]:
+    """Of both priorities, many users and many output lengths. No two prompts share anything."""
+    draw = random.Random(number)
+    count = 0
+    while True:
+        count += 1
+        yield GenerationRequest(
+            id=f"r{count}",
+            tokens=random_tokens(_PROMPT_TOKENS, "schedule", number, count),
+            max_tokens=draw.randint(100, 400),
+            sampling=Sampling(seed=count),
+            priority=draw.choice(list(Priority)),
+            client=f"user {draw.randrange(_USERS)}",
+        )

@@ -1,0 +1,129 @@
+"""*speculation*: drafts on against off, where answers quote and where they do not."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from bench.bench import Bench
+from bench.contest import Contest
+from bench.contestants import Contestant, Room, Variant, ours
+from bench.results import Direction, Goal, Line, WorkloadResult
+from bench.servers import ServerSpec
+from bench.stats import ratios
+from bench.workloads.batches import BatchRun, run_batch
+
+from regressions.speculation_tasks import TASKS, Task, draft_model, tasks
+
+_ROOM = Room(pool_tokens=16384, request_tokens=1024)
+_MEANING = (
+    "a prompt to quote is a passage of random tokens three times and its beginning: language models go on "
+    "with it, small or random ones begin to repeat themselves, which is a quotation too; how much was "
+    "foretold the accepted tokens say"
+)
+_CONVERSATIONS = (
+    "conversations are requests made of word lists, in the model's chat template; the model ends its answers "
+    "itself, stories are sampled at temperature 0.8, the others greedy"
+)
+
+
+class Mode(enum.Enum):
+    OFF = "drafts off"
+    QUOTING = "drafts that quote"
+    MODEL = "draft model too"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--speculation", "off" if self is Mode.OFF else "auto")
+
+
+Runs = dict[str, BatchRun]
+"""The runs by task."""
+
+
+def workload(bench: Bench) -> WorkloadResult:
+    """Run the same server in each mode.
+    Each round starts it afresh and runs all tasks one after the other."""
+    tokens = 24 if bench.is_quick else 128
+    asked = tasks(bench.model)
+
+    def measure(who: Contestant, number: int) -> Runs:
+        with bench.start(who, _ROOM) as server:
+            return {task.what: run_batch(server, task.asks(number, tokens), task.clients) for task in asked}
+
+    contest = bench.contest([_contestant(mode, bench.model) for mode in _modes(bench.model)], measure)
+    outputs = {task.what: _line(contest, task, "output", "tok/s", _speed) for task in asked}
+    return WorkloadResult(
+        name="speculation",
+        sizes=f"{len(asked)} tasks; random tokens: answers of {tokens} tokens (quotations: {3 * tokens}; "
+        "JSON: complete)",
+        goals=tuple(_goals(contest, outputs)),
+        lines=tuple(
+            line
+            for task in asked
+            for line in (
+                outputs[task.what],
+                _line(contest, task, "drafted, of the output", "%", _drafted),
+                _line(contest, task, "accepted, of the drafted", "%", _accepted),
+            )
+        ),
+        failures=contest.failures,
+        notes=(_MEANING, _CONVERSATIONS) if len(asked) > len(TASKS) else (_MEANING,),
+    )
+
+
+def _modes(model: Path) -> list[Mode]:
+    return [mode for mode in Mode if mode is not Mode.MODEL or draft_model(model) is not None]
+
+
+def _contestant(mode: Mode, model: Path) -> Contestant:
+    draft = draft_model(model) if mode is Mode.MODEL else None
+    options = (*mode.options, *(("--draft-model", str(draft)) if draft is not None else ()))
+
+    def spec(model: Path, room: Room) -> ServerSpec:
+        made = ours(Variant.WHOLE, model, "--ctx-size", str(room.pool_tokens), *options)
+        return replace(made, label=mode.value)
+
+    return Contestant(key=mode.name, label=mode.value, spec=spec, is_peer=False)
+
+
+def _line(
+    contest: Contest[Runs], task: Task, what: str, unit: str, figure: Callable[[BatchRun], float]
+) -> Line:
+    return contest.line(
+        f"{task.what}: {what}", unit, Direction.AT_LEAST, lambda runs: figure(runs[task.what])
+    )
+
+
+def _goals(contest: Contest[Runs], outputs: dict[str, Line]) -> Iterator[Goal]:
+    off = Mode.OFF.value
+    labels = [who.label for who in contest.runs if who.label != off]
+    for what, line in outputs.items():
+        for label in labels:
+            speeds = line.servers
+            yield Goal(
+                what=f"{what}: output, '{label}' against without",
+                rounds=ratios(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
+                direction=Direction.AT_LEAST,
+                limit=1.0,
+                unit="x",
+            )
+
+
+def _speed(run: BatchRun) -> float:
+    return run.output_tokens_per_s
+
+
+def _drafted(run: BatchRun) -> float:
+    return 100 * _num_drafted(run) / sum(trace.output_tokens for trace in run.traces)
+
+
+def _accepted(run: BatchRun) -> float:
+    """The accepted share of the drafts; 0 without any."""
+    return 100 * sum(trace.timings.draft_n_accepted for trace in run.traces) / max(_num_drafted(run), 1)
+
+
+def _num_drafted(run: BatchRun) -> int:
+    return sum(trace.timings.draft_n for trace in run.traces)
