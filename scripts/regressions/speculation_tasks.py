@@ -11,6 +11,7 @@ from bench import schemas
 from bench.asking import Ask
 from bench.prompts import random_tokens
 from bench.prose import talks
+from bench.workloads.batches import clients_in_words
 
 _ANSWER_TOKENS = 320
 """The most tokens of an answer; the model ends its answers itself."""
@@ -111,7 +112,7 @@ def telling(choose: random.Random) -> str:
 def _talk(what: str, clients: int, write: Callable[[random.Random], str], temperature: float) -> Task:
     """A dozen tokens of output, as which --quick asks for few, stand for an answer."""
     return Task(
-        f"{what}, {clients} {'client' if clients == 1 else 'clients'}",
+        f"{what}, {clients_in_words(clients)}",
         clients,
         lambda number, tokens: conversations(write, number, clients * max(2, tokens // 12), temperature),
     )

@@ -10,7 +10,6 @@ from bench.workloads import (
     bursts,
     chat,
     clients,
-    cpu,
     json_output,
     long_prompt,
     memory,
@@ -29,7 +28,6 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "long-prompt": long_prompt.run,
     "bursts": bursts.run,
     "unequal": unequal.run,
-    "cpu": cpu.run,
     "json": json_output.run,
     "memory": memory.run,
 }

@@ -90,18 +90,8 @@ def run(bench: Bench) -> WorkloadResult:
         f"{size.prompt_tokens} prompt tokens; then free ones of the same lengths",
         goals=contest.of_ours("goals", _goals),
         lines=(
-            line(
-                "constrained: output",
-                "tok/s",
-                at_least,
-                lambda run: run.bound.output_tokens_per_s,
-            ),
-            line(
-                "free: output",
-                "tok/s",
-                at_least,
-                lambda run: run.free.output_tokens_per_s,
-            ),
+            line("constrained: output", "tok/s", at_least, lambda run: run.bound.output_tokens_per_s),
+            line("free: output", "tok/s", at_least, lambda run: run.free.output_tokens_per_s),
             line("overhead", "%", at_most, lambda run: run.overhead_percent),
             line("constrained: valid answers", "%", at_least, lambda run: run.valid_percent),
             line("constrained: tokens of an answer", "", at_most, lambda run: run.mean_tokens),

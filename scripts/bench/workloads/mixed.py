@@ -141,12 +141,7 @@ def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
         "gap p50": line("interactive inter-token latency p50", "s", at_most, lambda run: run.gap_s(50)),
         "gap p95": line("interactive inter-token latency p95", "s", at_most, lambda run: run.gap_s(95)),
         "batch": line("batch output", "tok/s", at_least, lambda run: run.both.batch_output_per_s),
-        "output": line(
-            "output, both classes",
-            "tok/s",
-            at_least,
-            lambda run: run.both.output_per_s,
-        ),
+        "output": line("output, both classes", "tok/s", at_least, lambda run: run.both.output_per_s),
         "computed": line("computed, both classes", "tok/s", at_least, lambda run: run.both.computed_per_s),
         **{each.what: each for each in class_lines(contest, lambda run: run.both)},
     }
@@ -182,13 +177,7 @@ def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
     both = Rounds.of(pairs, lambda pair: pair[0].both.computed_per_s)
     alone = Rounds.of(pairs, lambda pair: pair[1].alone.computed_per_s)
     return (
-        Goal(
-            what="interactive TTFT p95",
-            rounds=p95,
-            direction=Direction.AT_MOST,
-            limit=1.0,
-            unit="s",
-        ),
+        Goal(what="interactive TTFT p95", rounds=p95, direction=Direction.AT_MOST, limit=1.0, unit="s"),
         Goal(
             what="interactive TTFT p95, against the idle server's p50",
             rounds=ratios(p95, idle),
