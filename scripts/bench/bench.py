@@ -15,7 +15,7 @@ from bench.failures import described
 from bench.load import LoadFailed
 from bench.process_tree import TreeUse
 from bench.prompts import Prompts, RandomPrompts, random_tokens
-from bench.servers import OnLine, Server, ServerFailed, ServerSpec, missing_options, running
+from bench.servers import Server, ServerFailed, ServerSpec, missing_options, running
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -59,16 +59,16 @@ class Bench:
         self._once = once
 
     @contextlib.contextmanager
-    def server(self, variant: Variant, *options: str, on_line: OnLine | None = None) -> Iterator[Server]:
+    def server(self, variant: Variant, *options: str) -> Iterator[Server]:
         """Our server, started fresh and warmed up.
         Raises ServerFailed, also for an option that it does not have."""
-        with self._running(ours(variant, self.model, *options), on_line, is_ours=True) as server:
+        with self._running(ours(variant, self.model, *options), is_ours=True) as server:
             yield server
 
     @contextlib.contextmanager
     def start(self, who: Contestant, room: Room) -> Iterator[Server]:
         """A server, started fresh and warmed up. Raises ServerFailed."""
-        with self._running(who.spec(self.model, room), None, is_ours=not who.is_peer) as server:
+        with self._running(who.spec(self.model, room), is_ours=not who.is_peer) as server:
             yield server
 
     def start_unmeasured(self, who: Contestant, room: Room) -> None:
@@ -77,11 +77,11 @@ class Bench:
             pass
 
     @contextlib.contextmanager
-    def _running(self, spec: ServerSpec, on_line: OnLine | None, *, is_ours: bool) -> Iterator[Server]:
+    def _running(self, spec: ServerSpec, *, is_ours: bool) -> Iterator[Server]:
         missing = missing_options(spec, self._known_options) if is_ours else []
         if missing:
             raise ServerFailed(f"this server has no {', '.join(missing)}, which '{spec.label}' needs")
-        with running(spec, self.uses, on_line) as server:
+        with running(spec, self.uses) as server:
             asyncio.run(_warm_up(server))
             yield server
 

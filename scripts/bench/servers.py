@@ -87,7 +87,7 @@ def missing_options(spec: ServerSpec, known: frozenset[str]) -> list[str]:
 class Server:
     """A running server, made by `running`."""
 
-    def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None) -> None:
+    def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None = None) -> None:
         self.spec = spec
         self.port = free_port()
         self._on_line = on_line
@@ -153,15 +153,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(
-    spec: ServerSpec, uses: list[tuple[str, TreeUse]], on_line: OnLine | None = None
-) -> Iterator[Server]:
-    """Yield a server that is ready. At the end, what it used is added to `uses`.
-
-    `on_line` is told each line of its log, in another thread.
-    """
+def running(spec: ServerSpec, uses: list[tuple[str, TreeUse]]) -> Iterator[Server]:
+    """Yield a server that is ready. At the end, what it used is added to `uses`."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        server = Server(spec, Path(folder), on_line)
+        server = Server(spec, Path(folder))
         try:
             ready_s = server.wait_until_ready()
             sampler = TreeSampler(server.pid, ready_s)

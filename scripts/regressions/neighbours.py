@@ -17,7 +17,7 @@ from bench.bench import Bench
 from bench.contestants import Variant
 from bench.http_client import call
 from bench.prompts import short_texts
-from bench.results import Direction, Figure, Goal, WorkloadResult
+from bench.results import Figure, Goal, WorkloadResult
 from bench.servers import Server
 from bench.stats import Rounds, percentile, ratios
 from bench.workloads.mixed_load import (
@@ -38,7 +38,7 @@ _OWN_BATCH, _BATCH, _PEOPLE, _EMBEDDING = (
     "another model's interactive requests",
     "endless embedding",
 )
-FULL = Size(idle_requests=8, ramp_s=4, window_s=25, shown_s=0, batch_prompt=300, batch_output=60)
+FULL = Size(idle_requests=8, ramp_s=4, window_s=25, batch_prompt=300, batch_output=60)
 QUICK = replace(FULL, idle_requests=3, ramp_s=0.5, window_s=3, every_s=0.5)
 _TEXTS, _QUICK_TEXTS = 2048, 64
 """Of one request to embed."""
@@ -84,12 +84,11 @@ def _goals(rounds: list[Round]) -> Iterator[Goal]:
         (f"{_BATCH}, against beside its own", _BATCH, _OWN_BATCH, 1.0),
         (f"{_EMBEDDING}, against idle", _EMBEDDING, None, 2.0),
     ):
-        yield Goal(
-            what=f"interactive TTFT p95 beside {what}",
-            rounds=ratios(_ttft(rounds, company, 95), _ttft(rounds, against, 95)),
-            direction=Direction.AT_MOST,
-            limit=limit,
-            unit="x",
+        yield Goal.at_most(
+            f"interactive TTFT p95 beside {what}",
+            ratios(_ttft(rounds, company, 95), _ttft(rounds, against, 95)),
+            limit,
+            "x",
         )
 
 

@@ -11,7 +11,7 @@ from bench.cache_stats import cache_stats, clear_cache
 from bench.contestants import Variant
 from bench.load import Clients, LoadFailed
 from bench.prompts import random_tokens
-from bench.results import Direction, Figure, Goal, WorkloadResult
+from bench.results import Figure, Goal, WorkloadResult
 from bench.servers import Server
 from bench.stats import Rounds, percentile, ratios
 
@@ -64,12 +64,8 @@ def _result(size: Size, cached: int, empty: Rounds, full: Rounds) -> WorkloadRes
         sizes=f"{_RUNNING} running sequences of {size.prompt_tokens} + {size.output_tokens} tokens; "
         f"{cached} tokens in the full cache",
         goals=(
-            Goal(
-                what="step time with a full prefix cache, against an empty one",
-                rounds=ratios(full, empty),
-                direction=Direction.AT_MOST,
-                limit=1.05,
-                unit="x",
+            Goal.at_most(
+                "step time with a full prefix cache, against an empty one", ratios(full, empty), 1.05, "x"
             ),
         ),
         figures=(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bench.bench import Bench
 from bench.prompts import random_tokens
-from bench.results import Direction, Figure, Goal, WorkloadResult
+from bench.results import Figure, Goal, WorkloadResult
 from bench.stats import Rounds, percentile
 
 from openai_cpu_server.contract.messages import EngineOptions
@@ -46,9 +46,7 @@ def workload(bench: Bench) -> WorkloadResult:
         )
 
     schedule = figure(50)
-    limit = Goal(
-        what="schedule(), median", rounds=schedule, direction=Direction.AT_MOST, limit=1.0, unit="ms"
-    )
+    limit = Goal.at_most("schedule(), median", schedule, 1.0, "ms")
     return WorkloadResult(
         name="schedule",
         sizes=f"{_RUNNING} running, {_WAITING} waiting, {num_steps} steps with a fake result",

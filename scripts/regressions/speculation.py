@@ -103,12 +103,11 @@ def _goals(contest: Contest[Runs], outputs: dict[str, Line]) -> Iterator[Goal]:
     for what, line in outputs.items():
         for label in labels:
             speeds = line.servers
-            yield Goal(
-                what=f"{what}: output, '{label}' against without",
-                rounds=ratios(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
-                direction=Direction.AT_LEAST,
-                limit=1.0,
-                unit="x",
+            yield Goal.at_least(
+                f"{what}: output, '{label}' against without",
+                ratios(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
+                1.0,
+                "x",
             )
 
 

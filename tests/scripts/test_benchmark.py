@@ -42,10 +42,9 @@ from bench.results import (
 from bench.servers import ServerSpec, environment, missing_options, our_options
 from bench.stats import Rounds, percentile, ratios
 from bench.time_limit import TimeLimit, TimeUp
-from bench.timeline import Part, Step, StepLog, Timeline
-from bench.workloads import WORKLOADS, bursts, chat, json_output, mixed, prefix, throughput
+from bench.workloads import WORKLOADS, bursts, chat, json_output, prefix, throughput
 from bench.workloads.long_prompt import Passage
-from bench.workloads.mixed_load import FULL, Size, Window
+from bench.workloads.mixed_load import FULL, Window
 from benchmark import main
 
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -521,25 +520,6 @@ def test_slower_machines_get_as_many_requests_in_a_longer_time() -> None:
     assert (fast.every_s, fast.window_s) == (0.3, FULL.window_s)
 
 
-STEPS = (
-    Step(1.0, 100.0, 0, False, (Part("b", "batch", 1, True), Part("i", "interactive", 33, False))),
-    Step(1.1, 50.0, 14, False, (Part("b", "batch", 1, True), Part("i", "interactive", 1, True))),
-    Step(1.15, 50.0, 0, True, (Part("b", "batch", 1, True),)),
-    Step(9.0, 50.0, 0, False, (Part("b", "batch", 1, True),)),
-)
-
-
-def test_steps_are_read_from_the_log_of_the_server() -> None:
-    log = StepLog()
-    log.note("ggml: something native")
-    log.note('{"logger": "openai_cpu_server.server.run", "message": "listening"}')
-    for step in STEPS:
-        fields = msgspec.to_builtins(step)
-        log.note(msgspec.json.encode({"logger": "openai_cpu_server.engine.trace", **fields}).decode())
-    timeline = log.timeline(1.0, 5.0, [trace(1.1, []), trace(7.0, [])])
-    assert timeline == Timeline(STEPS[:3], (1.1,))
-
-
 def test_plots_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     one = Rounds((1.0, 2.0))
@@ -551,13 +531,12 @@ def test_plots_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
             Distribution(label="ours", ttft_s=(0.1, 0.2), gaps_s=(0.01,)),
             Distribution(label="x", ttft_s=(0.3,), gaps_s=()),
         ),
-        timeline=Timeline(STEPS, (1.05,)),
     )
     empty = WorkloadResult(name="two", sizes="", failure="no")
     report = Report(circumstances=WHERE, load_before=(0, 0, 0), load_after=(0, 0, 0), results=(result, empty))
     drawn, failures = plots.draw(report, tmp_path)
     assert failures == {}
-    assert drawn == {"mixed": ["mixed.png", "mixed-latency.png", "mixed-timeline.png"], "two": []}
+    assert drawn == {"mixed": ["mixed.png", "mixed-latency.png"], "two": []}
     for name in drawn["mixed"]:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
@@ -659,17 +638,6 @@ def test_two_servers_stand_side_by_side(written: Path) -> None:
     (judged,) = [goal for goal in result.goals if goal.is_met is not None]
     assert judged.what == "worst stall"
     assert "| output | tok/s |" in (written / "report.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.native
-def test_the_steps_of_a_mixed_run_are_told() -> None:
-    bench = a_bench(model=tiny_model_path(), known_options=our_options(), by_clock=True)
-    size = Size(idle_requests=1, ramp_s=0.1, window_s=0.5, shown_s=0.5, every_s=0.2, batch_clients=3)
-    found = mixed.timeline(bench, size)
-    parts = [part for step in found.steps for part in step.spans]
-    assert {(part.priority, part.decodes) for part in parts} >= {("batch", True), ("interactive", False)}
-    assert found.arrivals_s
 
 
 @pytest.mark.slow

@@ -146,19 +146,17 @@ def _fits(answer: object, schema: JsonSchema) -> bool:
 
 def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
     return (
-        Goal(
-            what="overhead of answers that follow a schema, against free ones of the same lengths",
-            rounds=Rounds.of(runs, lambda run: run.overhead_percent),
-            direction=Direction.AT_MOST,
-            limit=0,
-            unit="%",
+        Goal.at_most(
+            "overhead of answers that follow a schema, against free ones of the same lengths",
+            Rounds.of(runs, lambda run: run.overhead_percent),
+            0,
+            "%",
         ),
-        Goal(
-            what="answers that are JSON and fit their schema, in the worst round",
-            rounds=Rounds((min(run.valid_percent for run in runs),)),
-            direction=Direction.AT_LEAST,
-            limit=100,
-            unit="%",
+        Goal.at_least(
+            "answers that are JSON and fit their schema, in the worst round",
+            Rounds((min(run.valid_percent for run in runs),)),
+            100,
+            "%",
         ),
     )
 

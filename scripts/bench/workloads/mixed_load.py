@@ -33,8 +33,6 @@ class Size:
     """Seconds with batch clients alone before the window opens, because
     they all begin with their prompts at once."""
     window_s: float
-    shown_s: float
-    """The seconds of the window whose steps are drawn."""
     every_s: float = 1.5
     """The mean seconds between interactive requests. The other times grow with it."""
     batch_clients: int = 8
@@ -61,12 +59,11 @@ class Size:
             every_s=every_s,
             ramp_s=slower * self.ramp_s,
             window_s=slower * self.window_s,
-            shown_s=slower * self.shown_s,
         )
 
 
-FULL = Size(idle_requests=10, ramp_s=10, window_s=40, shown_s=8)
-QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5)
+FULL = Size(idle_requests=10, ramp_s=10, window_s=40)
+QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, every_s=0.5)
 
 
 @dataclass(frozen=True)

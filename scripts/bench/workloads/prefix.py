@@ -11,7 +11,7 @@ from bench.bench import Bench
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.prompts import Prompts
-from bench.results import Direction, Figure, Goal, Line, WorkloadResult
+from bench.results import Figure, Goal, Line, WorkloadResult
 from bench.stats import Rounds
 from bench.workloads.batches import BatchRun, latency_lines, questions, requests_line, run_batch
 
@@ -74,10 +74,7 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...
     return (
         contest.goal_against(Variant.SEQUENTIAL.key, requests, what, 10),
         contest.goal_against(Variant.CACHE_OFF.key, requests, what, 5),
-        *(
-            Goal(what=figure.what, rounds=figure.rounds, direction=Direction.AT_LEAST, limit=90, unit="%")
-            for figure in cached
-        ),
+        *(Goal.at_least(figure.what, figure.rounds, 90, "%") for figure in cached),
         *contest.goals_against_llama_server(requests, what, plain=6, best=6),
     )
 

@@ -164,11 +164,10 @@ def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]
         best = max(others, key=lambda rounds: rounds.median)
         measured = ratios(lines[_COMPARED_AT].servers[one], best)
     return (
-        Goal(
-            what=f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'",
-            rounds=measured,
-            direction=Direction.AT_LEAST,
-            limit=15.6,
-            unit="x",
+        Goal.at_least(
+            f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'",
+            measured,
+            15.6,
+            "x",
         ),
     )
