@@ -81,44 +81,42 @@ class _Run:
     """What all workloads have in common."""
 
     def __init__(self, arguments: argparse.Namespace, console: Console, time_limit: TimeLimit) -> None:
-        self._rounds: int = arguments.rounds
-        self._is_quick: bool = arguments.quick
-        self._by_clock: bool = arguments.by_clock
+        self._arguments = arguments
         self._time_limit = time_limit
         self._say: Callable[[str], None] = lambda line: console.print(
             f"[dim]{escape(line)}[/dim]", highlight=False
         )
         self._model = model_of(arguments)
         self._prompts = prompts_for(self._model)
-        self._once: frozenset[str] = arguments.once
-        self._keys: frozenset[str] = arguments.servers
         self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
         self._known_options = our_options()
-        missing = absent(self._keys, self._peers)
+        keys: frozenset[str] = arguments.servers
+        missing = absent(keys, self._peers)
         if missing:
             self._say(f"{', '.join(missing)}: not here: --set-up-peers")
         contestants = [*(variant.contestant for variant in Variant), *self._peers]
         self.circumstances = circumstances(
             self._model,
-            rounds=self._rounds,
-            is_quick=self._is_quick,
-            contestants=[who for who in contestants if who.key in self._keys],
+            rounds=arguments.rounds,
+            is_quick=arguments.quick,
+            contestants=[who for who in contestants if who.key in keys],
             absent=missing,
         )
 
     def workload(self, name: str) -> WorkloadResult:
         """Run one workload. A failure does not stop the others."""
+        asked = self._arguments
         bench = Bench(
             model=self._model,
-            rounds=self._rounds,
-            is_quick=self._is_quick,
+            rounds=asked.rounds,
+            is_quick=asked.quick,
             known_options=self._known_options,
             say=self._say,
             peers=self._peers,
-            keys=self._keys,
-            by_clock=self._by_clock,
+            keys=asked.servers,
+            by_clock=asked.by_clock,
             prompts=self._prompts,
-            once=self._once,
+            once=asked.once,
         )
         self._say(f"{name} ...")
         start = time.perf_counter()

@@ -148,14 +148,9 @@ class _OpenVino:
     python: Path
 
     def __call__(self, model: Path, room: Room) -> ServerSpec:
-        options = {
-            "model": str(model),
-            "port": "{port}",
-            "threads": str(Machine().num_threads()),
-            "cache-tokens": str(SLOTS * _context(room)),
-        }
-        given = [part for name, value in options.items() for part in (f"--{name}", value)]
-        command = (str(self.python), str(_OPENVINO_ADAPTER), *given)
+        given = ("--model", str(model), "--port", "{port}", "--threads", str(Machine().num_threads()))
+        room_given = ("--cache-tokens", str(SLOTS * _context(room)))
+        command = (str(self.python), str(_OPENVINO_ADAPTER), *given, *room_given)
         return ServerSpec(_OPENVINO, command, ready="/health")
 
 
@@ -168,21 +163,12 @@ class _LlamaCppServer:
     words: _Words
 
     def __call__(self, model: Path, room: Room) -> ServerSpec:
-        options = {
-            "model": str(model),
-            "host": "127.0.0.1",
-            "port": "{port}",
-            "n_ctx": str(int(_TEXT_IS_LONGER * _context(room))),
-            "n_threads": str(Machine().num_threads()),
-            "interrupt_requests": "false",
-        }
-        given = [part for name, value in options.items() for part in (f"--{name}", value)]
-        return ServerSpec(
-            "llama_cpp.server",
-            (str(self.python), "-m", "llama_cpp.server", *given),
-            ready="/v1/models",
-            dialect=_dialect(self.words, takes_tokens=False),
-        )
+        where = ("--model", str(model), "--host", "127.0.0.1", "--port", "{port}")
+        sized = ("--n_ctx", str(int(_TEXT_IS_LONGER * _context(room))))
+        threads = ("--n_threads", str(Machine().num_threads()), "--interrupt_requests", "false")
+        command = (str(self.python), "-m", "llama_cpp.server", *where, *sized, *threads)
+        dialect = _dialect(self.words, takes_tokens=False)
+        return ServerSpec("llama_cpp.server", command, ready="/v1/models", dialect=dialect)
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,18 @@ from bench.contestants import Variant, ours
 from bench.options import gguf
 from bench.servers import running
 from bench.workloads.batches import run_batch
+from simulation.replica import new_scheduler
 
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.contract.step import Sample, Span, Step, StepResult
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Span, Step, StepResult
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import Machine, ThreadBinding
 from openai_cpu_server.llama.measure.calibrate import cost_curve
-from regressions.schedule import new_scheduler
+from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 
 KV_TOKENS = 8192
 OPTIONS = EngineOptions(model_path="", kv_tokens=KV_TOKENS, repack=False)
@@ -112,8 +114,9 @@ def _curve(model: str) -> CostCurve:
 
 def _steps(load: Load, told: CostCurve) -> Iterator[Step]:
     """The steps that the server's scheduler computes for this load."""
+    ledger, cache = KVLedger(KV_TOKENS // POOL_BLOCK_TOKENS), SavedPrefixes(0)
     scheduler = new_scheduler(
-        num_slots=OPTIONS.max_seqs, kv_tokens=KV_TOKENS, cache_blocks=0, told=told, outputs=OUTPUTS
+        num_slots=OPTIONS.max_seqs, ledger=ledger, cache=cache, told=told, outputs=OUTPUTS
     )
     for number in range(load.clients):
         prompt, sampling = load.prompt(number), Sampling(seed=number)

@@ -10,18 +10,14 @@ from bench.bench import Bench
 from bench.prompts import random_tokens
 from bench.results import Figure, Goal, WorkloadResult
 from bench.stats import Rounds, percentile
+from simulation.replica import new_scheduler
 
-from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, StepResult
-from openai_cpu_server.engine.generating import step_options
+from openai_cpu_server.contract.step import Sample, StepResult
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
-from openai_cpu_server.scheduler.sequence import PriorityPolicy
-from openai_cpu_server.scheduler.speculation.speculator import Speculator
+from openai_cpu_server.scheduler.scheduler import Scheduler
 
 _RUNNING = 64
 _WAITING = 10_000
@@ -30,7 +26,6 @@ _USERS = 100
 _STEPS, _QUICK_STEPS = 600, 200
 _WARM_UP_STEPS = 200
 """After so many steps most running sequences decode, and some have ended."""
-_STEP_TOKENS = 256
 Steps = list[tuple[float, float]]
 """The milliseconds of schedule() and of apply(), for each step."""
 
@@ -62,8 +57,8 @@ def workload(bench: Bench) -> WorkloadResult:
 def measured(num_steps: int, number: int, *, running: int = _RUNNING, waiting: int = _WAITING) -> Steps:
     scheduler = new_scheduler(
         num_slots=running,
-        kv_tokens=65_536,
-        cache_blocks=4_096,
+        ledger=KVLedger(4_096),
+        cache=SavedPrefixes(4_096),
         told=CostModel.guess().curve,
         outputs=running,
     )
@@ -73,28 +68,6 @@ def measured(num_steps: int, number: int, *, running: int = _RUNNING, waiting: i
     for _ in range(_WARM_UP_STEPS):
         _step(scheduler, source)
     return [_step(scheduler, source) for _ in range(num_steps)]
-
-
-def new_scheduler(
-    *,
-    num_slots: int,
-    kv_tokens: int,
-    cache_blocks: int,
-    told: CostCurve,
-    options: EngineOptions | None = None,
-    outputs: int = _STEP_TOKENS,
-    speculator: Speculator | None = None,
-) -> Scheduler:
-    """A scheduler as the engine builds it. It is told what steps cost."""
-    return Scheduler(
-        limits=StepLimits(num_slots, _STEP_TOKENS, outputs),
-        ledger=KVLedger(kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
-        cache=SavedPrefixes(cache_blocks),
-        cost=CostModel(told),
-        options=step_options(options or EngineOptions(model_path="")),
-        policy=PriorityPolicy(),
-        speculator=speculator,
-    )
 
 
 def _step(scheduler: Scheduler, source: Iterator[GenerationRequest]) -> tuple[float, float]:

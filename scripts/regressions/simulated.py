@@ -11,18 +11,17 @@ come out everywhere.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from simulation.figures import quantile
+from simulation.replica import Live, Machine, SimReplica
+
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.step import Drafted, Sample, Span, Step, StepResult, num_right
-from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
-from openai_cpu_server.scheduler.speculation.speculator import Speculator
-from regressions.schedule import new_scheduler
+from openai_cpu_server.contract.step import Step
 
 _SLOWNESS, _NOISE = 1.2, 0.1
 """Steps take so many times what the scheduler is told, with noise: everything that it learns from matters."""
@@ -30,18 +29,17 @@ _SLOWNESS, _NOISE = 1.2, 0.1
 
 @dataclass
 class Client:
-    request: GenerationRequest
-    text: list[int]
-    arrives_ms: float = 0.0
+    live: Live
     token_times: list[float] = field(default_factory=list)
+    """In seconds, as all of it."""
 
     @property
     def ttft_ms(self) -> float:
-        return self.token_times[0] - self.arrives_ms
+        return 1000 * (self.token_times[0] - self.live.arrived_s)
 
     @property
     def worst_gap_ms(self) -> float:
-        return max((b - a for a, b in itertools.pairwise(self.token_times)), default=0.0)
+        return 1000 * max((b - a for a, b in itertools.pairwise(self.token_times)), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -54,28 +52,38 @@ class Load:
     others: list[Client] = field(default_factory=list)
 
     @property
-    def everybody(self) -> list[Client]:
-        return [*self.others, *self.streams]
-
-    @property
     def stall_ms(self) -> float:
         return max(one.worst_gap_ms for one in self.streams)
 
     def ttft_ms(self, share: float) -> float:
-        ordered = sorted(one.ttft_ms for one in self.newcomers)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return quantile([one.ttft_ms for one in self.newcomers], share)
 
     def serve(
         self, *, options: EngineOptions, told: CostCurve, step_ms: Callable[[Step, int], float]
     ) -> float:
         """Serve them all; returns the tokens a second. `step_ms` gets a step, and the cells in the pool."""
-        noise = random.Random(7)
-
-        def true_ms(step: Step, cells: int) -> float:
-            return step_ms(step, cells) * _SLOWNESS * math.exp(noise.gauss(0, _NOISE))
-
-        total_ms = _serve(self.everybody, slots=self.slots, options=options, told=told, true_ms=true_ms)
-        return 1000 * sum(len(one.token_times) for one in self.everybody) / total_ms
+        everybody = sorted([*self.others, *self.streams], key=lambda one: one.live.arrived_s)
+        arriving, now_s = list(everybody), 0.0
+        machine = Machine(
+            told,
+            lambda step, cells: _SLOWNESS * step_ms(step, cells),
+            has_drafts=True,
+            num_slots=self.slots,
+            cache_blocks=4_096,
+            noise=_NOISE,
+            stride=1,
+        )
+        replica = SimReplica("one", machine, options, seed=7)
+        while replica.has_work or arriving:
+            if not replica.has_work:
+                now_s = max(now_s, arriving[0].live.arrived_s)
+            while arriving and arriving[0].live.arrived_s <= now_s:
+                replica.submit(arriving.pop(0).live, now_s)
+            now_s = replica.begin_step(now_s)
+            replica.end_step(now_s)
+            for one in everybody:
+                one.token_times += [now_s] * (len(one.live.output) - len(one.token_times))
+        return sum(len(one.token_times) for one in everybody) / now_s
 
 
 def loads() -> dict[str, Load]:
@@ -116,63 +124,4 @@ def _client(
     request = GenerationRequest(
         id=name, tokens=tuple(tokens), max_tokens=output, sampling=Sampling(seed=1), priority=priority
     )
-    return Client(request, text[:output], arrives_ms)
-
-
-def _serve(
-    clients: list[Client],
-    *,
-    slots: int,
-    options: EngineOptions,
-    told: CostCurve,
-    true_ms: Callable[[Step, int], float],
-) -> float:
-    """The milliseconds that it takes."""
-    scheduler = new_scheduler(
-        num_slots=slots,
-        kv_tokens=16_384,
-        cache_blocks=4_096,
-        told=told,
-        options=options,
-        speculator=Speculator(LookupDrafter(frozenset({0}))),
-    )
-    by_name = {one.request.id: one for one in clients}
-    arriving = sorted(clients, key=lambda one: one.arrives_ms)
-    now_ms = 0.0
-    while scheduler.has_work or arriving:
-        if not scheduler.has_work:
-            now_ms = max(now_ms, arriving[0].arrives_ms)
-        while arriving and arriving[0].arrives_ms <= now_ms:
-            scheduler.sequences.submit(arriving.pop(0).request, now_s=now_ms / 1000)
-        step = scheduler.schedule()
-        elapsed_ms = true_ms(step, 16 * scheduler.kv_stats.pool_blocks_used)
-        now_ms += elapsed_ms
-        names = {s.slot: s.request.id for s in scheduler.participants(step)}
-        result = _executed(step, {slot: by_name[name] for slot, name in names.items()})
-        for advance in scheduler.apply(step, result, elapsed_ms):
-            served = by_name[advance.sequence.request.id]
-            served.token_times += [now_ms] * len(advance.samples)
-            if advance.sequence.remaining == 0:
-                scheduler.sequences.complete(advance.sequence)
-    return now_ms
-
-
-def _executed(step: Step, clients: dict[int, Client]) -> StepResult:
-    outputs = {s.slot: _output(s, clients[s.slot]) for s in step.spans if s.sample}
-    return StepResult(
-        samples={slot: tokens[0] for slot, tokens in outputs.items()},
-        further={slot: tokens[1:] for slot, tokens in outputs.items() if tokens[1:]},
-        drafted={
-            span.slot: Drafted(len(span.draft), len(outputs[span.slot]) - 1)
-            for span in step.spans
-            if span.draft
-        },
-        padding=step.padding,
-    )
-
-
-def _output(span: Span, client: Client) -> tuple[Sample, ...]:
-    """What comes behind the span: a token, and one more for each draft token that was right."""
-    at = span.start + len(span.tokens) - len(client.request.tokens)
-    coming = client.text[at:]
-    return tuple(Sample(token) for token in coming[: num_right(span.draft, coming) + 1])
+    return Client(Live(request, tuple(text[:output]), (), arrives_ms / 1000, name, 0))

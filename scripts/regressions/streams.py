@@ -103,4 +103,4 @@ def _figures(truth: Truth, load: Load, options: EngineOptions) -> str:
 def _slowest_rate(stream: Client) -> float:
     """Tokens per second over the slowest run of `_WINDOW` tokens, drafts included."""
     times = stream.token_times
-    return 1000 * _WINDOW / max(b - a for a, b in zip(times, times[_WINDOW:], strict=False))
+    return _WINDOW / max(b - a for a, b in zip(times, times[_WINDOW:], strict=False))
