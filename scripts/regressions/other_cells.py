@@ -10,10 +10,11 @@ from bench.bench import Bench
 from bench.cache_stats import cache_stats, clear_cache
 from bench.contestants import Variant
 from bench.load import Clients, LoadFailed
-from bench.prompts import random_tokens
+from bench.prompts import RandomPrompts
 from bench.results import Figure, Goal, WorkloadResult
 from bench.servers import Server
 from bench.stats import Rounds, percentile, ratios
+from bench.workloads.batches import questions
 
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
@@ -48,7 +49,7 @@ def workload(bench: Bench) -> WorkloadResult:
         asyncio.run(_fill(full, size))
         runs = bench.interleaved(
             {
-                "empty cache": lambda number: asyncio.run(_measure_empty(empty, size, number)),
+                "empty cache": lambda number: asyncio.run(_measure(empty, size, number, is_cleared=True)),
                 "full cache": lambda number: asyncio.run(_measure(full, size, number)),
             }
         )
@@ -82,9 +83,8 @@ def _cache_mb(bench: Bench, size: Size) -> int:
 
 async def _fill(server: Server, size: Size) -> None:
     clients = Clients(server.port)
-    count = -(-size.cached_tokens // size.fill_prompt)
-    prompts = (random_tokens(size.fill_prompt, "fill", i) for i in range(count))
-    await clients.closed_loop((Ask(prompt=p, max_tokens=1) for p in prompts), _FILL_CLIENTS)
+    lengths = [1] * -(-size.cached_tokens // size.fill_prompt)
+    await clients.closed_loop(questions(RandomPrompts(), size.fill_prompt, lengths, "fill"), _FILL_CLIENTS)
     clients.check()
 
 
@@ -93,13 +93,10 @@ async def _cached_tokens(server: Server) -> int:
     return stats.cache.used.tokens if stats.cache else 0
 
 
-async def _measure_empty(server: Server, size: Size, number: int) -> float:
-    await clear_cache(server.port)
-    return await _measure(server, size, number)
-
-
-async def _measure(server: Server, size: Size, number: int) -> float:
+async def _measure(server: Server, size: Size, number: int, *, is_cleared: bool = False) -> float:
     """The median milliseconds of a step while all decode, over stretches of a few tokens."""
+    if is_cleared:
+        await clear_cache(server.port)
     clients = Clients(server.port)
     await clients.closed_loop(_asks(size, number), _RUNNING)
     clients.check()
@@ -117,11 +114,4 @@ async def _measure(server: Server, size: Size, number: int) -> float:
 
 
 def _asks(size: Size, number: int) -> list[Ask]:
-    return [
-        Ask(
-            prompt=random_tokens(size.prompt_tokens, "step", number, i),
-            max_tokens=size.output_tokens,
-            seed=i,
-        )
-        for i in range(_RUNNING)
-    ]
+    return questions(RandomPrompts(), size.prompt_tokens, [size.output_tokens] * _RUNNING, "step", number)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bench import schemas
 from bench.asking import Ask
-from bench.prompts import random_tokens
+from bench.prompts import RandomPrompts, random_tokens
 from bench.prose import talks
-from bench.workloads.batches import clients_in_words
+from bench.workloads.batches import clients_in_words, questions
 
 _ANSWER_TOKENS = 320
 """The most tokens of an answer; the model ends its answers itself."""
@@ -50,23 +50,13 @@ def quoting(number: int, tokens: int, clients: int) -> list[Ask]:
 
 
 def filling_json(number: int, tokens: int, clients: int) -> list[Ask]:
-    return [
-        Ask(
-            prompt=random_tokens(80, "speculation json", number, i),
-            max_tokens=7 * tokens,
-            seed=i,
-            schema=schemas.ALL[i % len(schemas.ALL)],
-        )
-        for i in range(clients)
-    ]
+    asked = questions(RandomPrompts(), 80, [7 * tokens] * clients, "speculation json", number)
+    return schemas.following(asked)
 
 
 def free(number: int, tokens: int, clients: int) -> list[Ask]:
     """Sampled answers, in which hardly anything can be predicted."""
-    return [
-        Ask(prompt=random_tokens(80, "speculation free", number, i), max_tokens=tokens, seed=i)
-        for i in range(clients)
-    ]
+    return questions(RandomPrompts(), 80, [tokens] * clients, "speculation free", number)
 
 
 def conversations(

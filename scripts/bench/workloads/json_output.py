@@ -12,10 +12,10 @@ from bench import schemas
 from bench.asking import Ask, JsonSchema, Trace
 from bench.bench import Bench
 from bench.contestants import Contestant, Room, Variant
-from bench.prompts import random_tokens
+from bench.prompts import RandomPrompts
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.stats import Rounds
-from bench.workloads.batches import BatchRun, run_batch
+from bench.workloads.batches import BatchRun, questions, run_batch
 
 _POOL_TOKENS = 16384
 _LONGEST = 800
@@ -106,15 +106,8 @@ def run(bench: Bench) -> WorkloadResult:
 
 def constrained_asks(size: Size, number: int) -> list[Ask]:
     """The requests of one round; the schemas take turns."""
-    return [
-        Ask(
-            prompt=random_tokens(size.prompt_tokens, "json", number, i),
-            max_tokens=_LONGEST,
-            seed=i,
-            schema=schemas.ALL[i % len(schemas.ALL)],
-        )
-        for i in range(size.requests)
-    ]
+    lengths = [_LONGEST] * size.requests
+    return schemas.following(questions(RandomPrompts(), size.prompt_tokens, lengths, "json", number))
 
 
 def free_asks(size: Size, number: int, lengths: list[int]) -> list[Ask]:
