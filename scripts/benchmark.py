@@ -33,7 +33,6 @@ from bench.peers import BEST_FLAGS, KEYS, PeerPaths, PeerUnusable, absent, peers
 from bench.prose import prompts_for
 from bench.report import show, show_goals, write
 from bench.results import Report, WorkloadResult
-from bench.servers import our_options
 from bench.time_limit import TimeLimit, TimeUp
 from bench.workloads import QUICK, WORKLOADS
 from rich.console import Console
@@ -89,7 +88,6 @@ class _Run:
         self._model = model_of(arguments)
         self._prompts = prompts_for(self._model)
         self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
-        self._known_options = our_options()
         keys: frozenset[str] = arguments.servers
         missing = absent(keys, self._peers)
         if missing:
@@ -110,7 +108,6 @@ class _Run:
             model=self._model,
             rounds=asked.rounds,
             is_quick=asked.quick,
-            known_options=self._known_options,
             say=self._say,
             peers=self._peers,
             keys=asked.servers,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +17,9 @@ from types import ModuleType
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.bench import Bench
+from bench.failures import Failed
 from bench.options import add_options, model_of, settle
 from bench.report import show
-from bench.servers import our_options
 from regressions import COMPUTE_HERE, HAVE_KERNELS, MEASUREMENTS
 from rich.console import Console
 
@@ -39,13 +40,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog=f"regress.py {given.name}", description=module.__doc__, formatter_class=form
     )
-    if hasattr(module, "workload"):
-        return _run_workload(module, parser, given.options)
-    module.add_options(parser)
-    asked = parser.parse_args(given.options)
-    if given.name in COMPUTE_HERE and not HUGE_PAGES.keys() & os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, os.environ | HUGE_PAGES)  # glibc reads it at the start
-    return module.run(asked) or 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
+    try:
+        if hasattr(module, "workload"):
+            return _run_workload(module, parser, given.options)
+        module.add_options(parser)
+        asked = parser.parse_args(given.options)
+        if given.name in COMPUTE_HERE and not HUGE_PAGES.keys() & os.environ.keys():
+            os.execve(sys.executable, sys.orig_argv, os.environ | HUGE_PAGES)  # glibc reads it at the start
+        return module.run(asked) or 0
+    except Failed as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _run_workload(module: ModuleType, parser: argparse.ArgumentParser, given: list[str]) -> int:
@@ -60,7 +66,6 @@ def _run_workload(module: ModuleType, parser: argparse.ArgumentParser, given: li
         model=model,
         rounds=asked.rounds,
         is_quick=asked.quick,
-        known_options=our_options(),
         say=lambda line: console.print(line, style="dim", markup=False, highlight=False),
         prompts=prompts_for(model),
     )

@@ -15,7 +15,7 @@ from bench.failures import described
 from bench.load import LoadFailed
 from bench.process_tree import TreeUse
 from bench.prompts import Prompts, RandomPrompts, random_tokens
-from bench.servers import Server, ServerFailed, ServerSpec, missing_options, running
+from bench.servers import Server, ServerSpec, running
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -32,7 +32,6 @@ class Bench:
         model: Path,
         rounds: int,
         is_quick: bool,
-        known_options: frozenset[str],
         say: Callable[[str], None],
         peers: Sequence[Contestant] = (),
         keys: frozenset[str] | None = None,
@@ -53,22 +52,20 @@ class Bench:
         self.say = say
         self.prompts: Prompts = prompts or RandomPrompts()
         self.uses: list[tuple[str, TreeUse]] = []
-        self._known_options = known_options
         self._peers = peers
         self._keys = keys
         self._once = once
 
     @contextlib.contextmanager
     def server(self, variant: Variant, *options: str) -> Iterator[Server]:
-        """Our server, started fresh and warmed up.
-        Raises ServerFailed, also for an option that it does not have."""
-        with self._running(ours(variant, self.model, *options), is_ours=True) as server:
+        """Our server, started fresh and warmed up. Raises ServerFailed."""
+        with self._running(ours(variant, self.model, *options)) as server:
             yield server
 
     @contextlib.contextmanager
     def start(self, who: Contestant, room: Room) -> Iterator[Server]:
         """A server, started fresh and warmed up. Raises ServerFailed."""
-        with self._running(who.spec(self.model, room), is_ours=not who.is_peer) as server:
+        with self._running(who.spec(self.model, room)) as server:
             yield server
 
     def start_unmeasured(self, who: Contestant, room: Room) -> None:
@@ -77,10 +74,7 @@ class Bench:
             pass
 
     @contextlib.contextmanager
-    def _running(self, spec: ServerSpec, *, is_ours: bool) -> Iterator[Server]:
-        missing = missing_options(spec, self._known_options) if is_ours else []
-        if missing:
-            raise ServerFailed(f"this server has no {', '.join(missing)}, which '{spec.label}' needs")
+    def _running(self, spec: ServerSpec) -> Iterator[Server]:
         with running(spec, self.uses) as server:
             asyncio.run(_warm_up(server))
             yield server

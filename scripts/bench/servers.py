@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -60,28 +58,10 @@ class ServerSpec:
         return [part.replace("{port}", str(port)).replace("{file}", str(path)) for part in self.command]
 
 
-_HIDDEN = "--experiment"
-"""It is no user's option, and stands in no list; a server that does not know it does not start."""
-
-
-@functools.cache
-def our_options() -> frozenset[str]:
-    """The names of the options of `serve`. Raises ServerFailed."""
-    command = [*OUR_COMMAND, "--help"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ServerFailed(f"`serve --help` fails:\n{done.stderr}")
-    return frozenset({_HIDDEN, *re.findall(r"--[a-z][a-z0-9-]*", done.stdout)})
-
-
 def environment() -> dict[str, str]:
     """This process's environment without options for servers:
     a run must not depend on the user's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_IN_ENVIRONMENT)}
-
-
-def missing_options(spec: ServerSpec, known: frozenset[str]) -> list[str]:
-    return [part for part in spec.command if part.startswith("--") and part not in known]
 
 
 class Server:
@@ -125,7 +105,7 @@ class Server:
         deadline = time.perf_counter() + _START_S
         while not _answers(self.port, self.spec.ready):
             if self.process.poll() is not None:
-                self._reader.join()
+                self._reader.join(_STOP_S)
                 raise ServerFailed(f"{self.spec.label} ended:\n{''.join(self._lines)}")
             if time.perf_counter() > deadline:
                 raise ServerFailed(f"{self.spec.label} was not ready after {_START_S} s")
@@ -139,9 +119,9 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._reader.join(_STOP_S)  # who has outlived the server may still hold its pipe
+        if not self._reader.is_alive() and self.process.stdout is not None:
+            self.process.stdout.close()
 
     def _read(self) -> None:
         """Read the log to its end, because a full pipe would stop the server."""

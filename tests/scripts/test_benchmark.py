@@ -39,7 +39,7 @@ from bench.results import (
     Report,
     WorkloadResult,
 )
-from bench.servers import ServerSpec, environment, missing_options, our_options
+from bench.servers import ServerSpec, environment
 from bench.stats import Rounds, percentile, ratios
 from bench.time_limit import TimeLimit, TimeUp
 from bench.workloads import WORKLOADS, bursts, chat, json_output, prefix, throughput
@@ -202,16 +202,6 @@ def test_a_stall_reaches_into_the_long_requests_time() -> None:
     assert sorted(passage.gaps_s) == [0.5, 2.0, 6.5, 7.5], "who still waits at the end has waited"
     assert passage.calm_s == 0.75
     assert passage.ttft_s == 5.0
-
-
-def test_an_option_that_the_server_has_not_is_named() -> None:
-    spec = ours(Variant.SEQUENTIAL, Path("m.gguf"), "--ctx-size", "256")
-    known = frozenset(
-        {"--model", "--port", "--profile", "--jobs-db", "--calibrate", "--ctx-size", "--max-seqs"}
-    )
-    assert missing_options(spec, known) == ["--experiment"]
-    assert missing_options(spec, known | {"--experiment"}) == []
-    assert "8123" in spec.on(8123, Path("nowhere"))
 
 
 def test_no_option_comes_from_the_users_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +443,6 @@ def a_bench(**more: Any) -> Bench:
         "model": Path("m.gguf"),
         "rounds": 2,
         "is_quick": True,
-        "known_options": frozenset[str](),
         "say": lambda line: None,
     }
     return Bench(**(options | more))
@@ -645,7 +634,7 @@ def test_two_servers_stand_side_by_side(written: Path) -> None:
 @pytest.mark.parametrize("name", ["throughput", "clients", "prefix", "long-prompt", "bursts", "unequal"])
 def test_a_workload_has_figures_for_each_server(name: str) -> None:
     keys = frozenset({"ours"})
-    bench = a_bench(model=tiny_model_path(), known_options=our_options(), keys=keys, rounds=1)
+    bench = a_bench(model=tiny_model_path(), keys=keys, rounds=1)
     result = WORKLOADS[name](bench)
     assert result.failures == {}
     assert all(line.servers["ours"].median > 0 for line in result.lines)

@@ -7,7 +7,6 @@ from bench.asking import Priority, ScoredToken
 from bench.bench import Bench
 from bench.dialect import OURS
 from bench.prompts import random_tokens
-from bench.servers import our_options
 from regressions import neighbours, pool_pressure, schedule
 from regressions.pool_pressure import Verdict, compare, margin_shifts
 from regressions.simulated import loads
@@ -102,7 +101,6 @@ def test_a_model_beside_another_is_measured() -> None:
             model=tiny_model_path(),
             rounds=1,
             is_quick=True,
-            known_options=our_options(),
             say=lambda line: None,
         )
     )
