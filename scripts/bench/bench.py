@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +17,6 @@ from bench.process_tree import TreeUse
 from bench.prompts import Prompts, RandomPrompts, random_tokens
 from bench.servers import Server, ServerSpec, running
 
-K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _WARM_UP_ASKS = 2
@@ -57,9 +56,9 @@ class Bench:
         self._once = once
 
     @contextlib.contextmanager
-    def server(self, variant: Variant, *options: str) -> Iterator[Server]:
+    def server(self, *options: str) -> Iterator[Server]:
         """Our server, started fresh and warmed up. Raises ServerFailed."""
-        with self._running(ours(variant, self.model, *options)) as server:
+        with self._running(ours(Variant.WHOLE, self.model, *options)) as server:
             yield server
 
     @contextlib.contextmanager
@@ -83,15 +82,6 @@ class Bench:
         """Those of our variants, and of the peers on this machine, that are to be measured."""
         everybody = [*(variant.contestant for variant in variants), *self._peers]
         return [who for who in everybody if self._keys is None or who.key in self._keys]
-
-    def interleaved(self, measures: Mapping[K, Callable[[int], T]]) -> dict[K, list[T]]:
-        """Measure in turns, A B A B ..., so that a noisy machine hits all. Returns lists by round."""
-        found: dict[K, list[T]] = {key: [] for key in measures}
-        for number in range(self.rounds):
-            for key, measure in measures.items():
-                self.say(f"round {number + 1} of {self.rounds}: {getattr(key, 'label', key)}")
-                found[key].append(measure(number))
-        return found
 
     def contest(
         self,

@@ -18,6 +18,7 @@ from chaos_parts.server import KillableServer
 
 _START_S = 180
 _STOP_S = 60
+_IN_A_ROW = 8
 _REDEPLOY = """
 import sys, ray
 from ray import serve
@@ -48,6 +49,14 @@ class RayServer(KillableServer):
         quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
         super().__init__(ServerSpec("ray", command, ready="/ready", variables=quiet), log)
         self._options = [part.replace("{port}", str(self.port)) for part in named]
+
+    def wait_until_ready(self) -> float:
+        """Each request may reach another API replica: all are ready when so many in a row say so."""
+        took_s, in_a_row = super().wait_until_ready(), 0
+        while in_a_row < _IN_A_ROW * (self._given["api_replicas"] - 1):
+            is_ready = httpx.get(self.url + "/ready", timeout=30).status_code == 200
+            in_a_row = in_a_row + 1 if is_ready else 0
+        return took_s
 
     def stop(self) -> None:
         """Also what a cluster leaves behind."""

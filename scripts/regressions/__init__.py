@@ -19,7 +19,7 @@ MEASUREMENTS = {
     "overhead": "the server against a bare loop of the same steps",
     "events": "what a listener of GET /v1/events costs",
     "embedding": "short texts: a bare loop, our server, llama-server",
-    "ray": "two replicas on Ray against plain servers",
+    "ray": "two replicas on Ray against a plain server",
     "kernels": "products of quantised weights, ggml's and ours",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
     "types": "types of weights and cells: speed and loss; writes docs/types.md",

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import msgspec
 from bench.asking import Ask, first_token_times
 from bench.bench import Bench
-from bench.contestants import Variant
 from bench.http_client import call
 from bench.prompts import short_texts
 from bench.results import Figure, Goal, WorkloadResult
@@ -66,7 +65,7 @@ def workload(bench: Bench) -> WorkloadResult:
     for number in range(bench.rounds):
         bench.say(f"round {number + 1} of {bench.rounds}: three models")
         # The benchmark's model comes first, so it answers requests that name none.
-        with bench.server(Variant.WHOLE, "--ctx-size", str(size.pool_tokens), *others) as server:
+        with bench.server("--ctx-size", str(size.pool_tokens), *others) as server:
             rounds.append(asyncio.run(_round(bench, size, server, number)))
     return WorkloadResult(
         name="neighbours",

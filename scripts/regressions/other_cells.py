@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from bench.asking import Ask
 from bench.bench import Bench
 from bench.cache_stats import cache_stats, clear_cache
-from bench.contestants import Variant
 from bench.load import Clients, LoadFailed
 from bench.prompts import RandomPrompts
 from bench.results import Figure, Goal, WorkloadResult
@@ -44,19 +43,18 @@ def workload(bench: Bench) -> WorkloadResult:
     """Two servers live side by side, one with an empty cache and one with a full one. They work in turns."""
     size = QUICK if bench.is_quick else FULL
     options = ("--ctx-size", "8192", "--kv-type", "f16", "--cache-mb", str(_cache_mb(bench, size)))
-    with bench.server(Variant.WHOLE, *options) as empty, bench.server(Variant.WHOLE, *options) as full:
+    empty_ms, full_ms = [], []
+    with bench.server(*options) as empty, bench.server(*options) as full:
         bench.say(f"filling a cache with {size.cached_tokens} tokens")
         asyncio.run(_fill(full, size))
-        runs = bench.interleaved(
-            {
-                "empty cache": lambda number: asyncio.run(_measure(empty, size, number, is_cleared=True)),
-                "full cache": lambda number: asyncio.run(_measure(full, size, number)),
-            }
-        )
+        for number in range(bench.rounds):
+            bench.say(f"round {number + 1} of {bench.rounds}")
+            empty_ms.append(asyncio.run(_measure(empty, size, number, is_cleared=True)))
+            full_ms.append(asyncio.run(_measure(full, size, number)))
         cached = asyncio.run(_cached_tokens(full))
     if cached < size.cached_tokens:
         raise LoadFailed(f"only {cached} of {size.cached_tokens} tokens were cached")
-    return _result(size, cached, Rounds(tuple(runs["empty cache"])), Rounds(tuple(runs["full cache"])))
+    return _result(size, cached, Rounds(tuple(empty_ms)), Rounds(tuple(full_ms)))
 
 
 def _result(size: Size, cached: int, empty: Rounds, full: Rounds) -> WorkloadResult:

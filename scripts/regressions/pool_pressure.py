@@ -17,7 +17,6 @@ from typing import NamedTuple
 import msgspec
 from bench.asking import Ask, Priority, ScoredToken, Trace
 from bench.bench import Bench
-from bench.contestants import Variant
 from bench.http_client import call
 from bench.load import Clients, LoadFailed
 from bench.prompts import random_words
@@ -90,25 +89,25 @@ def workload(bench: Bench) -> WorkloadResult:
     size = QUICK if bench.is_quick else FULL
     pool = ("--ctx-size", str(size.pool_tokens))
     bench.say("each request alone")
-    with bench.server(Variant.WHOLE, *pool) as server:
+    with bench.server(*pool) as server:
         asked = asks(size, asyncio.run(_prompts(size, server.port)))
         alone = _answers(server.clients(), asked, at_once=1)
     bench.say("their beginnings in other chunks, without pressure")
-    with bench.server(Variant.WHOLE, *size.roomy, *_SMALL_CHUNKS) as server:
+    with bench.server(*size.roomy, *_SMALL_CHUNKS) as server:
         other = _answers(server.clients(), beginnings(asked), at_once=_COMPANY)
     shifts = list(chain.from_iterable(margin_shifts(alone[prompt], other[prompt]) for prompt in alone))
     if not shifts:
         raise LoadFailed("the same prompts in other chunks have other candidates throughout")
 
-    def measure(_: int) -> PressureRun:
-        with bench.server(Variant.WHOLE, *pool) as server:
+    runs = []
+    for number in range(bench.rounds):
+        bench.say(f"round {number + 1} of {bench.rounds}: together")
+        with bench.server(*pool) as server:
             together = server.clients()
             asyncio.run(together.open_loop(asked, arrivals(size)))
         whole = [trace for trace in together.traces if trace.is_complete]
         found = [compare(alone[one.ask.prompt], one.scored, near_tie=max(shifts)) for one in whole]
-        return PressureRun(together.traces, found)
-
-    runs = bench.interleaved({Variant.WHOLE: measure})[Variant.WHOLE]
+        runs.append(PressureRun(together.traces, found))
     return WorkloadResult(
         name="pool-pressure",
         sizes=f"{size.requests} requests of {size.prompt_tokens} + {size.output_tokens} tokens: "

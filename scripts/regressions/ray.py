@@ -1,24 +1,19 @@
-"""*ray*: what Ray Serve and the choice of replicas cost: two replicas of one core against plain servers.
+"""*ray*: what Ray Serve and the choice of replicas cost: two replicas against a plain server.
 
 Throughput of whole answers, time to the first token of single streams, and CPU time by process: what runs all
 the time, in each second without requests, and what each token of streams takes beside that.
-plain: one server whose engine has two cores. one: the same with one core, which is what a first token of a
-replica can be. pair: two such servers with half of the clients each, which is what two replicas can be at
-best. ray: two replicas. first: first tokens only, asked of one and of ray in turns. It wants the machine for
-itself.
+plain: one server whose engine has two cores. ray: two replicas of one core. It wants the machine for itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
-import os
 import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +22,6 @@ import msgspec
 import psutil
 from bench.asking import Ask
 from bench.http_client import call
-from bench.load import Clients
 from bench.options import gguf
 from bench.prompts import random_tokens
 from chaos_parts.ray_server import RayServer
@@ -49,7 +43,7 @@ _TITLES = {
     "monitor.py": "autoscaler",
 }
 """What is found in the command line of a process, and what it is called here."""
-_KINDS = ("plain", "one", "pair", "ray")
+_KINDS = ("plain", "ray")
 
 
 @dataclass
@@ -74,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=16, help="answers at once (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="of all in turn; of tokens/s medians count")
-    parser.add_argument("--only", nargs="+", choices=[*_KINDS, "first"], default=_KINDS)
+    parser.add_argument("--only", nargs="+", choices=_KINDS, default=_KINDS)
 
 
 def run(asked: argparse.Namespace) -> None:
@@ -83,16 +77,14 @@ def run(asked: argparse.Namespace) -> None:
     rates: dict[str, list[float]] = defaultdict(list)
     for name in (*asked.only,) * asked.rounds:
         with tempfile.TemporaryDirectory(prefix="ray-bench-") as folder, ExitStack() as stack:
-            if name == "first":
-                _compare_first_tokens(stack, Path(folder), model)
-                continue
-            servers = _started(stack, name, Path(folder), model)
-            found[name] = asyncio.run(_figures(servers, asked.clients, asked.tokens))
+            server = _started(stack, name, Path(folder), model)
+            found[name] = asyncio.run(_figures(server, asked.clients, asked.tokens))
         _tell(name, found[name])
         rates[name].append(found[name].tokens_per_s)
     for name, all_of_it in rates.items():
         found[name].tokens_per_s = statistics.median(all_of_it)
-    _compare(found)
+    if len(found) == len(_KINDS):
+        _compare(found["ray"], found["plain"])
 
 
 def _tell(name: str, one: Figures) -> None:
@@ -105,62 +97,35 @@ def _tell(name: str, one: Figures) -> None:
     print(f"       CPU ms a second, without requests:  {told(one.idle_ms, 1)}", flush=True)
 
 
-def _compare(found: dict[str, Figures]) -> None:
-    ray = found.get("ray")
-    for name, plain in found.items():
-        if ray is not None and name != "ray":
-            more_ms = ray.others_token_ms - plain.others_token_ms
-            share = more_ms / ray.token_ms[_ENGINE]
-            print(
-                f"ray against {name}: throughput {ray.tokens_per_s / plain.tokens_per_s:.2f}, "
-                f"first token {ray.first_token_ms - plain.first_token_ms:+.1f} ms, "
-                f"CPU a token {more_ms:+.3f} ms ({100 * share:+.1f} % of the engine's), "
-                f"a second {ray.idle_ms.total() - plain.idle_ms.total():+.1f} ms"
-            )
+def _compare(ray: Figures, plain: Figures) -> None:
+    more_ms = ray.others_token_ms - plain.others_token_ms
+    share = more_ms / ray.token_ms[_ENGINE]
+    print(
+        f"ray against plain: throughput {ray.tokens_per_s / plain.tokens_per_s:.2f}, "
+        f"first token {ray.first_token_ms - plain.first_token_ms:+.1f} ms, "
+        f"CPU a token {more_ms:+.3f} ms ({100 * share:+.1f} % of the engine's), "
+        f"a second {ray.idle_ms.total() - plain.idle_ms.total():+.1f} ms"
+    )
 
 
-def _compare_first_tokens(stack: ExitStack, folder: Path, model: Path) -> None:
-    """In turns: what else the machine does meanwhile hits both."""
-    servers = {name: _started(stack, name, folder, model)[0] for name in ("one", "ray")}
-    told: dict[str, list[float]] = {name: [] for name in servers}
-    for server in servers.values():
-        asyncio.run(_whole([server], 2, 16, 2))
-    for number in range(2 * _FIRST_TOKENS):
-        for name, server in servers.items():
-            told[name].append(asyncio.run(_first_token_ms(server, number)))
-    more = statistics.median(ray - one for one, ray in zip(told["one"], told["ray"], strict=True))
-    medians = "   ".join(f"{name} {statistics.median(times):.1f} ms" for name, times in told.items())
-    print(f"first   {medians}   median of the differences {more:+.1f} ms", flush=True)
-
-
-def _started(stack: ExitStack, name: str, folder: Path, model: Path) -> list[KillableServer]:
-    """On cores of their own, as replicas are, but for `plain`."""
+def _started(stack: ExitStack, name: str, folder: Path, model: Path) -> KillableServer:
     options = ("--jobs-db", "none")
     if name == "ray":
-        return [stack.enter_context(RayServer(model, folder / "ray.log", *options))]
-    if name == "plain":
-        return [stack.enter_context(Server([f"chaos={model}"], folder / "plain.log", *options))]
-    servers: list[KillableServer] = []
-    for core in sorted(os.sched_getaffinity(0))[: 2 if name == "pair" else 1]:
-        server = Server([f"chaos={model}"], folder / f"core{core}.log", *options, "--threads", "1")
-        servers.append(stack.enter_context(server))
-        for thread in server.engines()[0].threads():
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(thread.id, {core})
-    return servers
+        return stack.enter_context(RayServer(model, folder / "ray.log", *options))
+    return stack.enter_context(Server([f"chaos={model}"], folder / "plain.log", *options))
 
 
-async def _figures(servers: Sequence[KillableServer], clients: int, tokens: int) -> Figures:
-    await _whole(servers, clients, 16, clients)
+async def _figures(server: KillableServer, clients: int, tokens: int) -> Figures:
+    await _whole(server, clients, 16, clients)
     began_s = time.monotonic()
-    produced = await _whole(servers, _ANSWERS * clients, tokens, clients)
+    produced = await _whole(server, _ANSWERS * clients, tokens, clients)
     rate = produced / (time.monotonic() - began_s)
-    first_ms = statistics.median([await _first_token_ms(servers[0], n) for n in range(_FIRST_TOKENS)])
+    first_ms = statistics.median([await _first_token_ms(server, n) for n in range(_FIRST_TOKENS)])
     began_s = time.monotonic()
-    with _cpu(servers) as busy:
-        streamed = await _streamed(servers, 2 * tokens)
+    with _cpu(server) as busy:
+        streamed = await _streamed(server, 2 * tokens)
     busy_s = time.monotonic() - began_s
-    with _cpu(servers) as idle:
+    with _cpu(server) as idle:
         await asyncio.sleep(_IDLE_S)
     beside = {name: busy[name] - busy_s * idle[name] / _IDLE_S for name in busy}
     return Figures(rate, first_ms, _per(beside, streamed), _per(idle, _IDLE_S))
@@ -171,35 +136,32 @@ def _per(spent_s: Mapping[str, float], num: float) -> Counter[str]:
     return Counter({name: 1000 * seconds / num for name, seconds in spent_s.items()})
 
 
-async def _whole(servers: Sequence[KillableServer], num: int, tokens: int, at_once: int) -> int:
-    """Answers that are not streamed, by turns; returns their tokens."""
+async def _whole(server: KillableServer, num: int, tokens: int, at_once: int) -> int:
+    """Answers that are not streamed; returns their tokens."""
     gate = asyncio.Semaphore(at_once)
 
-    async def answer(number: int, port: int) -> int:
+    async def answer(number: int) -> int:
         prompt = f"Story {number}, told once upon a time:"
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         async with gate:
-            answered = await call(port, "POST", "/v1/completions", msgspec.json.encode(body))
+            answered = await call(server.port, "POST", "/v1/completions", msgspec.json.encode(body))
         return int(msgspec.json.decode(answered)["usage"]["completion_tokens"])
 
-    ports = itertools.cycle(server.port for server in servers)
-    return sum(await asyncio.gather(*(answer(number, next(ports)) for number in range(num))))
+    return sum(await asyncio.gather(*map(answer, range(num))))
 
 
-async def _streamed(servers: Sequence[KillableServer], tokens: int) -> int:
-    asked = [Clients(server.port) for server in servers]
-    turns = itertools.cycle(asked)
+async def _streamed(server: KillableServer, tokens: int) -> int:
+    clients = server.clients()
     asks = [Ask(prompt=random_tokens(12, "ray", n), max_tokens=tokens) for n in range(_STREAMS)]
-    await asyncio.gather(*(next(turns).send(ask) for ask in asks))
-    for clients in asked:
-        clients.check()
+    await clients.closed_loop(asks, _STREAMS)
+    clients.check()
     return _STREAMS * tokens
 
 
 async def _first_token_ms(server: KillableServer, number: int) -> float:
     """With a pause before it: what is measured is one request, and not how they get into each other's way."""
     await asyncio.sleep(0.1)
-    clients = Clients(server.port)
+    clients = server.clients()
     answer = await clients.send(Ask(prompt=random_tokens(3, "first", number), max_tokens=2))
     clients.check()
     assert answer.ttft_s is not None
@@ -207,23 +169,22 @@ async def _first_token_ms(server: KillableServer, number: int) -> float:
 
 
 @contextmanager
-def _cpu(servers: Sequence[KillableServer]) -> Iterator[dict[str, float]]:
+def _cpu(server: KillableServer) -> Iterator[dict[str, float]]:
     """CPU seconds that the families of the processes have spent meanwhile, by what they are called here."""
-    before = _times(servers)
+    before = _times(server)
     spent: dict[str, float] = defaultdict(float)
     yield spent
-    for process, (name, seconds) in _times(servers).items():
+    for process, (name, seconds) in _times(server).items():
         spent[name] += seconds - before.get(process, (name, 0.0))[1]
 
 
-def _times(servers: Sequence[KillableServer]) -> dict[psutil.Process, tuple[str, float]]:
+def _times(server: KillableServer) -> dict[psutil.Process, tuple[str, float]]:
     found = {}
-    for server in servers:
-        root = psutil.Process(server.pid)
-        rest = _OTHER if isinstance(server, RayServer) else _SERVER
-        for one in [root, *root.children(recursive=True)]:
-            with suppress(psutil.Error):
-                times, line = one.cpu_times(), " ".join(one.cmdline())
-                name = next((name for title, name in _TITLES.items() if title in line), rest)
-                found[one] = (name, times.user + times.system)
+    root = psutil.Process(server.pid)
+    rest = _OTHER if isinstance(server, RayServer) else _SERVER
+    for one in [root, *root.children(recursive=True)]:
+        with suppress(psutil.Error):
+            times, line = one.cpu_times(), " ".join(one.cmdline())
+            name = next((name for title, name in _TITLES.items() if title in line), rest)
+            found[one] = (name, times.user + times.system)
     return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bench.bench import Bench
@@ -29,16 +29,7 @@ _CONVERSATIONS = (
 )
 
 
-class Mode(enum.Enum):
-    OFF = "drafts off"
-    QUOTING = "drafts that quote"
-    MODEL = "draft model too"
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        return ("--speculation", "off" if self is Mode.OFF else "auto")
-
-
+_OFF = "drafts off"
 Runs = dict[str, BatchRun]
 """The runs by task."""
 
@@ -53,8 +44,11 @@ def workload(bench: Bench) -> WorkloadResult:
         with bench.start(who, _ROOM) as server:
             return {task.what: run_batch(server, task.asks(number, tokens), task.clients) for task in asked}
 
-    contest = bench.contest([_contestant(mode, bench.model) for mode in _modes(bench.model)], measure)
-    outputs = {task.what: _line(contest, task, "output", "tok/s", _speed) for task in asked}
+    contest = bench.contest(_contestants(bench.model), measure)
+    outputs = {
+        task.what: _line(contest, task, "output", "tok/s", lambda run: run.output_tokens_per_s)
+        for task in asked
+    }
     return WorkloadResult(
         name="speculation",
         sizes=f"{len(asked)} tasks; random tokens: answers of {tokens} tokens (quotations: {3 * tokens}; "
@@ -74,19 +68,19 @@ def workload(bench: Bench) -> WorkloadResult:
     )
 
 
-def _modes(model: Path) -> list[Mode]:
-    return [mode for mode in Mode if mode is not Mode.MODEL or draft_model(model) is not None]
+def _contestants(model: Path) -> list[Contestant]:
+    modes = {_OFF: ("--speculation", "off"), "drafts that quote": ("--speculation", "auto")}
+    if (draft := draft_model(model)) is not None:
+        modes["draft model too"] = ("--speculation", "auto", "--draft-model", str(draft))
+    return [
+        Contestant(key=label, label=label, spec=partial(_spec, label, options), is_peer=False)
+        for label, options in modes.items()
+    ]
 
 
-def _contestant(mode: Mode, model: Path) -> Contestant:
-    draft = draft_model(model) if mode is Mode.MODEL else None
-    options = (*mode.options, *(("--draft-model", str(draft)) if draft is not None else ()))
-
-    def spec(model: Path, room: Room) -> ServerSpec:
-        made = ours(Variant.WHOLE, model, "--ctx-size", str(room.pool_tokens), *options)
-        return replace(made, label=mode.value)
-
-    return Contestant(key=mode.name, label=mode.value, spec=spec, is_peer=False)
+def _spec(label: str, options: tuple[str, ...], model: Path, room: Room) -> ServerSpec:
+    made = ours(Variant.WHOLE, model, "--ctx-size", str(room.pool_tokens), *options)
+    return replace(made, label=label)
 
 
 def _line(
@@ -98,25 +92,16 @@ def _line(
 
 
 def _goals(contest: Contest[Runs], outputs: dict[str, Line]) -> Iterator[Goal]:
-    off = Mode.OFF.value
-    labels = [who.label for who in contest.runs if who.label != off]
+    labels = [who.label for who in contest.runs if who.label != _OFF]
     for what, line in outputs.items():
         for label in labels:
             speeds = line.servers
-            yield Goal.at_least(
-                f"{what}: output, '{label}' against without",
-                ratios(speeds[label], speeds[off]) if {label, off} <= speeds.keys() else None,
-                1.0,
-                "x",
-            )
-
-
-def _speed(run: BatchRun) -> float:
-    return run.output_tokens_per_s
+            gain = ratios(speeds[label], speeds[_OFF]) if {label, _OFF} <= speeds.keys() else None
+            yield Goal.at_least(f"{what}: output, '{label}' against without", gain, 1.0, "x")
 
 
 def _drafted(run: BatchRun) -> float:
-    return 100 * _num_drafted(run) / sum(trace.output_tokens for trace in run.traces)
+    return 100 * _num_drafted(run) / run.output_tokens
 
 
 def _accepted(run: BatchRun) -> float:

@@ -60,7 +60,7 @@ class JsonRun:
     @property
     def forced_percent(self) -> float:
         forced = sum(trace.timings.forced_tokens for trace in self.bound.traces)
-        return 100 * forced / sum(trace.output_tokens for trace in self.bound.traces)
+        return 100 * forced / self.bound.output_tokens
 
     @property
     def mean_tokens(self) -> float:
