@@ -48,7 +48,8 @@ def run(asked: argparse.Namespace) -> None:
 async def _measured(server: Server, asked: argparse.Namespace) -> None:
     windows: dict[bool, list[Window]] = {False: [], True: []}
     counted: list[int] = []
-    load = asyncio.create_task(server.clients().closed_loop(endless(), asked.clients))
+    clients = server.clients()
+    load = asyncio.create_task(clients.closed_loop(endless(), asked.clients))
     await asyncio.sleep(_WARM_UP_S)
     for pair in range(asked.pairs):
         for is_watched in (False, True) if pair % 2 else (True, False):
@@ -56,6 +57,7 @@ async def _measured(server: Server, asked: argparse.Namespace) -> None:
             windows[is_watched].append(await _window(server, asked.window_s))
             await _ended(listener)
     await _ended(load)
+    clients.check()
     _report(windows[False], windows[True], sum(counted) / (asked.pairs * asked.window_s))
 
 
