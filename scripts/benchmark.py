@@ -210,12 +210,7 @@ def _arguments() -> argparse.Namespace:
     arguments.workloads = arguments.workloads or list(QUICK if arguments.quick else WORKLOADS)
     arguments.servers = arguments.servers or (_QUICK_KEYS if arguments.quick else frozenset(_ALL_KEYS))
     try:
-        arguments.peer_paths = PeerPaths.found(
-            arguments.llama_server,
-            arguments.peer_python,
-            arguments.example_server,
-            arguments.openvino_python,
-        )
+        arguments.peer_paths = PeerPaths.found(arguments.llama_server)
     except PeerUnusable as error:
         parser.error(str(error))
     return arguments
@@ -234,24 +229,6 @@ def _add_peers(group: argparse._ArgumentGroup) -> None:
         default=BEST_FLAGS,
         metavar="FLAGS",
         help="what makes llama-server fastest here, for its second column; default %(default)s",
-    )
-    group.add_argument(
-        "--peer-python",
-        type=_file,
-        metavar="PATH",
-        help="an interpreter that has llama-cpp-python[server]; default: as set up",
-    )
-    group.add_argument(
-        "--example-server",
-        type=_file,
-        metavar="PATH",
-        help="llama-cpp-python's examples/server/server.py; default: as set up",
-    )
-    group.add_argument(
-        "--openvino-python",
-        type=_file,
-        metavar="PATH",
-        help="an interpreter that has openvino-genai, starlette and uvicorn; default: as set up",
     )
 
 
