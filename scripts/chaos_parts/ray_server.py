@@ -40,6 +40,7 @@ class RayServer(KillableServer):
     def __init__(
         self, model: Path, log: Path, *options: str, replicas: int = 2, api_replicas: int = 1, cpus: float = 1
     ) -> None:
+        self.model = model
         self._config = log.with_suffix(".toml")
         self._given = {"api_replicas": api_replicas, "cpus": cpus}
         self._replicas = replicas
