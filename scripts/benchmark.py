@@ -25,35 +25,26 @@ import psutil
 from bench import plots
 from bench.bench import Bench
 from bench.circumstances import circumstances
-from bench.contest import OURS
 from bench.contestants import Variant
 from bench.failures import described
-from bench.model import made_model
+from bench.options import add_options, model_of, settle
 from bench.peer_setup import SetupFailed, set_up
 from bench.peers import BEST_FLAGS, KEYS, PeerPaths, PeerUnusable, absent, peers
 from bench.prose import prompts_for
 from bench.report import show, show_goals, write
 from bench.results import Report, WorkloadResult
-from bench.servers import our_options
 from bench.time_limit import TimeLimit, TimeUp
-from bench.workloads import OURS_ALONE, QUICK, WORKLOADS
-from random_model.shapes import SHAPES
-from random_model.tensors import Quant
+from bench.workloads import QUICK, WORKLOADS
 from rich.console import Console
 from rich.markup import escape
 
-from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source import resolve_model
-
 _COMPANY = 0.5
 """Load average before the start from which on somebody else is at work here."""
-_SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"
 _QUICK_S = 160
 """The seconds of --quick's three minutes for workloads and everything before them."""
 _STOP_S = 10
 """The seconds for servers to end when the time is over; then they are killed."""
 _TIME_UP = "not measured: the three minutes of --quick were over"
-_NOT_OURS = f"not measured: this is of '{OURS}' alone, which is not among the --servers"
 _QUICK_KEYS = frozenset({"ours", "sequential", "llama-server", "llama-server-best"})
 _ALL_KEYS = (*(variant.key for variant in Variant), *KEYS)
 
@@ -89,44 +80,40 @@ class _Run:
     """What all workloads have in common."""
 
     def __init__(self, arguments: argparse.Namespace, console: Console, time_limit: TimeLimit) -> None:
-        self._rounds: int = arguments.rounds
-        self._is_quick: bool = arguments.quick
-        self._by_clock: bool = arguments.by_clock
+        self._arguments = arguments
         self._time_limit = time_limit
         self._say: Callable[[str], None] = lambda line: console.print(
             f"[dim]{escape(line)}[/dim]", highlight=False
         )
-        self._model: Path = (arguments.model or made_model(arguments.shape, arguments.quant)).resolve()
+        self._model = model_of(arguments)
         self._prompts = prompts_for(self._model)
-        self._once: frozenset[str] = arguments.once
-        self._keys: frozenset[str] = arguments.servers
         self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
-        self._known_options = our_options()
-        missing = absent(self._keys, self._peers)
+        keys: frozenset[str] = arguments.servers
+        missing = absent(keys, self._peers)
         if missing:
             self._say(f"{', '.join(missing)}: not here: --set-up-peers")
         contestants = [*(variant.contestant for variant in Variant), *self._peers]
         self.circumstances = circumstances(
             self._model,
-            rounds=self._rounds,
-            is_quick=self._is_quick,
-            contestants=[who for who in contestants if who.key in self._keys],
+            rounds=arguments.rounds,
+            is_quick=arguments.quick,
+            contestants=[who for who in contestants if who.key in keys],
             absent=missing,
         )
 
     def workload(self, name: str) -> WorkloadResult:
         """Run one workload. A failure does not stop the others."""
+        asked = self._arguments
         bench = Bench(
             model=self._model,
-            rounds=self._rounds,
-            is_quick=self._is_quick,
-            known_options=self._known_options,
+            rounds=asked.rounds,
+            is_quick=asked.quick,
             say=self._say,
             peers=self._peers,
-            keys=self._keys,
-            by_clock=self._by_clock,
+            keys=asked.servers,
+            by_clock=asked.by_clock,
             prompts=self._prompts,
-            once=self._once,
+            once=asked.once,
         )
         self._say(f"{name} ...")
         start = time.perf_counter()
@@ -134,8 +121,6 @@ class _Run:
         return msgspec.structs.replace(result, uses=tuple(bench.uses), seconds=time.perf_counter() - start)
 
     def _measured(self, name: str, bench: Bench) -> WorkloadResult:
-        if name in OURS_ALONE and OURS not in self._keys:
-            return WorkloadResult(name=name, sizes="", notes=(_NOT_OURS,))
         try:
             with self._time_limit.ending():
                 return WORKLOADS[name](bench)
@@ -189,21 +174,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    models = parser.add_mutually_exclusive_group()
-    models.add_argument(
-        "--model",
-        type=_gguf,
-        metavar="MODEL",
-        help="GGUF file, or what else `serve --model` takes, such as smollm2",
-    )
-    models.add_argument(
-        "--shape",
-        choices=SHAPES,
-        help=f"of a model with random weights, made once; default {_SHAPE}, with --quick {_QUICK_SHAPE}",
-    )
-    parser.add_argument(
-        "--quant", choices=[quant.value for quant in Quant], help=f"of it, without --model; default {_QUANT}"
-    )
+    add_options(parser)
     parser.add_argument(
         "--workloads",
         type=lambda text: _names(text, tuple(WORKLOADS)),
@@ -225,10 +196,6 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME,...",
         help="servers to measure in the first round only, such as one that takes long and decides nothing",
     )
-    parser.add_argument("--rounds", type=_positive, metavar="N", help="default 3, with --quick 1")
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, done within three minutes: a look, not a result"
-    )
     parser.add_argument(
         "--by-clock",
         action="store_true",
@@ -239,20 +206,11 @@ def _arguments() -> argparse.Namespace:
     )
     _add_peers(parser.add_argument_group("peers"))
     arguments = parser.parse_args()
-    if arguments.quant and arguments.model:
-        parser.error("--quant: not with --model, which is a file as it is")
-    arguments.quant = arguments.quant or _QUANT
-    arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
-    arguments.shape = arguments.shape or (_QUICK_SHAPE if arguments.quick else _SHAPE)
+    settle(parser, arguments)
     arguments.workloads = arguments.workloads or list(QUICK if arguments.quick else WORKLOADS)
     arguments.servers = arguments.servers or (_QUICK_KEYS if arguments.quick else frozenset(_ALL_KEYS))
     try:
-        arguments.peer_paths = PeerPaths.found(
-            arguments.llama_server,
-            arguments.peer_python,
-            arguments.example_server,
-            arguments.openvino_python,
-        )
+        arguments.peer_paths = PeerPaths.found(arguments.llama_server)
     except PeerUnusable as error:
         parser.error(str(error))
     return arguments
@@ -272,35 +230,10 @@ def _add_peers(group: argparse._ArgumentGroup) -> None:
         metavar="FLAGS",
         help="what makes llama-server fastest here, for its second column; default %(default)s",
     )
-    group.add_argument(
-        "--peer-python",
-        type=_file,
-        metavar="PATH",
-        help="an interpreter that has llama-cpp-python[server]; default: as set up",
-    )
-    group.add_argument(
-        "--example-server",
-        type=_file,
-        metavar="PATH",
-        help="llama-cpp-python's examples/server/server.py; default: as set up",
-    )
-    group.add_argument(
-        "--openvino-python",
-        type=_file,
-        metavar="PATH",
-        help="an interpreter that has openvino-genai, starlette and uvicorn; default: as set up",
-    )
 
 
 def _default_output() -> Path:
     return Path("benchmarks") / time.strftime("%Y%m%d-%H%M%S")
-
-
-def _gguf(text: str) -> Path:
-    try:
-        return resolve_model(text)
-    except StartupError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _file(text: str) -> Path:
@@ -316,13 +249,6 @@ def _names(text: str, known: Sequence[str]) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     return names
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
-    return number
 
 
 if __name__ == "__main__":

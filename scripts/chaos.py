@@ -5,6 +5,8 @@
     .venv/bin/python scripts/chaos.py --readers [--requests 500] [--kills 100]
     .venv/bin/python scripts/chaos.py --ray [--requests 300] [--kills 50]
     .venv/bin/python scripts/chaos.py --batch [--rows 2000] [--kills 50]
+    .venv/bin/python scripts/chaos.py --minutes 20 [--clients 8] [--kill-every 45]
+    .venv/bin/python scripts/chaos.py --models a=FILE b=FILE minilm --memory 8000 [--minutes 10]
 
 Streams: greedy, once undisturbed and once while the engine is killed (kill -9); every stream must be complete
 and equal to its undisturbed self. Where the two best tokens tie (within 0.05), rounding decides: streams that
@@ -12,6 +14,10 @@ part there are counted apart. Some kills follow another within a second, when an
 Readers: the same while the processes that read texts are killed; no request may notice.
 Ray: the same over two engine replicas, of which one is killed at a time with its Ray actor.
 Batch: API and engine are killed and the server is started again; every row must be there once.
+Minutes: mixed traffic (chats, streams that are left, schemas, tools, batches, WebSockets, nonsense); memory
+of all processes may not grow behind a quarter of the time. Nothing is killed without --kill-every.
+Models: the same traffic over several models that do not fit side by side, with a kill now and then; the
+engines together may not take more than the budget.
 The exit code is 1 if anything is lost, doubled, different, or answered with 5xx.
 """
 
@@ -19,15 +25,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from chaos_parts.batch import BatchFigures, run_batch
+from chaos_parts.soak import Soak, SoakFigures, run_soak
 from chaos_parts.streams import StreamFigures, run_streams
+
+_SOAKED = ("--ctx-size", "8192", "--cache-mb", "8")
+"""Of one model: what a prefix cache takes would hide what else grows."""
+_KILL_EVERY_S, _MEMORY_MIB = 45.0, 8000
+"""With several models, if nothing else is said."""
 
 
 def main() -> int:
@@ -35,14 +47,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         figures = _run(arguments, Path(folder))
-    for name, value in dataclasses.asdict(figures).items():
-        print(f"{name:18} {value:.1f}" if isinstance(value, float) else f"{name:18} {value}")
+    for name, value in vars(figures).items():
+        for what, count in value.items() if isinstance(value, Counter) else ((name, value),):
+            print(f"{what:18} {count:.2f}" if isinstance(count, float) else f"{what:18} {count}")
     print("good" if figures.is_good else "NOT GOOD")
     return 0 if figures.is_good else 1
 
 
-def _run(arguments: argparse.Namespace, folder: Path) -> StreamFigures | BatchFigures:
+def _run(arguments: argparse.Namespace, folder: Path) -> StreamFigures | BatchFigures | SoakFigures:
+    if arguments.models:
+        return run_soak(arguments.models, folder, _soak(arguments), arguments.option)
     model = arguments.model or _tiny_model(folder)
+    if arguments.minutes:
+        return run_soak([f"chaos={model}"], folder, _soak(arguments), (*_SOAKED, *arguments.option))
     if arguments.batch:
         kills = 50 if arguments.kills is None else arguments.kills
         return run_batch(
@@ -55,11 +72,24 @@ def _run(arguments: argparse.Namespace, folder: Path) -> StreamFigures | BatchFi
             requests=arguments.requests,
             kills=200 if arguments.kills is None else arguments.kills,
             tokens=arguments.tokens,
-            clients=arguments.clients,
+            clients=arguments.clients or 16,
             seed=arguments.seed,
             over_ray=arguments.ray,
             readers=arguments.readers,
         )
+    )
+
+
+def _soak(arguments: argparse.Namespace) -> Soak:
+    are_several = bool(arguments.models)
+    return Soak(
+        minutes=arguments.minutes or 10.0,
+        clients=arguments.clients or 8,
+        pause_s=2.0 if are_several else 0.0,
+        kill_every_s=arguments.kill_every or (_KILL_EVERY_S if are_several else None),
+        memory_mib=(arguments.memory or _MEMORY_MIB) if are_several else None,
+        max_growth=arguments.max_growth,
+        seed=arguments.seed,
     )
 
 
@@ -73,16 +103,23 @@ def _tiny_model(folder: Path) -> Path:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="chaos.py", description=__doc__.partition("\n")[0])
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="chaos.py", description=__doc__, formatter_class=form)
     parser.add_argument("--batch", action="store_true", help="kill the whole server during a batch")
     parser.add_argument("--ray", action="store_true", help="kill replicas on Ray Serve")
     parser.add_argument("--readers", action="store_true", help="kill the processes that read texts")
+    parser.add_argument("--minutes", type=float, help="of mixed traffic")
+    parser.add_argument("--models", nargs="+", metavar="[NAME=]SPEC", help="mixed traffic over several")
     parser.add_argument("--model", type=Path, help="GGUF file (default: a tiny one, made now)")
     parser.add_argument("--requests", type=int, default=500, help="streams (default %(default)s)")
     parser.add_argument("--rows", type=int, default=2000, help="of the batch (default %(default)s)")
     parser.add_argument("--kills", type=int, help="default 200; 50 with --batch")
+    parser.add_argument("--kill-every", type=float, metavar="S", help="of mixed traffic, on average")
+    parser.add_argument("--memory", type=int, metavar="MIB", help=f"for --models (default {_MEMORY_MIB})")
+    parser.add_argument("--max-growth", type=float, default=0.1, help="share of the memory after warm-up")
+    parser.add_argument("--option", action="append", default=[], help="for the server: --ctx-size=32768")
     parser.add_argument("--tokens", type=int, default=64, help="of each output (default %(default)s)")
-    parser.add_argument("--clients", type=int, default=16, help="streams at once (default %(default)s)")
+    parser.add_argument("--clients", type=int, help="at once (default 16 streams, or 8 of mixed traffic)")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments (default %(default)s)")
     return parser.parse_args()
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.stats import percentile
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.errors import InvalidRequest
@@ -193,10 +194,6 @@ class Bench:
                 return
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else 0.0
-
-
 def report(result: Result, num_valid: int, num_invalid: int, vocabulary_size: int) -> str:
     refused = ", ".join(f"{n} {k}" for k, n in result.refused.most_common())
     share = 100 / max(result.cases, 1)
@@ -219,7 +216,7 @@ def report(result: Result, num_valid: int, num_invalid: int, vocabulary_size: in
 def _times(name: str, values: list[float], what: str) -> str:
     if not values:
         return f"{name:16} none"
-    mean, p50, p99 = statistics.mean(values), percentile(values, 0.5), percentile(values, 0.99)
+    mean, p50, p99 = statistics.mean(values), percentile(values, 50), percentile(values, 99)
     return f"{name:16} mean {mean * 1e3:.3f} ms, p50 {p50 * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms ({what})"
 
 

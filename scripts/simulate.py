@@ -2,12 +2,11 @@
 """Many replicas in virtual time: the real scheduler, router and autoscaler, and steps that take what was
 measured. Says what first tokens, hit rates and loads come to, and what a choice costs.
 
-    .venv/bin/python scripts/simulate.py [--part known|goal|sizes|faults|day ...] [--report FOLDER]
+    .venv/bin/python scripts/simulate.py [--part goal|sizes|faults|day ...]
     .venv/bin/python scripts/simulate.py --trace FILE.jsonl --replicas 4
     .venv/bin/python scripts/simulate.py --write-trace FILE.jsonl --replicas 4
     .venv/bin/python scripts/simulate.py --against http://127.0.0.1:8000 --curve ~/.cache/.../curve-*.json
 
-known   workloads that a real server was measured with
 goal    four replicas against one that is as fast as all together: hit rate, and how even the load is
 sizes   1, 10, 100 and 1,000 replicas, each with its share of a mixed workload
 faults  one of four replicas dies, or is drained
@@ -25,19 +24,19 @@ import asyncio
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from simulation import pictures, reality, stories
-from simulation.figures import Figures, table
+from simulation import reality, stories
+from simulation.figures import table
 from simulation.fleet import Plan
-from simulation.known import known
 from simulation.machines import CURVES, read_curve
 from simulation.replica import Machine
 from simulation.turns import read_trace, sessions, write_trace
 from simulation.workloads import trace
 
-_PARTS = ("known", "goal", "sizes", "faults", "day")
+_PARTS = ("goal", "sizes", "faults", "day")
 
 
 def main() -> None:
@@ -71,16 +70,9 @@ def _asked() -> argparse.Namespace:
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="turns in JSON lines, by every routing")
     parser.add_argument("--write-trace", type=Path, metavar="FILE", help="what would be simulated")
-    parser.add_argument("--against", metavar="URL", help="a server to compare one replica with")
+    parser.add_argument("--against", metavar="URL", help="a server on this machine, to compare with")
     parser.add_argument("--model", default="smollm2", help="its model's name")
-    parser.add_argument("--report", type=Path, metavar="FOLDER", help="for the plots")
     return parser.parse_args()
-
-
-def _known(asked: argparse.Namespace) -> None:
-    print("| workload | | real | simulated | ratio |\n|---|---|---:|---:|---:|")
-    for workload, what, real, simulated in known(read_curve("1b"), asked.seed):
-        print(f"| {workload} | {what} | {real:.2f} | {simulated:.2f} | {simulated / real:.2f} |")
 
 
 def _goal(asked: argparse.Namespace) -> None:
@@ -92,15 +84,12 @@ def _goal(asked: argparse.Namespace) -> None:
 
 
 def _sizes(asked: argparse.Namespace) -> None:
-    rows: list[Figures] = []
-    for row in stories.sizes(read_curve(asked.curve), asked.replicas, asked.seconds, asked.seed):
-        rows.append(row)
+    rows = stories.sizes(read_curve(asked.curve), asked.replicas, asked.seconds, asked.seed)
+    for number, row in enumerate(rows):
         lines = table([row]).splitlines()
-        if len(rows) == 1:
+        if number == 0:
             print("| replicas " + lines[0] + "\n|---:" + lines[1])
         print(f"| {row.num_replicas} {lines[2]}", flush=True)
-    if asked.report:
-        pictures.sizes_picture(rows, asked.report / "simulation-sizes.png")
 
 
 def _faults(asked: argparse.Namespace) -> None:
@@ -124,8 +113,6 @@ def _day(asked: argparse.Namespace) -> None:
             f"| {name} | {row.replica_hours:.1f} | {row.ttft_p50_s:.2f} | {row.ttft_p95_s:.2f} | "
             f"{row.requests} |"
         )
-    if asked.report:
-        pictures.day_picture(done, asked.report / "simulation-day.png")
 
 
 def _compare_with(asked: argparse.Namespace) -> None:
@@ -134,15 +121,18 @@ def _compare_with(asked: argparse.Namespace) -> None:
     if turns is None:
         turns = trace(stories.scaled(stories.PER_REPLICA, replicas), asked.seconds, asked.seed)
     firsts = [ones[0] for ones in sessions(turns).values()]
-    real = asyncio.run(reality.ask(asked.against, asked.model, firsts, asked.seed))
     plan = Plan(Machine(curve), 1, seed=asked.seed, news_delay_s=0.0)
-    told = reality.summary(*real), reality.simulated(plan, firsts)
+    port = urlsplit(asked.against).port or 80
+    told = (
+        asyncio.run(reality.real(port, asked.model, firsts, asked.seed)),
+        reality.simulated(plan, firsts),
+    )
     print(f"{len(firsts)} requests\n\n| | real | simulated | ratio |\n|---|---:|---:|---:|")
     for name, measured, predicted in zip(reality.Summary._fields, *told, strict=True):
         print(f"| {name} | {measured:.3f} | {predicted:.3f} | {predicted / max(measured, 1e-9):.2f} |")
 
 
-_TELLERS = {"known": _known, "goal": _goal, "sizes": _sizes, "faults": _faults, "day": _day}
+_TELLERS = {"goal": _goal, "sizes": _sizes, "faults": _faults, "day": _day}
 
 if __name__ == "__main__":
     main()

@@ -14,26 +14,27 @@ from openai_cpu_server.scheduler.plan import StepCost, StepPrices
 _WORTH_PADDING = 0.98
 """A step is padded only where it is predicted to take at most this share of its time.
 
-Steps vary by 1 to 2 % by themselves. `scripts/sensitivity.py cost_model._WORTH_PADDING`: 0.9 to 1.0 changes
-nothing: with our kernels no larger step is faster, and a tile of ggml's that pays saves much more
+Steps vary by 1 to 2 % by themselves. `scripts/regress.py sensitivity cost_model._WORTH_PADDING`: 0.9 to 1.0
+changes nothing: with our kernels no larger step is faster, and a tile of ggml's that pays saves much more
 (docs/measurements.md, "Steps cost a staircase").
 """
 _HARDLY_LONGER = 1.1
 """A step may take so many times as long for further tokens that must be computed anyway.
 
-`scripts/sensitivity.py cost_model._HARDLY_LONGER`: at 1.0 mixed computes 8 % less, and its first tokens come
-11 % sooner; at 1.3 it computes 3 % more.
+`scripts/regress.py sensitivity cost_model._HARDLY_LONGER`: at 1.0 mixed computes 8 % less, and its first
+tokens come 11 % sooner; at 1.3 it computes 3 % more.
 """
 _RATE_ALL, _RATE_TERM = 0.05, 0.1
 """Share of a step's error (as a logarithm) that moves the price of everything, and of its largest term.
 
-`scripts/sensitivity.py cost_model._RATE_ALL`: a fifth of it lets stalls be 10 % longer until the slowness is
-learned, four times as much makes first tokens follow the noise: 7 % later.
+`scripts/regress.py sensitivity cost_model._RATE_ALL`: a fifth of it lets stalls be 10 % longer until the
+slowness is learned, four times as much makes first tokens follow the noise: 7 % later.
 """
 _LARGEST_ERROR = math.log(1.5)
 """What a single step can say at most: a noisy neighbour makes it many times as long.
 
-`scripts/sensitivity.py cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than 3 %.
+`scripts/regress.py sensitivity cost_model._LARGEST_ERROR`: from 1.1 to 4 times nothing changes by more than
+3 %.
 """
 _FURTHEST = math.log(8.0)
 """How far prices may move away from the measured ones. A bound against nonsense: 8 times is more than a busy

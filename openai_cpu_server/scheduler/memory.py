@@ -116,8 +116,8 @@ class KVLedger:
 
 HEADROOM_TOKENS = 32
 """Output that admission foresees for each sequence, so that it is not released as soon as it decodes: two
-blocks of the pool. `scripts/sensitivity.py memory.HEADROOM_TOKENS`: with room in the pool 0 to 128 are
-equal.
+blocks of the pool. `scripts/regress.py sensitivity memory.HEADROOM_TOKENS`: with room in the pool 0 to 128
+are equal.
 """
 
 

@@ -38,6 +38,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Alternatives beside each token; None: no log-probabilities."""
     schema: JsonSchema | None = None
     messages: tuple[Message, ...] = ()
+    model: str | None = None
+    """None: the server's first."""
 
     @property
     def ends_itself(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,9 +15,8 @@ from bench.failures import described
 from bench.load import LoadFailed
 from bench.process_tree import TreeUse
 from bench.prompts import Prompts, RandomPrompts, random_tokens
-from bench.servers import OnLine, Server, ServerFailed, ServerSpec, missing_options, running
+from bench.servers import Server, ServerSpec, running
 
-K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _WARM_UP_ASKS = 2
@@ -32,7 +31,6 @@ class Bench:
         model: Path,
         rounds: int,
         is_quick: bool,
-        known_options: frozenset[str],
         say: Callable[[str], None],
         peers: Sequence[Contestant] = (),
         keys: frozenset[str] | None = None,
@@ -53,22 +51,20 @@ class Bench:
         self.say = say
         self.prompts: Prompts = prompts or RandomPrompts()
         self.uses: list[tuple[str, TreeUse]] = []
-        self._known_options = known_options
         self._peers = peers
         self._keys = keys
         self._once = once
 
     @contextlib.contextmanager
-    def server(self, variant: Variant, *options: str, on_line: OnLine | None = None) -> Iterator[Server]:
-        """Our server, started fresh and warmed up.
-        Raises ServerFailed, also for an option that it does not have."""
-        with self._running(ours(variant, self.model, *options), on_line, is_ours=True) as server:
+    def server(self, *options: str) -> Iterator[Server]:
+        """Our server, started fresh and warmed up. Raises ServerFailed."""
+        with self._running(ours(Variant.WHOLE, self.model, *options)) as server:
             yield server
 
     @contextlib.contextmanager
     def start(self, who: Contestant, room: Room) -> Iterator[Server]:
         """A server, started fresh and warmed up. Raises ServerFailed."""
-        with self._running(who.spec(self.model, room), None, is_ours=not who.is_peer) as server:
+        with self._running(who.spec(self.model, room)) as server:
             yield server
 
     def start_unmeasured(self, who: Contestant, room: Room) -> None:
@@ -77,11 +73,8 @@ class Bench:
             pass
 
     @contextlib.contextmanager
-    def _running(self, spec: ServerSpec, on_line: OnLine | None, *, is_ours: bool) -> Iterator[Server]:
-        missing = missing_options(spec, self._known_options) if is_ours else []
-        if missing:
-            raise ServerFailed(f"this server has no {', '.join(missing)}, which '{spec.label}' needs")
-        with running(spec, self.uses, on_line) as server:
+    def _running(self, spec: ServerSpec) -> Iterator[Server]:
+        with running(spec, self.uses) as server:
             asyncio.run(_warm_up(server))
             yield server
 
@@ -89,15 +82,6 @@ class Bench:
         """Those of our variants, and of the peers on this machine, that are to be measured."""
         everybody = [*(variant.contestant for variant in variants), *self._peers]
         return [who for who in everybody if self._keys is None or who.key in self._keys]
-
-    def interleaved(self, measures: Mapping[K, Callable[[int], T]]) -> dict[K, list[T]]:
-        """Measure in turns, A B A B ..., so that a noisy machine hits all. Returns lists by round."""
-        found: dict[K, list[T]] = {key: [] for key in measures}
-        for number in range(self.rounds):
-            for key, measure in measures.items():
-                self.say(f"round {number + 1} of {self.rounds}: {getattr(key, 'label', key)}")
-                found[key].append(measure(number))
-        return found
 
     def contest(
         self,

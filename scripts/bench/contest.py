@@ -68,13 +68,7 @@ class Contest(Generic[T]):
         other = self.label(key)
         one, rounds = line.servers.get(self.label(OURS) or ""), line.servers.get(other or "")
         measured = gains(one, rounds, line.better) if one is not None and rounds is not None else None
-        return Goal(
-            what=_against(what, line.better, other or key),
-            rounds=measured,
-            direction=Direction.AT_LEAST,
-            limit=times,
-            unit="x",
-        )
+        return Goal.at_least(_against(what, line.better, other or key), measured, times, "x")
 
     def goals_against_llama_server(
         self, line: Line, what: str, *, plain: float, best: float

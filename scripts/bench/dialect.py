@@ -48,6 +48,8 @@ class Dialect:
         }
         if self.knows_llama_sampling:
             body |= _LLAMA_SAMPLING
+        if ask.model is not None:
+            body["model"] = ask.model
         if ask.logprobs is not None:
             body["logprobs"] = ask.logprobs
         return {**body, **self._prompt(ask), **self._length(ask), **self._schema(ask)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_source.package import PACKAGED
 
@@ -22,7 +22,7 @@ def made_model(shape: str, quant: str) -> Path:
     """
     tokenizer = _tokenizer()
     name = f"{shape}-{quant}-{'bpe' if tokenizer else 'spm'}-{_generator_digest()}.gguf"
-    path = _cache_folder() / name
+    path = user_cache_dir() / "models" / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(_MAKE_MODEL), "--shape", shape, "--quant", quant]
@@ -36,11 +36,6 @@ def _tokenizer() -> Path | None:
         return PACKAGED["smollm2"].path()
     except StartupError:
         return None
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "openai-cpu-server" / "models"
 
 
 def _generator_digest() -> str:

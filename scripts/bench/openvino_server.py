@@ -106,11 +106,10 @@ class Engine(threading.Thread):
 
 
 class Api:
-    """`POST /v1/completions` and `/v1/chat/completions`, always streamed; `GET /health`."""
+    """`POST /v1/completions`, always streamed; `GET /health`."""
 
     def __init__(self, engine: Engine, tokenizer: openvino_genai.Tokenizer) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
         self._text = functools.cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
 
     def application(self) -> Starlette:
@@ -118,26 +117,16 @@ class Api:
             routes=[
                 Route("/health", lambda request: JSONResponse({}), methods=["GET"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
             ]
         )
 
     async def _complete(self, request: Request) -> StreamingResponse:
         body = await request.json()
-        return self._streamed(body["prompt"], body, lambda text: {"text": text})
-
-    async def _chat(self, request: Request) -> StreamingResponse:
-        body = await request.json()
-        text = self._tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
-        prompt = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
-        return self._streamed(prompt, body, lambda text: {"delta": {"content": text}})
-
-    def _streamed(self, prompt: list[int], body: dict[str, Any], choice: Any) -> StreamingResponse:
-        call = Call(prompt, _options(body))
+        call = Call(body["prompt"], _options(body))
         self._engine.submit(call)
-        return StreamingResponse(self._events(call, choice), media_type="text/event-stream")
+        return StreamingResponse(self._events(call), media_type="text/event-stream")
 
-    async def _events(self, call: Call, choice: Any) -> AsyncIterator[str]:
+    async def _events(self, call: Call) -> AsyncIterator[str]:
         num_tokens = 0
         try:
             reason = None
@@ -149,7 +138,7 @@ class Api:
                 reason = news.finish_reason
                 num_tokens += len(news.tokens)
                 text = "".join(map(self._text, news.tokens))
-                yield _event({"choices": [{**choice(text), "finish_reason": reason}]})
+                yield _event({"choices": [{"text": text, "finish_reason": reason}]})
             usage = {"prompt_tokens": len(call.prompt), "completion_tokens": num_tokens}
             yield _event({"choices": [], "usage": usage})
             yield "data: [DONE]\n\n"

@@ -35,7 +35,7 @@ _CHECK_S = 120
 
 
 class PeerUnusable(Exception):
-    """A peer that was named does not run; the message begins with its option."""
+    """The llama-server that was named does not run."""
 
 
 @dataclass(frozen=True)
@@ -49,31 +49,19 @@ class PeerPaths:
     """An interpreter that has OpenVINO GenAI."""
 
     @classmethod
-    def found(
-        cls,
-        llama_server: Path | None,
-        python: Path | None,
-        example: Path | None,
-        openvino: Path | None = None,
-    ) -> PeerPaths:
-        """The paths as given, else on PATH, else where `--set-up-peers` put them. Raises PeerUnusable."""
+    def found(cls, llama_server: Path | None) -> PeerPaths:
+        """llama-server as given, else on PATH; it and the others where `--set-up-peers` put them.
+
+        Raises PeerUnusable."""
         if llama_server is not None:
-            _check("--llama-server", llama_server, "--version")
-        if python is not None:
-            _check("--peer-python", python, "-c", "import llama_cpp.server.app")
-        if openvino is not None:
-            _check("--openvino-python", openvino, "-c", "import openvino_genai, starlette, uvicorn")
+            _check(llama_server)
         on_path = shutil.which("llama-server")
-        python = python or _if_there(peer_python())
-        if example is not None:
-            if python is None:
-                raise PeerUnusable(f"--example-server {example}: nothing to run it with: --peer-python")
-            _check("--example-server", python, str(example), "--help")
+        python = _if_there(peer_python())
         return cls(
             llama_server=llama_server or (Path(on_path) if on_path else _if_there(built_llama_server())),
             python=python,
-            example=(example or _if_there(example_server())) if python else None,
-            openvino=openvino or _if_there(openvino_python()),
+            example=_if_there(example_server()) if python else None,
+            openvino=_if_there(openvino_python()),
         )
 
 
@@ -148,14 +136,9 @@ class _OpenVino:
     python: Path
 
     def __call__(self, model: Path, room: Room) -> ServerSpec:
-        options = {
-            "model": str(model),
-            "port": "{port}",
-            "threads": str(Machine().num_threads()),
-            "cache-tokens": str(SLOTS * _context(room)),
-        }
-        given = [part for name, value in options.items() for part in (f"--{name}", value)]
-        command = (str(self.python), str(_OPENVINO_ADAPTER), *given)
+        given = ("--model", str(model), "--port", "{port}", "--threads", str(Machine().num_threads()))
+        room_given = ("--cache-tokens", str(SLOTS * _context(room)))
+        command = (str(self.python), str(_OPENVINO_ADAPTER), *given, *room_given)
         return ServerSpec(_OPENVINO, command, ready="/health")
 
 
@@ -168,21 +151,12 @@ class _LlamaCppServer:
     words: _Words
 
     def __call__(self, model: Path, room: Room) -> ServerSpec:
-        options = {
-            "model": str(model),
-            "host": "127.0.0.1",
-            "port": "{port}",
-            "n_ctx": str(int(_TEXT_IS_LONGER * _context(room))),
-            "n_threads": str(Machine().num_threads()),
-            "interrupt_requests": "false",
-        }
-        given = [part for name, value in options.items() for part in (f"--{name}", value)]
-        return ServerSpec(
-            "llama_cpp.server",
-            (str(self.python), "-m", "llama_cpp.server", *given),
-            ready="/v1/models",
-            dialect=_dialect(self.words, takes_tokens=False),
-        )
+        where = ("--model", str(model), "--host", "127.0.0.1", "--port", "{port}")
+        sized = ("--n_ctx", str(int(_TEXT_IS_LONGER * _context(room))))
+        threads = ("--n_threads", str(Machine().num_threads()), "--interrupt_requests", "false")
+        command = (str(self.python), "-m", "llama_cpp.server", *where, *sized, *threads)
+        dialect = _dialect(self.words, takes_tokens=False)
+        return ServerSpec("llama_cpp.server", command, ready="/v1/models", dialect=dialect)
 
 
 @dataclass(frozen=True)
@@ -229,17 +203,18 @@ def _context(room: Room) -> int:
     return -(-(room.request_tokens + 1) // _CONTEXT_STEP) * _CONTEXT_STEP
 
 
-def _check(option: str, *command: Path | str) -> None:
-    """Raises PeerUnusable if the command does not run."""
+def _check(llama_server: Path) -> None:
+    """Raises PeerUnusable if it does not run."""
+    command = (llama_server, "--version")
     try:
         done = subprocess.run(
             command, env=environment(), capture_output=True, text=True, timeout=_CHECK_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PeerUnusable(f"{option}: {error}") from None
+        raise PeerUnusable(f"--llama-server: {error}") from None
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        raise PeerUnusable(f"{option}: `{' '.join(map(str, command))}` fails: {said or done.returncode}")
+        raise PeerUnusable(f"--llama-server: `{llama_server} --version` fails: {said or done.returncode}")
 
 
 def _if_there(path: Path) -> Path | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.contestants import Variant
 from bench.failures import described
 from bench.results import Curve, Distribution, Report, WorkloadResult
-from bench.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,10 +24,6 @@ _OUR_COLOUR = "#c1121f"
 _COLOURS = ("#1d3557", "#2a9d8f", "#e9a820", "#7b2cbf", "#6c757d", "#0096c7", "#9c6644")
 _STYLES = ("-", ":", "-.")
 """Line styles to combine with the colours, for more servers than there can be."""
-_INTERACTIVE, _BATCH, _PADDING = "#c1121f", "#1d5d9b", "#bbbbbb"
-_READING_ALPHA = 0.45
-_MOST_NUMBERED = 120
-"""The most steps in a picture that leave room for numbers."""
 
 
 def is_possible() -> bool:
@@ -74,9 +68,6 @@ def _of_workload(result: WorkloadResult, strokes: Strokes) -> Iterator[tuple[str
             partial(_distribution, result, strokes, "inter-token latency, s", lambda one: one.gaps_s),
         ]
         yield f"{result.name}-latency.png", panels
-    timeline = result.timeline
-    if timeline is not None and timeline.steps:
-        yield f"{result.name}-timeline.png", [lambda axes: _timeline(axes, timeline)]
 
 
 def _figure(path: Path, panels: Panels) -> None:
@@ -187,109 +178,3 @@ def strokes_of(report: Report) -> Strokes:
     others = [label for label in everybody if label not in fixed]
     looks = itertools.cycle(Stroke(colour, style=style) for style in _STYLES for colour in _COLOURS)
     return dict(zip(others, looks, strict=False)) | fixed
-
-
-class _Look(NamedTuple):
-    """How a sequence's part of a step is drawn."""
-
-    row: int
-    colour: str
-    is_pale: bool
-    """Whether the sequence reads its prompt."""
-    is_hatched: bool
-    """Whether the step was thrown away."""
-
-
-def _timeline(axes: Axes, timeline: Timeline) -> None:
-    """Draw the steps: a column is a step, and sequences take a row one after the other."""
-    start = timeline.steps[0].started_s
-    rows = _rows(timeline)
-    for look, bars in _bars(timeline, rows, start).items():
-        axes.broken_barh(
-            bars,
-            (look.row, 0.9),
-            facecolors=look.colour,
-            alpha=_READING_ALPHA if look.is_pale else 1.0,
-            hatch="xxx" if look.is_hatched else None,
-            edgecolor="white",
-            linewidth=0.4,
-        )
-    if len(timeline.steps) <= _MOST_NUMBERED:
-        _number_parts(axes, timeline, rows, start)
-    for arrival in timeline.arrivals_s:
-        axes.axvline(arrival - start, color=_INTERACTIVE, linewidth=0.8, linestyle=":")
-    axes.set_xlabel("seconds (dotted: an interactive request arrives)")
-    _name_rows(axes, timeline, rows)
-    axes.set_ylim(0, max(rows.values()) + 1)
-    axes.set_xlim(0, max(step.started_s - start + step.elapsed_ms / 1000 for step in timeline.steps))
-    _timeline_legend(axes)
-
-
-def _name_rows(axes: Axes, timeline: Timeline, rows: Mapping[str, int]) -> None:
-    kinds: dict[str, set[int]] = {}
-    for step in timeline.steps:
-        for part in step.spans:
-            kinds.setdefault(part.priority, set()).add(rows[part.id])
-    middles = [(min(taken) + max(taken) + 0.9) / 2 for taken in kinds.values()]
-    axes.set_yticks(middles, list(kinds), rotation=90, va="center")
-    axes.tick_params(axis="y", length=0)
-
-
-def _bars(
-    timeline: Timeline, rows: Mapping[str, int], start: float
-) -> dict[_Look, list[tuple[float, float]]]:
-    """(left, width) in seconds by looks. Padding has the lowest row."""
-    bars: dict[_Look, list[tuple[float, float]]] = defaultdict(list)
-    for step in timeline.steps:
-        bar = (step.started_s - start, step.elapsed_ms / 1000)
-        if step.padding:
-            bars[_Look(0, _PADDING, False, step.interrupted)].append(bar)
-        for part in step.spans:
-            colour = _INTERACTIVE if part.priority == "interactive" else _BATCH
-            bars[_Look(rows[part.id], colour, not part.decodes, step.interrupted)].append(bar)
-    return bars
-
-
-def _number_parts(axes: Axes, timeline: Timeline, rows: Mapping[str, int], start: float) -> None:
-    """Write how many tokens of a prompt, or of padding, a step computes."""
-    for step in timeline.steps:
-        middle = step.started_s - start + step.elapsed_ms / 2000
-        numbers = [(rows[part.id], part.tokens) for part in step.spans if not part.decodes]
-        for row, number in [*numbers, (0, step.padding)]:
-            if number:
-                axes.text(middle, row + 0.45, str(number), ha="center", va="center", size=5)
-
-
-def _rows(timeline: Timeline) -> dict[str, int]:
-    """A row for each sequence, free when it begins; batch sequences are below, interactive ones above."""
-    spans: dict[str, tuple[float, float, bool]] = {}
-    for step in timeline.steps:
-        for part in step.spans:
-            begin = spans[part.id][0] if part.id in spans else step.started_s
-            end = step.started_s + step.elapsed_ms / 1000
-            spans[part.id] = (begin, end, part.priority == "interactive")
-    rows: dict[str, int] = {}
-    first = int(any(step.padding for step in timeline.steps))  # below it: padding
-    for is_interactive in (False, True):
-        ends: list[float] = []
-        for name, (begin, end, kind) in sorted(spans.items(), key=lambda item: item[1]):
-            if kind is not is_interactive:
-                continue
-            row = next((i for i, busy_until in enumerate(ends) if busy_until <= begin), len(ends))
-            ends[row:] = [end, *ends[row + 1 :]]
-            rows[name] = first + row
-        first += len(ends)
-    return rows
-
-
-def _timeline_legend(axes: Axes) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(color=_INTERACTIVE, label="interactive, decodes"),
-        Patch(color=_INTERACTIVE, alpha=_READING_ALPHA, label="interactive, reads (tokens)"),
-        Patch(color=_BATCH, label="batch, decodes"),
-        Patch(color=_BATCH, alpha=_READING_ALPHA, label="batch, reads (tokens)"),
-        Patch(color=_PADDING, label="padding"),
-    ]
-    axes.figure.legend(handles=handles, loc="outside upper center", ncols=5, fontsize="small", frameon=False)

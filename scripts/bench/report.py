@@ -29,12 +29,12 @@ All of it is one machine, one model, one run: on other CPUs, with other quantisa
 order of the servers can be another. Clients and servers share the cores, and the connections are local: no
 network, no TLS, no proxy. Weights are random unless a model was given: speed does not depend on their
 values, but the answers mean nothing, so nothing here is about quality; and lengths are imposed
-(`ignore_eos`) where real answers end when they like; what speculation gains on real text only *speculation*
-with `--model demo` shows, of a toy model. Requests are all alike or of two kinds, for seconds to minutes: no
-lengths with a long tail, no memory in pieces after a week. The peers are of one version, with the flags
-above; each has settings that would suit one of the workloads better than these. What the machine itself
-allows, `scripts/step_bench.py` prints beside steps. A quick run, if this is one, is a look, not a result: it
-is too short for its percentiles."""
+(`ignore_eos`) where real answers end when they like; what speculation gains on real text only
+`scripts/regress.py speculation --model demo` shows, of a toy model. Requests are all alike or of two kinds,
+for seconds to minutes: no lengths with a long tail, no memory in pieces after a week. The peers are of one
+version, with the flags above; each has settings that would suit one of the workloads better than these.
+What the machine itself allows, `scripts/regress.py steps` prints beside steps. A quick run, if this is one,
+is a look, not a result: it is too short for its percentiles."""
 
 
 def show(result: WorkloadResult, console: Console) -> None:

@@ -8,7 +8,6 @@ import msgspec
 
 from bench.process_tree import TreeUse
 from bench.stats import Rounds, ratios
-from bench.timeline import Timeline
 
 
 class Direction(enum.Enum):
@@ -23,6 +22,14 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     direction: Direction
     limit: float
     unit: str = ""
+
+    @classmethod
+    def at_least(cls, what: str, rounds: Rounds | None, limit: float, unit: str = "") -> Goal:
+        return cls(what=what, rounds=rounds, direction=Direction.AT_LEAST, limit=limit, unit=unit)
+
+    @classmethod
+    def at_most(cls, what: str, rounds: Rounds | None, limit: float, unit: str = "") -> Goal:
+        return cls(what=what, rounds=rounds, direction=Direction.AT_MOST, limit=limit, unit=unit)
 
     @property
     def measured(self) -> float | None:
@@ -84,8 +91,6 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[Line, ...] = ()
     distributions: tuple[Distribution, ...] = ()
     curves: tuple[Curve, ...] = ()
-    timeline: Timeline | None = None
-    """The steps of a run of our own server."""
     failures: dict[str, str] = {}
     """Why a server could not be measured, or not in full, by label."""
     figures: tuple[Figure, ...] = ()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from bench.asking import JsonSchema
+from collections.abc import Sequence
+
+import msgspec
+
+from bench.asking import Ask, JsonSchema
 
 
 def _object(**properties: JsonSchema) -> JsonSchema:
@@ -76,3 +80,8 @@ ORDER = _object(
 )
 
 ALL = (REVIEW, CONTACT, EVENT, ORDER)
+
+
+def following(asks: Sequence[Ask]) -> list[Ask]:
+    """The same requests, whose answers follow schemas, which take turns."""
+    return [msgspec.structs.replace(ask, schema=ALL[i % len(ALL)]) for i, ask in enumerate(asks)]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -14,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.dialect import OURS, Dialect
@@ -50,6 +48,8 @@ class ServerSpec:
     file: str | None = None
     """The content of a file from which the server reads its options."""
     dialect: Dialect = OURS
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of its environment, beside this process's."""
 
     def on(self, port: int, folder: Path) -> list[str]:
         path = folder / "options.json"
@@ -58,48 +58,30 @@ class ServerSpec:
         return [part.replace("{port}", str(port)).replace("{file}", str(path)) for part in self.command]
 
 
-_HIDDEN = "--experiment"
-"""It is no user's option, and stands in no list; a server that does not know it does not start."""
-
-
-@functools.cache
-def our_options() -> frozenset[str]:
-    """The names of the options of `serve`. Raises ServerFailed."""
-    command = [*OUR_COMMAND, "--help"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ServerFailed(f"`serve --help` fails:\n{done.stderr}")
-    return frozenset({_HIDDEN, *re.findall(r"--[a-z][a-z0-9-]*", done.stdout)})
-
-
 def environment() -> dict[str, str]:
     """This process's environment without options for servers:
     a run must not depend on the user's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_IN_ENVIRONMENT)}
 
 
-def missing_options(spec: ServerSpec, known: frozenset[str]) -> list[str]:
-    return [part for part in spec.command if part.startswith("--") and part not in known]
-
-
 class Server:
     """A running server, made by `running`."""
 
-    def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None) -> None:
+    def __init__(self, spec: ServerSpec, folder: Path, on_line: OnLine | None = None) -> None:
         self.spec = spec
-        self.port = _free_port()
+        self.port = free_port()
         self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=_LOG_LINES)
         self._started = time.perf_counter()
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 spec.on(self.port, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                env=environment(),
+                env=environment() | spec.variables,
             )
         except OSError as error:
             raise ServerFailed(f"{spec.label} cannot be started: {error}") from None
@@ -108,7 +90,11 @@ class Server:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def clients(self) -> Clients:
         """Clients that ask in this server's dialect."""
@@ -116,10 +102,10 @@ class Server:
 
     def wait_until_ready(self) -> float:
         """Wait for the server; returns the seconds that its start took. Raises ServerFailed."""
-        deadline = self._started + _START_S
+        deadline = time.perf_counter() + _START_S
         while not _answers(self.port, self.spec.ready):
-            if self._process.poll() is not None:
-                self._reader.join()
+            if self.process.poll() is not None:
+                self._reader.join(_STOP_S)
                 raise ServerFailed(f"{self.spec.label} ended:\n{''.join(self._lines)}")
             if time.perf_counter() > deadline:
                 raise ServerFailed(f"{self.spec.label} was not ready after {_START_S} s")
@@ -127,35 +113,30 @@ class Server:
         return time.perf_counter() - self._started
 
     def stop(self) -> None:
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(_STOP_S)
+            self.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(_STOP_S)  # who has outlived the server may still hold its pipe
+        if not self._reader.is_alive() and self.process.stdout is not None:
+            self.process.stdout.close()
 
     def _read(self) -> None:
         """Read the log to its end, because a full pipe would stop the server."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self._lines.append(line)
             if self._on_line is not None:
                 self._on_line(line)
 
 
 @contextlib.contextmanager
-def running(
-    spec: ServerSpec, uses: list[tuple[str, TreeUse]], on_line: OnLine | None = None
-) -> Iterator[Server]:
-    """Yield a server that is ready. At the end, what it used is added to `uses`.
-
-    `on_line` is told each line of its log, in another thread.
-    """
+def running(spec: ServerSpec, uses: list[tuple[str, TreeUse]]) -> Iterator[Server]:
+    """Yield a server that is ready. At the end, what it used is added to `uses`."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        server = Server(spec, Path(folder), on_line)
+        server = Server(spec, Path(folder))
         try:
             ready_s = server.wait_until_ready()
             sampler = TreeSampler(server.pid, ready_s)
@@ -179,7 +160,7 @@ def _answers(port: int, path: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import httpx
+from bench.asking import Ask, Priority
+from bench.load import Clients
 
 from simulation.figures import quantile
 from simulation.fleet import Plan, simulate
@@ -16,16 +15,6 @@ from simulation.turns import Texts, Turn, prompts
 
 _FIRST_TOKEN = 300
 """Behind the control tokens of the vocabularies that are tried."""
-_PATIENCE_S = 600.0
-
-
-class Answered(NamedTuple):
-    first_s: float
-    """From its sending to its first token."""
-    whole_s: float
-    num_output: int
-    num_prompt: int
-    num_cached: int
 
 
 class Summary(NamedTuple):
@@ -39,74 +28,48 @@ class Summary(NamedTuple):
     seconds: float
     """From the first request to the last answer's end."""
 
-
-def summary(answers: Sequence[Answered], seconds: float) -> Summary:
-    firsts, wholes = [one.first_s for one in answers], [one.whole_s for one in answers]
-    return Summary(
-        quantile(firsts, 0.5),
-        quantile(firsts, 0.95),
-        quantile(wholes, 0.5),
-        quantile(wholes, 0.95),
-        sum(one.num_cached for one in answers) / sum(one.num_prompt for one in answers),
-        seconds,
-    )
+    @classmethod
+    def of(cls, firsts: list[float], wholes: list[float], hit_rate: float, seconds: float) -> Summary:
+        times = (quantile(some, share) for some in (firsts, wholes) for share in (0.5, 0.95))
+        return cls(*times, hit_rate, seconds)
 
 
 def simulated(plan: Plan, turns: Sequence[Turn]) -> Summary:
     outcome = simulate(plan, turns)
-    answers = [
-        Answered(
-            (one.first_s or 0.0) - one.arrived_s,
-            (one.ended_s or 0.0) - one.arrived_s,
-            len(one.output),
-            len(one.request.tokens),
-            one.cached_tokens,
-        )
-        for one in outcome.requests
-    ]
-    return summary(answers, outcome.seconds)
+    done = outcome.requests
+    return Summary.of(
+        [(one.first_s or 0.0) - one.arrived_s for one in done],
+        [(one.ended_s or 0.0) - one.arrived_s for one in done],
+        sum(one.cached_tokens for one in done) / sum(len(one.request.tokens) for one in done),
+        outcome.seconds,
+    )
 
 
-async def ask(url: str, model: str, turns: Sequence[Turn], seed: int) -> tuple[list[Answered], float]:
-    """Send the first turn of each session at its time; returns the answers and how long all took.
+async def real(port: int, model: str, turns: Sequence[Turn], seed: int) -> Summary:
+    """Send the first turn of each session at its time to a server on this machine.
 
     Later turns are left out: they would begin with an answer that the model has not given.
     """
-    texts = Texts(seed)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S, limits=limits) as http:
-        began = time.perf_counter()
-        asked = [asyncio.create_task(_ask(http, model, turn, texts)) for turn in turns]
-        answers = await asyncio.gather(*asked)
-        return list(answers), time.perf_counter() - began
+    clients, texts = Clients(port), Texts(seed)
+    began = time.perf_counter()
+    asks = [_ask(model, turn, texts) for turn in turns]
+    await clients.open_loop(asks, [turn.at_s for turn in turns])
+    clients.check()
+    usages = [trace.usage for trace in clients.traces if trace.usage]
+    return Summary.of(
+        [trace.ttft_s for trace in clients.traces if trace.ttft_s is not None],
+        [trace.end - trace.arrival for trace in clients.traces if trace.end is not None],
+        sum(usage.cached_tokens for usage in usages) / sum(usage.prompt_tokens for usage in usages),
+        time.perf_counter() - began,
+    )
 
 
-async def _ask(http: httpx.AsyncClient, model: str, turn: Turn, texts: Texts) -> Answered:
+def _ask(model: str, turn: Turn, texts: Texts) -> Ask:
     ((prompt, _),) = prompts([turn], texts)
-    await asyncio.sleep(turn.at_s)
-    body = {
-        "model": model,
-        "prompt": [_FIRST_TOKEN + token for token in prompt],
-        "max_tokens": turn.output,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    headers = {"x-priority": "batch" if turn.batch else "interactive"}
-    began, first_s, usage = time.perf_counter(), None, None
-    async with http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
-        if answer.is_error:
-            raise SystemExit((await answer.aread()).decode())
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            usage = chunk.get("usage") or usage
-            if first_s is None and chunk["choices"]:
-                first_s = time.perf_counter() - began
-    whole_s = time.perf_counter() - began
-    if first_s is None or usage is None:
-        raise SystemExit("an answer without a token, or without its usage")
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    return Answered(first_s, whole_s, usage["completion_tokens"], usage["prompt_tokens"], cached)
+    return Ask(
+        prompt=tuple(_FIRST_TOKEN + token for token in prompt),
+        max_tokens=turn.output,
+        temperature=0.0,
+        priority=Priority.BATCH if turn.batch else Priority.INTERACTIVE,
+        model=model,
+    )

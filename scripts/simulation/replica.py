@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -12,7 +13,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
 from openai_cpu_server.contract.replica import HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Step, StepResult
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Drafted, Sample, Step, StepResult, num_right
 from openai_cpu_server.engine.generating import step_options
 from openai_cpu_server.replicas.report import ReplicaReport
 from openai_cpu_server.scheduler.cost_model import CopyPrice, CostModel
@@ -20,16 +21,21 @@ from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
+from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter
+from openai_cpu_server.scheduler.speculation.speculator import Speculator
 
 _STEP_TOKENS = 256
-_SAMPLES = [Sample(token) for token in range(256)]
+_sample = functools.cache(Sample)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A replica's machine and model."""
+    """A replica's machine and model. The scheduler is told the curve."""
 
     curve: CostCurve
+    step_ms: Callable[[Step, int], float] | None = None
+    """What a step takes, by the cells in the pool; None: what the curve says, and copies of cells."""
+    has_drafts: bool = False
     num_slots: int = 64
     kv_tokens: int = 16_384
     cache_blocks: int = 4_000
@@ -85,13 +91,13 @@ class SimReplica:
         self._journal = PrefixJournal()
         self._version = 0
         self._ledger = KVLedger(machine.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS)
-        self._scheduler = Scheduler(
-            limits=StepLimits(machine.num_slots, _STEP_TOKENS, _STEP_TOKENS),
+        self._scheduler = new_scheduler(
+            num_slots=machine.num_slots,
             ledger=self._ledger,
             cache=SavedPrefixes(machine.cache_blocks, journal=self._journal),
-            cost=CostModel(machine.curve),
-            options=step_options(options),
-            policy=PriorityPolicy(),
+            told=machine.curve,
+            options=options,
+            speculator=Speculator(LookupDrafter(frozenset({0}))) if machine.has_drafts else None,
         )
         self._step: Step | None = None
         self._elapsed_ms = 0.0
@@ -132,15 +138,21 @@ class SimReplica:
     def begin_step(self, now_s: float) -> float:
         """Returns when it ends."""
         step = self._scheduler.schedule(beside_interactive=self._was_interrupted)
-        attended = sum(attended_pairs(span.start, span.num_tokens) for span in step.spans)
-        size = step.num_tokens + step.padding
-        computing_ms = self._truth.predict_ms(size, attended) if size else 0.0
-        self._elapsed_ms = computing_ms * math.exp(self._noise.gauss(0, self._machine.noise))
-        self._elapsed_ms += self._copying.predict_ms(step.verbs)
+        noise = math.exp(self._noise.gauss(0, self._machine.noise))
+        if self._machine.step_ms is None:
+            self._elapsed_ms = self._computing_ms(step) * noise + self._copying.predict_ms(step.verbs)
+        else:
+            cells = POOL_BLOCK_TOKENS * self._scheduler.kv_stats.pool_blocks_used
+            self._elapsed_ms = self._machine.step_ms(step, cells) * noise
         self._step, self._began_s = step, now_s
         self._num_steps = self._stride(step)
         self._ends_s = now_s + self._num_steps * self._elapsed_ms / 1000
         return self._ends_s
+
+    def _computing_ms(self, step: Step) -> float:
+        attended = sum(attended_pairs(span.start, span.num_tokens) for span in step.spans)
+        size = step.num_tokens + step.padding
+        return self._truth.predict_ms(size, attended) if size else 0.0
 
     def cut(self, now_s: float) -> float:
         """Somebody has come: what runs ends with the step that runs now. Returns when that is."""
@@ -159,9 +171,7 @@ class SimReplica:
         step, self._step, self._was_interrupted = self._step, None, False
         self.busy_s += self._num_steps * self._elapsed_ms / 1000
         participants = self._scheduler.participants(step)
-        served = {s.slot: self.live[s.request.id] for s in participants}
-        samples = {span.slot: _next(served[span.slot]) for span in step.spans if span.sample}
-        result = StepResult(samples=samples, padding=step.padding)
+        result = _executed(step, {s.slot: self.live[s.request.id] for s in participants})
         ended: list[Live] = []
         first_end_s = now_s - (self._num_steps - 1) * self._elapsed_ms / 1000
         for advance in self._scheduler.apply(step, result, self._elapsed_ms):
@@ -214,8 +224,47 @@ class SimReplica:
         return ReplicaReport(self.state, self._scheduler.expectations.forecast(), held)
 
 
-def _next(live: Live) -> Sample:
-    return _SAMPLES[live.answer[len(live.output)]]
+def new_scheduler(
+    *,
+    num_slots: int,
+    ledger: KVLedger,
+    cache: SavedPrefixes,
+    told: CostCurve,
+    options: EngineOptions | None = None,
+    outputs: int = _STEP_TOKENS,
+    speculator: Speculator | None = None,
+) -> Scheduler:
+    """A scheduler as the engine builds it. It is told what steps cost."""
+    return Scheduler(
+        limits=StepLimits(num_slots, _STEP_TOKENS, outputs),
+        ledger=ledger,
+        cache=cache,
+        cost=CostModel(told),
+        options=step_options(options or EngineOptions(model_path="")),
+        policy=PriorityPolicy(),
+        speculator=speculator,
+    )
+
+
+def _executed(step: Step, served: Mapping[int, Live]) -> StepResult:
+    """Each answers as it is known beforehand: a token, and one more for each draft token that was right."""
+    sampling = [span for span in step.spans if span.sample]
+    outputs = {span.slot: _coming(span.draft, served[span.slot]) for span in sampling}
+    return StepResult(
+        samples={slot: tokens[0] for slot, tokens in outputs.items()},
+        further={slot: tokens[1:] for slot, tokens in outputs.items() if len(tokens) > 1},
+        drafted={
+            span.slot: Drafted(len(span.draft), len(outputs[span.slot]) - 1)
+            for span in sampling
+            if span.draft
+        },
+        padding=step.padding,
+    )
+
+
+def _coming(draft: tuple[int, ...], live: Live) -> tuple[Sample, ...]:
+    coming = live.answer[len(live.output) : len(live.output) + len(draft) + 1]
+    return tuple(map(_sample, coming[: num_right(draft, coming) + 1]))
 
 
 def _deliver(live: Live, tokens: Iterable[int], now_s: float) -> None:

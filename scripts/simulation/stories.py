@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from openai_cpu_server.contract.model_info import CostCurve
-from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.replicas.autoscaling import AutoscaleOptions
-from simulation.figures import Figures, figures, quantile
-from simulation.fleet import Fault, Outcome, Plan, simulate
-from simulation.replica import Live, Machine
+from simulation.figures import Figures, figures
+from simulation.fleet import Fault, Plan, simulate
+from simulation.replica import Machine
 from simulation.routing import ROUTINGS
 from simulation.turns import Turn
 from simulation.workloads import Mix, day_curve, trace
@@ -118,10 +117,6 @@ class DayFigures(NamedTuple):
     """As many replicas as it had at most, all the time."""
     sizes: list[tuple[float, int, int]]
     """When, how many served, how many should be present."""
-    asked: list[tuple[float, float]]
-    """In the middle of each window, how many interactive requests came in a second."""
-    waits: list[tuple[float, float]]
-    """In the middle of each window, the 95th percentile of the time to the first token."""
 
 
 def day(curve: CostCurve, day_s: float, seed: int, most: int = 8) -> DayFigures:
@@ -133,25 +128,7 @@ def day(curve: CostCurve, day_s: float, seed: int, most: int = 8) -> DayFigures:
     outcome = simulate(plan, turns)
     largest = max(serving for _, serving, _ in outcome.sizes)
     fixed = run(replace(plan, autoscale=None, num_replicas=largest), turns)
-    window_s = day_s / 48
-    return DayFigures(
-        figures(plan, outcome),
-        fixed,
-        outcome.sizes,
-        [(at_s, len(ones) / window_s) for at_s, ones in _windows(outcome, window_s)],
-        [(at_s, quantile(map(_ttft_s, ones), 0.95)) for at_s, ones in _windows(outcome, window_s) if ones],
-    )
-
-
-def _windows(outcome: Outcome, window_s: float) -> Iterator[tuple[float, list[Live]]]:
-    people = [one for one in outcome.requests if one.request.priority is Priority.INTERACTIVE]
-    last = max((int(one.arrived_s / window_s) for one in people), default=-1)
-    for number in range(last + 1):
-        yield (number + 0.5) * window_s, [one for one in people if int(one.arrived_s / window_s) == number]
-
-
-def _ttft_s(one: Live) -> float:
-    return one.first_s - one.arrived_s if one.first_s is not None else 0.0
+    return DayFigures(figures(plan, outcome), fixed, outcome.sizes)
 
 
 def scaled(mix: Mix, factor: float) -> Mix:

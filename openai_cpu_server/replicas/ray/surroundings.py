@@ -3,8 +3,8 @@
 Ray counts CPUs and gives nobody any in particular. Two replicas that computed on the same ones would wait for
 each other, so each claims its own: a lock on a file for each, which the system frees when the process dies.
 
-`scripts/ray_bench.py` shows what Ray's processes take while nothing is asked of them; docs/ray.md, what each
-of these saves. Who sets one of them has his way.
+`scripts/regress.py ray` shows what Ray's processes take while nothing is asked of them; docs/ray.md, what
+each of these saves. Who sets one of them has his way.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from openai_cpu_server.scheduler.speculation.drafts import SequenceDraft
 _WORTH = 0.95
 """Drafts must be predicted to bring the time per token down to this share, or they are not worth the risk.
 
-`scripts/sensitivity.py speculation.draft_lengths._WORTH`: at 0.85 quotations lose 4 %; at 1.0 nothing is
-gained.
+`scripts/regress.py sensitivity speculation.draft_lengths._WORTH`: at 0.85 quotations lose 4 %; at 1.0
+nothing is gained.
 """
 _LEAST_CHANCE = 0.02
 """Draft tokens that are less likely than this to be reached are not weighed at all. It saves time in Python;
-`scripts/sensitivity.py speculation.draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing.
+`scripts/regress.py sensitivity speculation.draft_lengths._LEAST_CHANCE`: 0.005 to 0.1 changes nothing.
 """
 
 

@@ -15,8 +15,8 @@ from openai_cpu_server.scheduler.sequence import Sequence
 _FORGET_ALL = 0.998
 """What a further observation leaves of those before: some 500 count, of all sequences together.
 
-`scripts/sensitivity.py speculation.acceptance._FORGET_ALL` and the names below: no value from a quarter to
-four times as much changes any workload by more than 2 %. They are orders of magnitude.
+`scripts/regress.py sensitivity speculation.drafts._FORGET_ALL` and the names below: no value from a quarter
+to four times as much changes any workload by more than 2 %. They are orders of magnitude.
 """
 _FORGET_OWN = 0.96
 """The same for one sequence, of which some 25 count: a text may quote in one place and not in the next."""
@@ -92,15 +92,15 @@ class OwnGuessRates:
 MIN_MATCH = 2
 """Tokens that must be equal.
 
-`scripts/sensitivity.py speculation.lookup.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they are 3 %
-faster, for more work in Python.
+`scripts/regress.py sensitivity speculation.drafts.MIN_MATCH`: with 4 quotations are 4 % slower, with 1 they
+are 3 % faster, for more work in Python.
 """
 MAX_MATCH = 32
 """Beyond, it makes no difference how many more are equal."""
 _MAX_PLACES = 4
 """Places that are looked at, from the latest backwards; a bound on the work.
 
-`scripts/sensitivity.py speculation.lookup._MAX_PLACES`: 1 to 16 changes nothing.
+`scripts/regress.py sensitivity speculation.drafts._MAX_PLACES`: 1 to 16 changes nothing.
 """
 _ITEM = array("i").itemsize
 

@@ -10,19 +10,11 @@ from bench.workloads import (
     bursts,
     chat,
     clients,
-    cpu,
-    embeddings,
     json_output,
     long_prompt,
     memory,
     mixed,
-    neighbours,
-    other_cells,
-    pool_pressure,
     prefix,
-    priority,
-    schedule,
-    speculation,
     throughput,
     unequal,
 )
@@ -36,22 +28,9 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "long-prompt": long_prompt.run,
     "bursts": bursts.run,
     "unequal": unequal.run,
-    "priority": priority.run,
-    "cpu": cpu.run,
     "json": json_output.run,
-    "speculation": speculation.run,
     "memory": memory.run,
-    "schedule": schedule.run,
-    "pool-pressure": pool_pressure.run,
-    "other-cells": other_cells.run,
-    "neighbours": neighbours.run,
-    "embeddings": embeddings.run,
 }
 
-OURS_ALONE = frozenset(
-    {"speculation", "priority", "schedule", "pool-pressure", "other-cells", "neighbours", "embeddings"}
-)
-"""The workloads that measure no other server, and no variant that can be named."""
-
-QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory", "schedule")
+QUICK = ("throughput", "chat", "prefix", "mixed", "long-prompt", "bursts", "json", "memory")
 """The workloads for which three minutes are enough."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bench.asking import Ask, Trace, first_token_times
 from bench.contest import Contest
 from bench.load import Clients
+from bench.prompts import Prompts
 from bench.results import Direction, Line
 from bench.servers import Server
 from bench.stats import percentile
@@ -28,8 +29,12 @@ class BatchRun:
         return len(self.traces) / self.seconds
 
     @property
+    def output_tokens(self) -> int:
+        return sum(trace.output_tokens for trace in self.traces)
+
+    @property
     def output_tokens_per_s(self) -> float:
-        return sum(trace.output_tokens for trace in self.traces) / self.seconds
+        return self.output_tokens / self.seconds
 
     @property
     def cached_share(self) -> float:
@@ -44,6 +49,18 @@ class BatchRun:
         """A percentile of the inter-token latency; 100 is the longest silence after a first token."""
         gaps = [gap for trace in self.traces for gap in trace.gaps_s]
         return percentile(gaps, percent) if gaps else 0.0
+
+
+def questions(prompts: Prompts, prompt_tokens: int, lengths: Sequence[int], *seed: object) -> list[Ask]:
+    """A request for each length of an answer. Every server gets the same; no two prompts share a prefix."""
+    return [
+        Ask(prompt=prompts.question(prompt_tokens, *seed, i), max_tokens=length, seed=i)
+        for i, length in enumerate(lengths)
+    ]
+
+
+def clients_in_words(count: int) -> str:
+    return f"{count} {'client' if count == 1 else 'clients'}"
 
 
 def run_batch(server: Server, asks: Sequence[Ask], num_clients: int) -> BatchRun:
@@ -71,22 +88,12 @@ def _run(server: Server, load: Callable[[Clients], Awaitable[None]]) -> BatchRun
 
 def output_line(contest: Contest[BatchRun]) -> Line:
     """Output tokens per second."""
-    return contest.line(
-        "output",
-        "tok/s",
-        Direction.AT_LEAST,
-        lambda run: run.output_tokens_per_s,
-    )
+    return contest.line("output", "tok/s", Direction.AT_LEAST, lambda run: run.output_tokens_per_s)
 
 
 def requests_line(contest: Contest[BatchRun]) -> Line:
     """Requests per second."""
-    return contest.line(
-        "requests",
-        "1/s",
-        Direction.AT_LEAST,
-        lambda run: run.requests_per_s,
-    )
+    return contest.line("requests", "1/s", Direction.AT_LEAST, lambda run: run.requests_per_s)
 
 
 def latency_lines(contest: Contest[BatchRun]) -> tuple[Line, ...]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from bench.asking import Ask
 from bench.bench import Bench
 from bench.contestants import Contestant, Room, Variant
-from bench.prompts import random_tokens
+from bench.prompts import RandomPrompts
 from bench.results import Direction, WorkloadResult
-from bench.workloads.batches import BatchRun, latency_lines, output_line, run_arrivals
+from bench.workloads.batches import BatchRun, latency_lines, output_line, questions, run_arrivals
 
 _POOL_TOKENS = 8192
 _WITHIN_S = 1.0
@@ -39,12 +39,7 @@ def run(bench: Bench) -> WorkloadResult:
             return run_arrivals(server, asks(size, number), arrivals(size, number))
 
     contest = bench.contest(bench.contestants(Variant.WHOLE, Variant.STATIC), measure)
-    seconds = contest.line(
-        "until all are answered",
-        "s",
-        Direction.AT_MOST,
-        lambda run: run.seconds,
-    )
+    seconds = contest.line("until all are answered", "s", Direction.AT_MOST, lambda run: run.seconds)
     return WorkloadResult(
         name="bursts",
         sizes=f"{size.requests} arrivals in {_WITHIN_S:g} s, "
@@ -56,14 +51,8 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def asks(size: Size, number: int) -> list[Ask]:
-    return [
-        Ask(
-            prompt=random_tokens(size.prompt_tokens, "burst", number, i),
-            max_tokens=size.output_tokens,
-            seed=i,
-        )
-        for i in range(size.requests)
-    ]
+    lengths = [size.output_tokens] * size.requests
+    return questions(RandomPrompts(), size.prompt_tokens, lengths, "burst", number)
 
 
 def arrivals(size: Size, number: int) -> list[float]:

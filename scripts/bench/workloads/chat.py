@@ -10,7 +10,7 @@ from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.prompts import Prompts
 from bench.results import Goal, Line, WorkloadResult
-from bench.workloads.batches import BatchRun, latency_lines, output_line, requests_line, run_batch
+from bench.workloads.batches import BatchRun, latency_lines, output_line, questions, requests_line, run_batch
 
 _POOL_TOKENS = 8192
 
@@ -54,14 +54,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     """The requests of one round; every server gets the same."""
-    return [
-        Ask(
-            prompt=prompts.question(size.prompt_tokens, "chat", number, i),
-            max_tokens=size.output_tokens,
-            seed=i,
-        )
-        for i in range(size.requests)
-    ]
+    return questions(prompts, size.prompt_tokens, [size.output_tokens] * size.requests, "chat", number)
 
 
 def _goals(contest: Contest[BatchRun], output: Line, stall: Line) -> tuple[Goal, ...]:

@@ -12,10 +12,10 @@ from bench import schemas
 from bench.asking import Ask, JsonSchema, Trace
 from bench.bench import Bench
 from bench.contestants import Contestant, Room, Variant
-from bench.prompts import random_tokens
+from bench.prompts import RandomPrompts
 from bench.results import Direction, Figure, Goal, WorkloadResult
 from bench.stats import Rounds
-from bench.workloads.batches import BatchRun, run_batch
+from bench.workloads.batches import BatchRun, questions, run_batch
 
 _POOL_TOKENS = 16384
 _LONGEST = 800
@@ -60,7 +60,7 @@ class JsonRun:
     @property
     def forced_percent(self) -> float:
         forced = sum(trace.timings.forced_tokens for trace in self.bound.traces)
-        return 100 * forced / sum(trace.output_tokens for trace in self.bound.traces)
+        return 100 * forced / self.bound.output_tokens
 
     @property
     def mean_tokens(self) -> float:
@@ -90,18 +90,8 @@ def run(bench: Bench) -> WorkloadResult:
         f"{size.prompt_tokens} prompt tokens; then free ones of the same lengths",
         goals=contest.of_ours("goals", _goals),
         lines=(
-            line(
-                "constrained: output",
-                "tok/s",
-                at_least,
-                lambda run: run.bound.output_tokens_per_s,
-            ),
-            line(
-                "free: output",
-                "tok/s",
-                at_least,
-                lambda run: run.free.output_tokens_per_s,
-            ),
+            line("constrained: output", "tok/s", at_least, lambda run: run.bound.output_tokens_per_s),
+            line("free: output", "tok/s", at_least, lambda run: run.free.output_tokens_per_s),
             line("overhead", "%", at_most, lambda run: run.overhead_percent),
             line("constrained: valid answers", "%", at_least, lambda run: run.valid_percent),
             line("constrained: tokens of an answer", "", at_most, lambda run: run.mean_tokens),
@@ -116,15 +106,8 @@ def run(bench: Bench) -> WorkloadResult:
 
 def constrained_asks(size: Size, number: int) -> list[Ask]:
     """The requests of one round; the schemas take turns."""
-    return [
-        Ask(
-            prompt=random_tokens(size.prompt_tokens, "json", number, i),
-            max_tokens=_LONGEST,
-            seed=i,
-            schema=schemas.ALL[i % len(schemas.ALL)],
-        )
-        for i in range(size.requests)
-    ]
+    lengths = [_LONGEST] * size.requests
+    return schemas.following(questions(RandomPrompts(), size.prompt_tokens, lengths, "json", number))
 
 
 def free_asks(size: Size, number: int, lengths: list[int]) -> list[Ask]:
@@ -156,19 +139,17 @@ def _fits(answer: object, schema: JsonSchema) -> bool:
 
 def _goals(runs: list[JsonRun]) -> tuple[Goal, ...]:
     return (
-        Goal(
-            what="overhead of answers that follow a schema, against free ones of the same lengths",
-            rounds=Rounds.of(runs, lambda run: run.overhead_percent),
-            direction=Direction.AT_MOST,
-            limit=0,
-            unit="%",
+        Goal.at_most(
+            "overhead of answers that follow a schema, against free ones of the same lengths",
+            Rounds.of(runs, lambda run: run.overhead_percent),
+            0,
+            "%",
         ),
-        Goal(
-            what="answers that are JSON and fit their schema, in the worst round",
-            rounds=Rounds((min(run.valid_percent for run in runs),)),
-            direction=Direction.AT_LEAST,
-            limit=100,
-            unit="%",
+        Goal.at_least(
+            "answers that are JSON and fit their schema, in the worst round",
+            Rounds((min(run.valid_percent for run in runs),)),
+            100,
+            "%",
         ),
     )
 

@@ -152,19 +152,13 @@ def _peaks(runs: list[MemoryRun]) -> list[Peak]:
 
 def _goals(size: Size, runs: list[MemoryRun]) -> tuple[Goal, Goal]:
     return (
-        Goal(
-            what=f"bytes of KV cells saved at peak, against a context of {_CONTEXT} for each request",
-            rounds=Rounds.of(_peaks(runs), lambda peak: _saved_percent(size, peak)),
-            direction=Direction.AT_LEAST,
-            limit=72,
-            unit="%",
+        Goal.at_least(
+            f"bytes of KV cells saved at peak, against a context of {_CONTEXT} for each request",
+            Rounds.of(_peaks(runs), lambda peak: _saved_percent(size, peak)),
+            72,
+            "%",
         ),
-        Goal(
-            what="cores used while idle",
-            rounds=Rounds.of(runs, lambda run: run.idle_cores),
-            direction=Direction.AT_MOST,
-            limit=_IDLE_CORES,
-        ),
+        Goal.at_most("cores used while idle", Rounds.of(runs, lambda run: run.idle_cores), _IDLE_CORES),
     )
 
 

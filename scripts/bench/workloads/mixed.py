@@ -19,7 +19,6 @@ from bench.failures import described
 from bench.load import LoadFailed
 from bench.results import Direction, Figure, Goal, Line, WorkloadResult
 from bench.stats import Rounds, percentile, ratios
-from bench.timeline import StepLog, Timeline
 from bench.workloads.mixed_load import (
     FULL,
     QUICK,
@@ -83,7 +82,6 @@ def run(bench: Bench) -> WorkloadResult:
         lines=tuple(lines.values()),
         distributions=contest.distributions(lambda run: run.both.interactive),
         figures=contest.of_ours("figures", _figures),
-        timeline=_attempted_timeline(bench, size, contest),
         failures=contest.failures,
     )
 
@@ -112,22 +110,6 @@ def _own_phases(bench: Bench, size: Size, who: Contestant, number: int) -> OwnPh
     return phases
 
 
-def _attempted_timeline(bench: Bench, size: Size, contest: Contest[MixedRun]) -> Timeline | None:
-    """A picture of our server; None if it fails, which costs no figures."""
-    label = contest.label(OURS)
-    return contest.attempt(label, "timeline", lambda: timeline(bench, size)) if label else None
-
-
-def timeline(bench: Bench, size: Size) -> Timeline:
-    """The steps of one more run, which is not measured, because writing steps down takes time."""
-    bench.say("once more, with a log of its steps")
-    log = StepLog()
-    options = ("--ctx-size", str(size.pool_tokens), "--log-level", "debug", "--log-format", "json")
-    with bench.server(Variant.WHOLE, *options, on_line=log.note) as server:
-        window = asyncio.run(run_both(bench, size, server, bench.rounds))
-    return log.timeline(window.begin, window.begin + size.shown_s, window.interactive)
-
-
 def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
     """The lines by short names."""
     at_most, at_least = Direction.AT_MOST, Direction.AT_LEAST
@@ -141,12 +123,7 @@ def _lines(contest: Contest[MixedRun]) -> dict[str, Line]:
         "gap p50": line("interactive inter-token latency p50", "s", at_most, lambda run: run.gap_s(50)),
         "gap p95": line("interactive inter-token latency p95", "s", at_most, lambda run: run.gap_s(95)),
         "batch": line("batch output", "tok/s", at_least, lambda run: run.both.batch_output_per_s),
-        "output": line(
-            "output, both classes",
-            "tok/s",
-            at_least,
-            lambda run: run.both.output_per_s,
-        ),
+        "output": line("output, both classes", "tok/s", at_least, lambda run: run.both.output_per_s),
         "computed": line("computed, both classes", "tok/s", at_least, lambda run: run.both.computed_per_s),
         **{each.what: each for each in class_lines(contest, lambda run: run.both)},
     }
@@ -182,26 +159,13 @@ def _own_goals(runs: list[MixedRun]) -> tuple[Goal, ...]:
     both = Rounds.of(pairs, lambda pair: pair[0].both.computed_per_s)
     alone = Rounds.of(pairs, lambda pair: pair[1].alone.computed_per_s)
     return (
-        Goal(
-            what="interactive TTFT p95",
-            rounds=p95,
-            direction=Direction.AT_MOST,
-            limit=1.0,
-            unit="s",
-        ),
-        Goal(
-            what="interactive TTFT p95, against the idle server's p50",
-            rounds=ratios(p95, idle),
-            direction=Direction.AT_MOST,
-            limit=2.0,
-            unit="x",
-        ),
-        Goal(
-            what="computed tokens/s of both classes, against the batch load alone",
-            rounds=Rounds.of(ratios(both, alone).values, lambda share: 100 * share),
-            direction=Direction.AT_LEAST,
-            limit=90,
-            unit="%",
+        Goal.at_most("interactive TTFT p95", p95, 1.0, "s"),
+        Goal.at_most("interactive TTFT p95, against the idle server's p50", ratios(p95, idle), 2.0, "x"),
+        Goal.at_least(
+            "computed tokens/s of both classes, against the batch load alone",
+            Rounds.of(ratios(both, alone).values, lambda share: 100 * share),
+            90,
+            "%",
         ),
     )
 

@@ -33,8 +33,6 @@ class Size:
     """Seconds with batch clients alone before the window opens, because
     they all begin with their prompts at once."""
     window_s: float
-    shown_s: float
-    """The seconds of the window whose steps are drawn."""
     every_s: float = 1.5
     """The mean seconds between interactive requests. The other times grow with it."""
     batch_clients: int = 8
@@ -61,12 +59,11 @@ class Size:
             every_s=every_s,
             ramp_s=slower * self.ramp_s,
             window_s=slower * self.window_s,
-            shown_s=slower * self.shown_s,
         )
 
 
-FULL = Size(idle_requests=10, ramp_s=10, window_s=40, shown_s=8)
-QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, shown_s=2, every_s=0.5)
+FULL = Size(idle_requests=10, ramp_s=10, window_s=40)
+QUICK = Size(idle_requests=6, ramp_s=0.5, window_s=3, every_s=0.5)
 
 
 @dataclass(frozen=True)
@@ -129,10 +126,10 @@ async def run_both(bench: Bench, size: Size, server: Server, number: int) -> Win
         batch_asks(bench.prompts, size, "both", number),
         interactive_asks(bench.prompts, size, "both", number),
     )
-    return await run_window(size, server, jobs, shorts, _arrivals(bench, size, number))
+    return await run_window(size, server, jobs, shorts, window_arrivals(bench, size, number))
 
 
-def _arrivals(bench: Bench, size: Size, number: int) -> list[float]:
+def window_arrivals(bench: Bench, size: Size, number: int) -> list[float]:
     if bench.by_clock:
         return fixed_arrivals(size.every_s, size.window_s)
     return poisson_arrivals(1 / size.every_s, size.window_s, seed=number)

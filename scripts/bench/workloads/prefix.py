@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from bench.asking import Ask
 from bench.bench import Bench
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.prompts import Prompts
-from bench.results import Direction, Figure, Goal, Line, WorkloadResult
+from bench.results import Figure, Goal, Line, WorkloadResult
 from bench.stats import Rounds
-from bench.workloads.batches import BatchRun, latency_lines, requests_line, run_batch
+from bench.workloads.batches import BatchRun, latency_lines, questions, requests_line, run_batch
 
 _POOL_TOKENS = 16384
 _ONE_AT_A_TIME = 16
@@ -72,16 +74,7 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...
     return (
         contest.goal_against(Variant.SEQUENTIAL.key, requests, what, 10),
         contest.goal_against(Variant.CACHE_OFF.key, requests, what, 5),
-        *(
-            Goal(
-                what="cached share of prompt tokens",
-                rounds=figure.rounds,
-                direction=Direction.AT_LEAST,
-                limit=90,
-                unit="%",
-            )
-            for figure in cached
-        ),
+        *(Goal.at_least(figure.what, figure.rounds, 90, "%") for figure in cached),
         *contest.goals_against_llama_server(requests, what, plain=6, best=6),
     )
 
@@ -89,11 +82,5 @@ def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...
 def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     """The requests of one round. Every server gets the same; no two rounds share a prefix."""
     shared = prompts.text(size.shared_tokens, "prefix", number)
-    return [
-        Ask(
-            prompt=shared + prompts.question(size.own_tokens, "own", number, i),
-            max_tokens=size.output_tokens,
-            seed=i,
-        )
-        for i in range(size.requests)
-    ]
+    asked = questions(prompts, size.own_tokens, [size.output_tokens] * size.requests, "own", number)
+    return [msgspec.structs.replace(ask, prompt=shared + ask.prompt) for ask in asked]

@@ -25,6 +25,7 @@ from bench.prompts import random_tokens
 from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.servers import Server
 from bench.stats import ratios
+from bench.workloads.batches import clients_in_words
 
 _POOL_TOKENS = 16384
 _COMPARED_AT = 16
@@ -147,7 +148,7 @@ def asks(size: Size, number: int, num_clients: int) -> Iterator[Ask]:
 
 def _line(contest: Contest[Speeds], clients: int) -> Line:
     return contest.line(
-        f"requests, {clients} {'client' if clients == 1 else 'clients'}",
+        f"requests, {clients_in_words(clients)}",
         "1/s",
         Direction.AT_LEAST,
         lambda speeds: speeds[clients],
@@ -163,11 +164,10 @@ def _goals(contest: Contest[Speeds], lines: dict[int, Line]) -> tuple[Goal, ...]
         best = max(others, key=lambda rounds: rounds.median)
         measured = ratios(lines[_COMPARED_AT].servers[one], best)
     return (
-        Goal(
-            what=f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'",
-            rounds=measured,
-            direction=Direction.AT_LEAST,
-            limit=15.6,
-            unit="x",
+        Goal.at_least(
+            f"requests/s with {_COMPARED_AT} clients, against '{Variant.SEQUENTIAL.label}'",
+            measured,
+            15.6,
+            "x",
         ),
     )

@@ -11,7 +11,7 @@ from bench.contestants import Contestant, Room, Variant
 from bench.prompts import Prompts
 from bench.results import Direction, WorkloadResult
 from bench.stats import percentile
-from bench.workloads.batches import BatchRun, output_line, requests_line, run_batch
+from bench.workloads.batches import BatchRun, output_line, questions, requests_line, run_batch
 
 _POOL_TOKENS = 16384
 
@@ -51,12 +51,8 @@ def run(bench: Bench) -> WorkloadResult:
     contestants = bench.contestants(Variant.WHOLE, Variant.STATIC)
     contest = bench.contest(contestants, measure)
     output = output_line(contest)
-    waits = contest.line(
-        "short answers, whole latency p50",
-        "s",
-        Direction.AT_MOST,
-        lambda run: percentile(short_latencies(size, run), 50),
-    )
+    what = "short answers, whole latency p50"
+    waits = contest.line(what, "s", Direction.AT_MOST, lambda run: percentile(short_latencies(size, run), 50))
     return WorkloadResult(
         name="unequal",
         sizes=f"{size.requests} requests, {size.clients} clients, {size.prompt_tokens} prompt tokens; half "
@@ -72,10 +68,7 @@ def run(bench: Bench) -> WorkloadResult:
 
 
 def asks(prompts: Prompts, size: Size, number: int) -> list[Ask]:
-    return [
-        Ask(prompt=prompts.question(size.prompt_tokens, "unequal", number, i), max_tokens=count, seed=i)
-        for i, count in enumerate(size.output_tokens(number))
-    ]
+    return questions(prompts, size.prompt_tokens, size.output_tokens(number), "unequal", number)
 
 
 def short_latencies(size: Size, run: BatchRun) -> list[float]:

@@ -16,7 +16,8 @@ import httpx
 import openai
 import pytest
 import websockets.sync.client
-from chaos_parts.ray_server import RayServer, free_port
+from bench.servers import free_port
+from chaos_parts.ray_server import RayServer
 
 from tests.e2e.serving import eventually
 from tests.tiny_model import tiny_model_path

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Measures what only this server can do, and what it costs: here regressions show.
+
+.venv/bin/python scripts/regress.py NAME [--help] [OPTIONS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.bench import Bench
+from bench.failures import Failed
+from bench.options import add_options, model_of, settle
+from bench.report import show
+from regressions import COMPUTE_HERE, HAVE_KERNELS, MEASUREMENTS
+from rich.console import Console
+
+from openai_cpu_server.config.folders import HUGE_PAGES
+from openai_cpu_server.kernels.library import put_in_front
+
+
+def main() -> int:
+    names = "\n".join(f"    {name:14} {what}" for name, what in MEASUREMENTS.items())
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=f"{__doc__}\n{names}", formatter_class=form)
+    parser.add_argument("name", choices=MEASUREMENTS, metavar="NAME")
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="OPTIONS")
+    given = parser.parse_args()
+    if given.name in HAVE_KERNELS:
+        put_in_front()  # before llama.cpp is loaded: the linker takes what came first
+    module = importlib.import_module(f"regressions.{given.name.replace('-', '_')}")
+    parser = argparse.ArgumentParser(
+        prog=f"regress.py {given.name}", description=module.__doc__, formatter_class=form
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
+    try:
+        if hasattr(module, "workload"):
+            return _run_workload(module, parser, given.options)
+        module.add_options(parser)
+        asked = parser.parse_args(given.options)
+        if given.name in COMPUTE_HERE and not HUGE_PAGES.keys() & os.environ.keys():
+            os.execve(sys.executable, sys.orig_argv, os.environ | HUGE_PAGES)  # glibc reads it at the start
+        return module.run(asked) or 0
+    except Failed as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _run_workload(module: ModuleType, parser: argparse.ArgumentParser, given: list[str]) -> int:
+    """As `benchmark.py` runs one, without peers and without a report in files."""
+    from bench.prose import prompts_for  # it loads llama.cpp
+
+    add_options(parser)
+    asked = parser.parse_args(given)
+    settle(parser, asked)
+    console, model = Console(), model_of(asked)
+    bench = Bench(
+        model=model,
+        rounds=asked.rounds,
+        is_quick=asked.quick,
+        say=lambda line: console.print(line, style="dim", markup=False, highlight=False),
+        prompts=prompts_for(model),
+    )
+    show(module.workload(bench), console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Measurements that only this server can do: what it costs, and what a change of it has made slower.
+
+`scripts/regress.py NAME` runs one. Each is a module: a workload of the benchmark (`workload(bench)`, with its
+tables and goals), or one that has options of its own (`add_options(parser)`, `run(asked)`). Servers are those
+of `bench.servers`.
+"""
+
+from __future__ import annotations
+
+MEASUREMENTS = {
+    "speculation": "drafts on against off, where answers quote and where they do not",
+    "priority": "priorities against first come, first served, in a pool that is too small",
+    "schedule": "a step in Python, with 10,000 requests waiting",
+    "pool-pressure": "more requests than the pool holds: none fails, no answer changes",
+    "other-cells": "steps beside a full prefix cache",
+    "neighbours": "a model's chats beside batch work of its own, of another, and embedding",
+    "sensitivity": "what the scheduler's tuned constants bring, simulated",
+    "streams": "what users feel of the scheduler's options, simulated",
+    "overhead": "the server against a bare loop of the same steps",
+    "events": "what a listener of GET /v1/events costs",
+    "embedding": "short texts: a bare loop, our server, llama-server",
+    "ray": "two replicas on Ray against a plain server",
+    "kernels": "products of quantised weights, ggml's and ours",
+    "steps": "whole steps, ggml's and ours, and the machine's floor",
+    "types": "types of weights and cells: speed and loss; writes docs/types.md",
+    "page": "the page's bytes, first paint and frames; the manual's pictures of it",
+}
+"""What each measures, by its name."""
+
+COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "steps"})
+"""In this process, with allocations in huge pages, as an engine's are."""
+HAVE_KERNELS = COMPUTE_HERE - {"overhead"}
+"""Ours stand in front of ggml's."""

@@ -1,0 +1,93 @@
+"""*kernels*: products of quantised weights, ggml's against ours, by type and number of rows.
+
+There are so many copies of the weights that no cache holds them, as in a model. Both compute in turn for some
+time; the best of all rounds counts, for whatever else the machine does only makes a round slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from llama_cpp._ggml import libggml
+
+from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, GgmlGraphs, ProductCase
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
+
+_WEIGHT_BYTES = 100_000_000
+"""More than a cache holds."""
+_LEAST_ROUNDS = 9
+_TYPES = {kind.name.lower(): kind for kind in PRODUCT_TYPES}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds for one product."""
+
+    ggml: float
+    ours: float
+
+
+def _best(compute: Callable[[], object], so_far: float) -> float:
+    start = time.perf_counter()
+    compute()
+    return min(so_far, time.perf_counter() - start)
+
+
+def _measure(
+    graphs: GgmlGraphs, library: KernelLibrary, case: ProductCase, copies: int, asked: argparse.Namespace
+) -> Times:
+    ggml = ours = float("inf")
+    with graphs.multiplying(case, copies=copies) as multiply:
+        compute = functools.partial(multiply, asked.threads)
+        end, rounds = time.perf_counter() + asked.seconds, 0
+        while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
+            rounds += 1
+            library.switch_off(Kernel.PRODUCTS)
+            ggml = _best(compute, ggml)
+            library.switch_on(Kernel.PRODUCTS)
+            ours = _best(compute, ours)
+    return Times(ggml / copies, ours / copies)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--types", nargs="+", choices=_TYPES, default=list(_TYPES))
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 256], metavar="N")
+    parser.add_argument("--outputs", type=int, default=2048, metavar="N", help="rows of weights")
+    parser.add_argument("--depth", type=int, default=2048, metavar="N", help="a multiple of 256")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--seconds", type=float, default=0.7, help="for each line (default %(default)s)")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Prints a table in Markdown; returns 1 where there are no kernels."""
+    if why_not := obstacle():
+        print(f"kernels: {why_not}", file=sys.stderr)
+        return 1
+    graphs, library = GgmlGraphs(libggml), KernelLibrary(ctypes.CDLL(str(library_path())))
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((asked.outputs, asked.depth), np.float32)
+    print(f"{asked.outputs} x {asked.depth}, {asked.threads} threads, {library.instruction_set}\n")
+    print(
+        "| type | rows | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |\n|---|---|---|---|---|---|"
+    )
+    for name in asked.types:
+        for rows in asked.rows:
+            activations = random.standard_normal((rows, asked.depth), np.float32)
+            case = ProductCase(weights=weights, activations=activations, weight_type=_TYPES[name])
+            copies = max(1, _WEIGHT_BYTES // weights.size // (1 if rows <= 32 else 4))
+            times = _measure(graphs, library, case, copies, asked)
+            speed = rows * weights.size / times.ours / 1e9
+            print(
+                f"| {name} | {rows} | {times.ggml * 1e3:.3f} | {times.ours * 1e3:.3f} "
+                f"| {times.ggml / times.ours:.2f} | {speed:.0f} |",
+                flush=True,
+            )
+    return 0

@@ -1,0 +1,167 @@
+"""*page*: how large and fast the page is, in Chromium: bytes, first paint, frames while eight streams run.
+
+Eight conversations of one tab stream at the same time; one of them is seen, and a pixel beside it changes all
+the time, so that the browser is asked for every frame. Frames are those of the browser's own trace: a frame
+that came too late, or not at all, is one that it dropped.
+--pictures takes the manual's pictures instead: the chat, and the control room under load, light and dark.
+Look at them before you commit them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+from bench.load import Clients
+from playwright.sync_api import Browser, Page, expect
+
+from openai_cpu_server.page.bundle import BUILT
+from regressions.events import endless as asked_for_ever
+from tests.page.browser import running_browser, visiting
+from tests.page.talking import answers, endless, limit, say
+from tests.server_process import ServerProcess
+
+_STREAMS = 8
+_OPENINGS = 5
+_FIRST = ("app", "chunk", "index", "theme")
+"""Files that a browser needs before it shows anything."""
+_FRAMES = "disabled-by-default-devtools.timeline.frame"
+_TASKS = "disabled-by-default-devtools.timeline"
+_LONG_TASK_US = 50_000
+"""Browsers call a task of this length long: three frames pass meanwhile."""
+_CLIENTS, _LOAD_S = 16, 65.0
+"""Of the picture of the control room, which shows a minute."""
+_ANSWER_MS = 120_000
+_SIZE = {"width": 1400, "height": 1080}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time that is looked at")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="docs/images")
+
+
+def run(asked: argparse.Namespace) -> None:
+    if asked.pictures:
+        _take_pictures(asked.model, asked.pictures)
+        return
+    for line in (*sizes(), *speeds(asked.model, asked.seconds)):
+        print(line, flush=True)
+
+
+def sizes() -> Iterator[str]:
+    compressed = {path.name: len(gzip.compress(path.read_bytes(), 9)) for path in sorted(BUILT.iterdir())}
+    first = {name: size for name, size in compressed.items() if name.startswith(_FIRST)}
+    kilobytes = [sum(some.values()) / 1000 for some in (compressed, first)]
+    yield f"compressed: {kilobytes[0]:.0f} kB in all, {kilobytes[1]:.0f} kB of them for the first paint"
+
+
+def speeds(model: str, seconds: float) -> Iterator[str]:
+    with running_browser() as browser, ServerProcess("--model", model, "--max-seqs", "8") as server:
+        paints = sorted(first_paint(browser, server) for _ in range(_OPENINGS))
+        yield f"first paint: {median(paints):.0f} ms, at most {paints[-1]:.0f} ms, {_OPENINGS} times uncached"
+        with visiting(browser, server) as visit:
+            begin_streams(visit.page)
+            yield from frames(traced(browser, visit.page, seconds), seconds)
+
+
+def first_paint(browser: Browser, server: ServerProcess) -> float:
+    with visiting(browser, server) as visit:
+        expect(visit.page.get_by_label("Message", exact=True)).to_be_visible()
+        entry = "performance.getEntriesByName('first-contentful-paint')[0]"
+        found: float = visit.page.wait_for_function(f"{entry}?.startTime").json_value()
+        return found
+
+
+def begin_streams(page: Page) -> None:
+    for number in range(_STREAMS):
+        page.keyboard.press("Alt+n")
+        expect(answers(page)).to_have_count(0)
+        endless(page)
+        say(page, f"Write a very long story, number {number}, with Markdown headings and code.")
+        expect(answers(page).last).to_have_attribute("aria-busy", "true")
+    expect(answers(page).last.locator(".prose")).to_contain_text(" ")
+
+
+_BLINKING = """() => {
+  const pixel = document.body.appendChild(document.createElement("div"));
+  const place = { position: "fixed", inset: "0 auto auto 0", width: "1px", height: "1px" };
+  Object.assign(pixel.style, { ...place, background: "red" });
+  const blink = (time) => { pixel.style.opacity = (time % 100) / 100; requestAnimationFrame(blink); };
+  requestAnimationFrame(blink);
+}"""
+
+
+def traced(browser: Browser, page: Page, seconds: float) -> list[dict[str, Any]]:
+    page.evaluate(_BLINKING)
+    browser.start_tracing(page=page, categories=["-*", _FRAMES, _TASKS])
+    time.sleep(seconds)
+    events: list[dict[str, Any]] = json.loads(browser.stop_tracing())["traceEvents"]
+    return events
+
+
+def frames(events: list[dict[str, Any]], seconds: float) -> Iterator[str]:
+    names = [event["name"] for event in events]
+    drawn = sorted(event["ts"] for event in events if event["name"] == "DrawFrame")
+    gaps = sorted((b - a) / 1000 for a, b in pairwise(drawn))
+    tasks = [event for event in events if event["name"] == "RunTask" and event.get("dur", 0) > _LONG_TASK_US]
+    told = f"{len(drawn) / seconds:.1f}/s drawn of {names.count('BeginFrame') / seconds:.1f}/s"
+    dropped = names.count("DroppedFrame")
+    yield f"frames while {_STREAMS} streams run: {told}, {dropped} dropped in {seconds:.0f} s"
+    if gaps:
+        p99 = gaps[int(len(gaps) * 0.99)]
+        yield f"between frames: p50 {median(gaps):.1f} ms, p99 {p99:.1f} ms; tasks over 50 ms: {len(tasks)}"
+
+
+def _take_pictures(model: str, folder: Path) -> None:
+    """With fewer slots than clients: some wait."""
+    with (
+        running_browser() as browser,
+        ServerProcess("--model", model, "--max-seqs", "12", "--ctx-size", "8192") as server,
+        visiting(browser, server) as visit,
+    ):
+        page = visit.page
+        page.set_viewport_size(_SIZE)
+        _talk(page)
+        _take(page, folder, "chat")
+        page.keyboard.press("Alt+2")
+        page.get_by_role("region", name="Control room").wait_for()
+        load = Clients(httpx.URL(server.url).port or 80).closed_loop(asked_for_ever(), _CLIENTS)
+        threading.Thread(target=asyncio.run, args=(load,), daemon=True).start()
+        page.wait_for_timeout(1000 * _LOAD_S)
+        _take(page, folder, "control-room")
+
+
+def _talk(page: Page) -> None:
+    """A list of conversations, and one in which code, tables of figures and a cached prompt can be seen."""
+    for title in ("Translate a letter to the landlord", "Names for a boat"):
+        _ask(page, title, tokens=8)
+        page.keyboard.press("Alt+n")
+        expect(answers(page)).to_have_count(0)
+    _ask(page, "Write a Python function that finds the median of a list, and explain it.", tokens=160)
+    _ask(page, "And what is it for an even number of values?", tokens=50)
+    page.locator(".figures").last.locator("summary").click()
+    page.get_by_role("complementary").evaluate("panel => panel.scrollTo(0, 0)")
+
+
+def _ask(page: Page, text: str, *, tokens: int) -> None:
+    limit(page, tokens)
+    say(page, text)
+    expect(answers(page).last.locator(".figures")).to_be_visible(timeout=_ANSWER_MS)
+
+
+def _take(page: Page, folder: Path, room: str) -> None:
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+        page.wait_for_timeout(800)
+        page.screenshot(path=folder / f"{room}-{theme}.png")

@@ -1,0 +1,170 @@
+"""What steps of a model must read and multiply, and how fast the machine reads and multiplies."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from openai_cpu_server.kernels.library import library_path
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.tensors import model_tensors
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
+
+_PASSES = 9
+"""The best of so many counts: whatever else the machine does only makes one slower."""
+_ROUNDS = 3_000_000
+"""Some 20 ms."""
+_BUFFER_BYTES = 1 << 30
+"""Many times a cache."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What all threads together reach, each a second."""
+
+    read_bytes: float
+    int8_products: float
+    float_products: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.read_bytes / 1e9:.1f} GB/s read, {self.int8_products / 1e9:.0f} G int8 and "
+            f"{self.float_products / 1e9:.0f} G float multiply-adds/s"
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What steps must read and multiply."""
+
+    read_bytes: float = 0.0
+    int8_products: float = 0.0
+    float_products: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.read_bytes + other.read_bytes,
+            self.int8_products + other.int8_products,
+            self.float_products + other.float_products,
+        )
+
+    def memory_ms(self, peaks: Peaks) -> float:
+        return 1000 * self.read_bytes / peaks.read_bytes
+
+    def compute_ms(self, peaks: Peaks) -> float:
+        """Both kinds of products use the same units of the CPU, so their times add up."""
+        products = self.int8_products / peaks.int8_products, self.float_products / peaks.float_products
+        return 1000 * sum(products)
+
+    def floor_ms(self, peaks: Peaks) -> float:
+        return max(self.memory_ms(peaks), self.compute_ms(peaks))
+
+    def is_held_by_memory(self, peaks: Peaks) -> bool:
+        return self.memory_ms(peaks) >= self.compute_ms(peaks)
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """A dense model of the llama family: the work of its steps follows from the file's header."""
+
+    body_bytes: int
+    body_weights: int
+    output_bytes: int
+    output_weights: int
+    cell_bytes: int
+    products_per_pair: int
+    """Multiply-adds of attention for a token and a cell that it attends to."""
+
+    @classmethod
+    def of(cls, model: Path, kv_type: str) -> ModelWork | None:
+        """None if the file holds experts: which of these a step reads depends on the text."""
+        header = GgufHeader(model)
+        matrices = {each.name: each for each in model_tensors(header) if len(each.shape) > 1}
+        embedding = matrices.pop("token_embd.weight")
+        output = matrices.pop("output.weight", embedding)
+        if any(len(each.shape) > 2 for each in matrices.values()):
+            return None
+        return cls(
+            body_bytes=sum(each.num_bytes for each in matrices.values()),
+            body_weights=sum(each.num_values for each in matrices.values()),
+            output_bytes=output.num_bytes,
+            output_weights=output.num_values,
+            cell_bytes=bytes_per_cell(header, KVType.named(kv_type)),
+            products_per_pair=_products_per_pair(header),
+        )
+
+    def step(self, sizes: Mapping[int, int], held: Mapping[int, int]) -> Work:
+        """A step that adds `sizes[slot]` tokens to slots that hold so many, and samples one in each."""
+        tokens = sum(sizes.values())
+        cells = sum(held.get(slot, 0) + size for slot, size in sizes.items())
+        pairs = sum(size * held.get(slot, 0) + size * (size + 1) // 2 for slot, size in sizes.items())
+        return Work(
+            read_bytes=self.body_bytes + self.output_bytes + cells * self.cell_bytes,
+            int8_products=tokens * self.body_weights + len(sizes) * self.output_weights,
+            float_products=pairs * self.products_per_pair,
+        )
+
+
+def _products_per_pair(header: GgufHeader) -> int:
+    key = header.for_architecture
+    layers = header.get_int(key("block_count")) or 0
+    heads = header.get_ints(key("attention.head_count"), layers) or [0] * layers
+    default = (header.get_int(key("embedding_length")) or 0) // max(1, *heads)
+    width = header.get_int(key("attention.key_length")) or default
+    return sum(heads) * (width + (header.get_int(key("attention.value_length")) or default))
+
+
+def measured_peaks(threads: int) -> Peaks:
+    """Takes some seconds; nothing else should run."""
+    library = ctypes.CDLL(str(library_path()))
+    for name in ("ocs_multiply_bytes", "ocs_multiply_floats"):
+        function = getattr(library, name)
+        function.restype, function.argtypes = ctypes.c_long, [ctypes.c_long, ctypes.c_void_p]
+    library.ocs_read.restype = None
+    library.ocs_read.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
+    buffer = np.ones(_BUFFER_BYTES // 8, np.int64)
+    share = _BUFFER_BYTES // threads // 64 * 64
+
+    def read(thread: int) -> float:
+        library.ocs_read(buffer.ctypes.data + thread * share, share, ctypes.byref(ctypes.c_int32()))
+        return share
+
+    def multiply_bytes(thread: int) -> float:
+        return float(library.ocs_multiply_bytes(_ROUNDS, ctypes.byref(ctypes.c_int32())))
+
+    def multiply_floats(thread: int) -> float:
+        return float(library.ocs_multiply_floats(_ROUNDS, ctypes.byref(ctypes.c_float(0.5))))
+
+    rates = [_rate(work, threads) for work in (read, multiply_bytes, multiply_floats)]
+    return Peaks(*rates)
+
+
+def _rate(work: Callable[[int], float], threads: int) -> float:
+    """The best rate of all threads together; what the slowest thread takes counts."""
+    return max(_pass(work, threads) for _ in range(_PASSES))
+
+
+def _pass(work: Callable[[int], float], threads: int) -> float:
+    """From the first thread's start to the last one's end."""
+    done: list[tuple[float, float, float]] = []
+    barrier = threading.Barrier(threads)
+
+    def run(thread: int) -> None:
+        barrier.wait()
+        start = time.perf_counter()
+        amount = work(thread)
+        done.append((amount, start, time.perf_counter()))
+
+    workers = [threading.Thread(target=run, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    amounts, starts, ends = zip(*done, strict=True)
+    return sum(amounts) / (max(ends) - min(starts))

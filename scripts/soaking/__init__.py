@@ -1,1 +1,0 @@
-"""Mixed traffic for hours, and its effect on the server."""

@@ -1,0 +1,1 @@
+"""What the scripts count and how they judge; that each starts."""

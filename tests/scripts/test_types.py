@@ -1,0 +1,48 @@
+"""`scripts/regress.py types`: what it measures, and the page that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from regressions import types
+from regressions.types import ROWS, Quality, Row, Speed
+
+from openai_cpu_server.model_source import DemoFiles
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.thorough, pytest.mark.native]
+
+
+def quality(model: Path, cells: str) -> Quality:
+    reference = DemoFiles().path()
+    found = types.measured("quality", reference, model, cells, types.TEXT, "1")
+    return msgspec.json.decode(found, type=Quality)
+
+
+def test_cells_of_fewer_bits_lose_more() -> None:
+    floats, bytes_ = (quality(DemoFiles().path(), cells) for cells in ("f16", "q8_0"))
+    assert floats.num_tokens == 512
+    assert 0 <= floats.mean_divergence < bytes_.mean_divergence < 0.1
+    assert floats.mean_divergence < floats.max_divergence
+    assert floats.perplexity == pytest.approx(floats.reference_perplexity, rel=0.05)
+
+
+def test_speed_is_told_for_each_number_of_rows() -> None:
+    found = msgspec.json.decode(types.measured("speed", tiny_model_path("q8_0"), "f16"), type=Speed)
+    assert len(found.tokens_per_s) == len(ROWS)
+    assert all(rate > 0 for rate in found.tokens_per_s)
+
+
+def test_the_table_is_put_between_the_marks(tmp_path: Path) -> None:
+    page = tmp_path / "types.md"
+    page.write_text(f"before\n{types.BEGIN}\nold\n{types.END}\nafter\n")
+    row = Row("q4_k_m", "f16", 640.0, Speed((50.0, 200.0, 400.0)), 99.0, Quality(0.01, 0.5, 9.0, 8.5, 2048))
+    types.write(types.table([row]), page)
+    text = page.read_text()
+    assert text.startswith(f"before\n{types.BEGIN}\n\n| weights | cells | 1.04 B: MB | 1 row, tok/s |")
+    assert "| Q4_K_M | f16 | 640 | 50.0 | 200.0 | 400.0 | 99 | 0.0100 | 0.50 | 9.00 |" in text
+    assert "Perplexity of the reference: 8.50, over 2048 tokens" in text
+    assert text.endswith(f"{types.END}\nafter\n")
+    assert "old" not in text
