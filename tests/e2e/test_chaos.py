@@ -54,6 +54,13 @@ def test_every_row_of_a_batch_is_there_once_after_50_kills(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_twenty_minutes_of_everything_leave_memory_flat() -> None:
-    command = [sys.executable, str(SCRIPTS / "chaos.py"), "--minutes", "20", "--model", str(tiny_model_path())]
+    command = [
+        sys.executable,
+        str(SCRIPTS / "chaos.py"),
+        "--minutes",
+        "20",
+        "--model",
+        str(tiny_model_path()),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-// The most that one thread gets out of this CPU, for `scripts/step_bench.py`: loops that do one thing only.
+// The most that one thread gets out of this CPU, for `scripts/regress.py steps`: loops that do one thing only.
 #include <utility>
 
 #include "int8_lanes.hpp"
