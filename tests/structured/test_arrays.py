@@ -8,6 +8,7 @@ from openai_cpu_server.structured import UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check
 
+D7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 INT, STR = {"type": "integer"}, {"type": "string"}
 
 
@@ -40,9 +41,9 @@ def test_prefix_items():
 
 
 def test_items_of_the_older_drafts():
-    check(array(items=[INT, STR], additionalItems=False), [[], [1], [1, "a"]], [["a"], [1, "a", 1]])
-    check(array(items=[INT], additionalItems=STR), [[1, "a", "b"]], [[1, 1]])
-    check(array(items=INT, additionalItems=False), [[1, 2, 3]], [["a"]])
+    check(array(**D7, items=[INT, STR], additionalItems=False), [[], [1], [1, "a"]], [["a"], [1, "a", 1]])
+    check(array(**D7, items=[INT], additionalItems=STR), [[1, "a", "b"]], [[1, 1]])
+    check(array(**D7, items=INT, additionalItems=False), [[1, 2, 3]], [["a"]])
 
 
 def test_a_place_that_nothing_fits_ends_the_array():

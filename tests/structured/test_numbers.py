@@ -7,7 +7,7 @@ import pytest
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured import UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
-from tests.structured.oracle import accepts, check
+from tests.structured.oracle import accepts, check, check_ours
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,7 @@ def test_exclusive_bounds():
 
 def test_exclusive_bounds_of_draft_4():
     schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
         "type": "integer",
         "minimum": 1,
         "exclusiveMinimum": True,
@@ -82,9 +83,9 @@ def test_multiples_of_integers(step):
 
 
 def test_multiples_of_decimals():
-    check({"type": "number", "multipleOf": 0.25}, [0, 0.25, -1.5, 3, 10.75], [0.1, 0.3, 1.26])
-    check({"type": "number", "multipleOf": 0.01}, [0.01, 1.5, 19.99], [0.001, 1.234])
-    check({"type": "number", "multipleOf": 1}, [3, -2], [0.5])
+    check_ours({"type": "number", "multipleOf": 0.25}, [0, 0.25, -1.5, 3, 10.75], [0.1, 0.3, 1.26])
+    check_ours({"type": "number", "multipleOf": 0.01}, [0.01, 1.5, 19.99], [0.001, 1.234])
+    check_ours({"type": "number", "multipleOf": 1}, [3, -2], [0.5])
 
 
 def test_multiples_within_bounds():
