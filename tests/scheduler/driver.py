@@ -255,7 +255,9 @@ class Driver:
             self.scheduler.sequences.finish(sequence)
             self.scheduler.check()
 
-    def step(self, *, interrupt: bool = False) -> Spans:
+    def step(self, *requests: GenerationRequest, interrupt: bool = False) -> Spans:
+        """`requests`: are submitted before, as those of `run`."""
+        self.submit(*requests)
         self.now_s += 0.1
         step = self.scheduler.schedule()
         names = [s.request.id for s in self.scheduler.participants(step)]
@@ -279,7 +281,11 @@ class Driver:
         if sequence is not None and sequence.status is SequenceStatus.RUNNING:
             assert len(self.backend.cells[sequence.slot]) == sequence.computed
 
-    def run(self, max_steps: int = 10_000) -> list[Spans]:
+    def steps(self, count: int) -> list[Spans]:
+        return [self.step() for _ in range(count)]
+
+    def run(self, *requests: GenerationRequest, max_steps: int = 10_000) -> list[Spans]:
+        self.submit(*requests)
         steps = []
         while self.scheduler.has_work:
             steps.append(self.step())

@@ -273,8 +273,7 @@ def test_a_draft_that_was_cut_costs_what_a_short_one_does() -> None:
 
 def test_times_are_learned_where_a_draft_model_says_less_than_was_asked() -> None:
     driver = Driver(drafter=SilentDrafter())
-    driver.submit(request("a", prompt=10, output=60), request("b", prompt=10, output=40))
-    steps = driver.run()
+    steps = driver.run(request("a", prompt=10, output=60), request("b", prompt=10, output=40))
     learned = [num_tokens for num_tokens, _ in driver.cost.learned]
     assert len(learned) == sum(map(bool, steps))
     assert sum(learned) == driver.backend.num_computed < sum(sum(spans.values()) for spans in steps)
@@ -292,8 +291,7 @@ def drafted_shares(driver: Driver, num_requests: int) -> list[float]:
     shares = []
     for number in range(num_requests):
         one = request(f"r{number}", output=150)
-        driver.submit(one)
-        steps = driver.run()[1:]
+        steps = driver.run(one)[1:]
         assert driver.outputs[one.id] == alone(one)
         shares.append(sum(step[one.id] > 1 for step in steps if step) / len(steps))
     return shares
@@ -421,8 +419,7 @@ def test_the_price_of_a_draft_model_is_learned_where_it_need_not_read_first() ->
 
 def test_a_draft_model_saves_steps_and_changes_nothing() -> None:
     driver, one = Driver(drafter=SilentDrafter()), request("a", prompt=10, output=60)
-    driver.submit(one)
-    assert len(driver.run()) < 40
+    assert len(driver.run(one)) < 40
     assert driver.outputs["a"] == alone(one)
 
 
@@ -432,8 +429,7 @@ def speculating(**more: object) -> Driver:
 
 def test_right_drafts_save_steps_and_change_nothing() -> None:
     driver, one = speculating(), request("a", prompt=10, output=60)
-    driver.submit(one)
-    steps = driver.run()
+    steps = driver.run(one)
     assert driver.outputs["a"] == alone(one)
     assert len(steps) < 30
     assert driver.ledger.num_used == 0
@@ -442,31 +438,27 @@ def test_right_drafts_save_steps_and_change_nothing() -> None:
 @pytest.mark.parametrize("output", range(1, 9))
 def test_nothing_is_drafted_beyond_the_last_token(output: int) -> None:
     driver, one = speculating(), request("a", output=output)
-    driver.submit(one)
-    driver.run()
+    driver.run(one)
     assert driver.outputs["a"] == alone(one)
     assert driver.backend.num_computed == len(one.tokens) + output - 1
 
 
 def test_prompts_are_read_without_drafts() -> None:
     driver = speculating(idle=64)
-    driver.submit(request("a", prompt=150))
-    assert driver.run()[:3] == [{"a": 64}, {"a": 64}, {"a": 22}]
+    assert driver.run(request("a", prompt=150))[:3] == [{"a": 64}, {"a": 64}, {"a": 22}]
 
 
 def test_nobody_is_released_for_a_draft() -> None:
     driver = speculating(kv_tokens=256)
     requests = [request(name, prompt=100, output=28, priority=Priority.BATCH) for name in "ab"]
-    driver.submit(*requests)
-    driver.run()
+    driver.run(*requests)
     assert driver.scheduler.num_preemptions == 0
     assert [driver.outputs[one.id] for one in requests] == [alone(one) for one in requests]
 
 
 def test_an_interrupted_draft_is_given_back() -> None:
     driver, one = speculating(), request("a", prompt=15, output=40)
-    driver.submit(one)
-    driver.step()
+    driver.step(one)
     for _ in range(20):
         driver.step(interrupt=True)
         assert driver.ledger.num_used <= 1 + driver.ledger.blocks_for(len(one.tokens))
