@@ -248,6 +248,10 @@ class Driver:
         del self._live[sequence.request.id]
         self.finished.append(sequence.request.id)
 
+    def tells_as_alone(self, *requests: GenerationRequest) -> bool:
+        """Whether each has the output that it has on an idle machine."""
+        return all(self.outputs[one.id] == alone(one) for one in requests)
+
     def cancel(self, name: str) -> None:
         sequence = self.scheduler.sequences.get(name)
         if sequence is not None:

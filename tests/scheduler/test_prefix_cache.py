@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS as B
@@ -166,7 +166,6 @@ def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
     st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 70), st.sampled_from("ab"))),
     st.integers(0, 12),
 )
-@settings(deadline=None)
 def test_the_cache_agrees_with_what_was_saved_and_dropped(
     inserts: list[tuple[list[int], int, str]], capacity: int
 ) -> None:

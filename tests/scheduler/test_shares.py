@@ -105,7 +105,7 @@ def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
     return batch_ms / sum(predicted_ms)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     slots=st.integers(2, 12),
     floor=st.sampled_from([0.05, 0.1]),
@@ -145,7 +145,7 @@ history = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     history=history,
     slots=st.integers(1, 8),
