@@ -10,7 +10,7 @@ import pytest
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.contract.step import Close, Open, Span, Step, TokenLogprob
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.llama.driver import GREEDY, execute_and_press, feed, generate, opened, sampled, small_backend
+from tests.llama.driver import GREEDY, execute_and_press, feed, generate, loaded, opened, sampled
 
 PROMPT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(60))
 OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(41))
@@ -160,7 +160,7 @@ def test_interrupting_when_nothing_runs_does_not_hit_the_next_step(backend: Llam
 
 
 def test_interrupting_what_is_closed_is_no_error(tiny: Path) -> None:
-    with small_backend(tiny) as backend:
+    with loaded(tiny) as backend:
         pass
     backend.interrupt()
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import psutil
 
-from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Constraint, Sampling
 from openai_cpu_server.contract.step import Close, Drop, Open, Restore, Save, SavedBlock, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.structured.lark.translation import gbnf_to_lark
-from tests.llama.driver import do, holding
+from tests.llama.driver import do, holding, loaded
 
 ALL = Sampling(
     seed=1,
@@ -118,15 +117,12 @@ def test_writing_and_mapping_the_prefix_cache(backend: LlamaBackend, tmp_path: P
 
 
 def test_loading_and_closing(tiny: Path) -> None:
-    options = EngineOptions(model_path=str(tiny), kv_tokens=4096, max_seqs=8, threads=1)
-
     def once() -> None:
         with Vocabulary.open(tiny) as vocabulary:
             vocabulary.encode("text", add_special=True, parse_special=True)
-        backend = LlamaBackend.load(options, lambda fraction: None)
-        use_slots(backend, 2)
-        backend.close()
-        backend.close()
+        with loaded(tiny, kv_tokens=4096, max_seqs=8, threads=1) as backend:
+            use_slots(backend, 2)
+            backend.close()
 
     for _ in range(3):
         once()

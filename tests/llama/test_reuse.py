@@ -30,9 +30,9 @@ from tests.llama.driver import (
     feed,
     generate,
     holding,
+    loaded,
     logprobs,
     opened,
-    small_backend,
 )
 
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(200))
@@ -47,14 +47,14 @@ TOLERANCE = 0.02
 def pool(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LlamaBackend]:
     """512 cells of each KV type; `plain`: values lie the other way round without flash attention."""
     kv_type, _, plain = request.param.partition("-")
-    with small_backend(tiny, kv_type, flash_attention=not plain) as backend:
+    with loaded(tiny, kv_type=kv_type, flash_attention=not plain) as backend:
         yield backend
 
 
 @pytest.fixture(scope="module")
 def tight(tiny: Path) -> Iterator[LlamaBackend]:
     """256 cells."""
-    with small_backend(tiny, kv_tokens=256) as backend:
+    with loaded(tiny, kv_tokens=256) as backend:
         yield backend
 
 
