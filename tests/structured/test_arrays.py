@@ -2,10 +2,6 @@
 
 import itertools
 
-import pytest
-
-from openai_cpu_server.structured import UnsupportedSchema
-from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check
 
 D7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
@@ -124,12 +120,6 @@ def test_unique_items_of_a_pattern_with_few_strings():
 def test_items_of_different_types_are_unique_anyway():
     places = array(prefixItems=[STR, INT, {"type": "null"}], items=False, uniqueItems=True)
     check(places, [[], ["a", 1], ["a", 1, None]], [["a", "a"], [1]])
-
-
-def test_unique_items_without_end_are_refused():
-    with pytest.raises(UnsupportedSchema, match="list them with 'enum'") as caught:
-        schema_to_gbnf({"properties": {"tags": array(items=STR, uniqueItems=True)}})
-    assert (caught.value.path, caught.value.keyword) == ("/properties/tags", "uniqueItems")
 
 
 def test_one_item_is_always_unique():

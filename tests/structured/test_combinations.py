@@ -2,7 +2,7 @@
 
 import pytest
 
-from openai_cpu_server.structured import InvalidSchema, UnsupportedSchema
+from openai_cpu_server.structured import InvalidSchema
 from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check, check_ours
 
@@ -126,12 +126,6 @@ def test_one_of_equal_branches_takes_nothing():
 )
 def test_not(schema, accepted, rejected):
     check_ours({"not": schema}, accepted, rejected)
-
-
-def test_what_cannot_be_negated_is_refused():
-    with pytest.raises(UnsupportedSchema) as caught:
-        schema_to_gbnf({"not": {"type": "array", "uniqueItems": True}})
-    assert caught.value.keyword == "uniqueItems"
 
 
 def test_if_then_else():

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from openai_cpu_server.structured import Options, PropertyOrder, UnsupportedSchema
-from tests.structured.making import schema_to_gbnf
+from openai_cpu_server.structured import Options, PropertyOrder
 from tests.structured.oracle import accepts, check, check_ours
 
 INT, STR = {"type": "integer"}, {"type": "string"}
@@ -133,12 +132,6 @@ def test_min_properties():
     check(
         {"type": "object", "properties": {"a": INT}, "minProperties": 2}, [{"a": 1, "x": 1}], [{"a": 1}, {}]
     )
-
-
-def test_names_that_may_repeat_are_not_counted_beyond_one():
-    with pytest.raises(UnsupportedSchema) as caught:
-        schema_to_gbnf({"type": "object", "minProperties": 2})
-    assert (caught.value.path, caught.value.keyword) == ("", "minProperties")
 
 
 def test_max_properties():

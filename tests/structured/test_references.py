@@ -180,11 +180,6 @@ def test_a_dynamic_ref_that_depends_on_the_way_is_refused():
         schema_to_gbnf({"anyOf": [{"$ref": "numbers"}, {"$ref": "strings"}], "$defs": {**lists, "l": items}})
 
 
-def test_a_dynamic_ref_to_nothing_is_refused():
-    with pytest.raises(UnsupportedSchema, match=r"\$dynamicRef"):
-        schema_to_gbnf({"$dynamicRef": "#x"})
-
-
 def test_a_recursive_ref_means_the_root_that_asks_for_it():
     inner = {
         "$id": "inner.json",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.structured import InvalidSchema, Options, UnsupportedSchema
-from openai_cpu_server.structured.compiler import compile_schema
-from openai_cpu_server.structured.options import Unenforced
 from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check, check_ours
 
@@ -339,15 +337,6 @@ def test_many_kinds_that_exclude_each_other(keyword):
         [{"kind": "k0"}, {"kind": "k29", "p29": 1}],
         [{"kind": "k1", "p2": 1}, {"kind": "k30"}],
     )
-
-
-def test_too_many_combinations_are_refused():
-    schema = {**OBJECT, "properties": {"p": {**SHUT, "anyOf": [has(**{f"p{i}": INT}) for i in range(10)]}}}
-    with pytest.raises(UnsupportedSchema, match="combinations") as caught:
-        schema_to_gbnf(schema)
-    assert (caught.value.path, caught.value.keyword) == ("/properties/p", "unevaluatedProperties")
-    left_out = Unenforced("/properties/p", "unevaluatedProperties")
-    assert compile_schema(schema, Options(strict=False)).unenforced == (left_out,)
 
 
 def test_what_is_left_out_evaluates_everything():
