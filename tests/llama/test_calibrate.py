@@ -170,17 +170,15 @@ def test_an_interrupted_step_is_not_counted(bench: Bench) -> None:
     assert bench.answer() == expected
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"key": 1, "value": 2}', b"[]", b"null"])
-def test_a_damaged_file_is_measured_again(bench: Bench, content: bytes) -> None:
-    bench.path().write_bytes(content)
+def test_a_damaged_file_or_a_curve_that_cannot_be_is_measured_again(bench: Bench) -> None:
+    kept, key = Measurements(bench.folder), CurveKey.of(bench.backend.info, bench.options)
+    for content in (b"", b"{", b"\xff\xfe", b'{"key": 1, "value": 2}', b"[]", b"null"):
+        bench.path().write_bytes(content)
+        assert kept.get(key, CostCurve) is None
     again = bench.measured()
     assert is_sane(again)
     assert bench.measured() == again
-
-
-def test_a_curve_that_cannot_be_is_measured_again(bench: Bench) -> None:
-    absurd = CostCurve(step_ms=((16, -1.0),), attended_ms=0.0)
-    Measurements(bench.folder).put(CurveKey.of(bench.backend.info, bench.options), absurd)
+    kept.put(key, CostCurve(step_ms=((16, -1.0),), attended_ms=0.0))
     assert is_sane(bench.measured())
 
 

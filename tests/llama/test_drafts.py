@@ -307,6 +307,7 @@ def test_the_demo_model_says_the_same_in_fewer_steps() -> None:
     with loaded(DEMO, kv_tokens=2048, threads=1) as backend:
         plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
     assert sum(drafts_of(event)[1] for event in drafting.values()) > 10
+    assert all(len(event.logprobs) == 60 for event in (*plain.values(), *drafting.values()))
     assert parts_only_where_two_are_as_likely(plain, drafting)
 
 

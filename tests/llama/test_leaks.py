@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from openai_cpu_server.contract.request import Constraint, Sampling
 from openai_cpu_server.contract.step import Close, Drop, Open, Restore, Save, SavedBlock, Span, Step
@@ -55,21 +56,15 @@ def threads_that_stay(before: set[int]) -> set[int]:
     return new
 
 
-def test_opening_and_closing_slots(backend: LlamaBackend) -> None:
-    use_slots(backend, 50)
-    files, memory = psutil.Process().num_fds(), resident()
-    use_slots(backend, 200)
-    assert psutil.Process().num_fds() <= files
-    assert resident() - memory < 2**20
+BRACKETS = Constraint(grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(5,), triggers=("x", "["))
 
 
-def test_opening_and_closing_constrained_slots(backend: LlamaBackend) -> None:
-    constraint = Constraint(
-        grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(5,), triggers=("x", "[")
-    )
+@pytest.mark.parametrize("constraint", [None, BRACKETS], ids=["free", "constrained"])
+def test_opening_and_closing_slots(backend: LlamaBackend, constraint: Constraint | None) -> None:
     use_slots(backend, 100, constraint)
-    memory = resident()
+    files, memory = psutil.Process().num_fds(), resident()
     use_slots(backend, 200, constraint)
+    assert psutil.Process().num_fds() <= files
     assert resident() - memory < 2**20
 
 

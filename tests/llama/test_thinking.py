@@ -94,19 +94,19 @@ def spell(output: ConstrainedOutput, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("thoughts", "free", "further"),
+    ("thoughts", "said"),
     [
-        (Thinking(end=END), "<c>" + END + "a", "<c>"),
-        (Thinking(end=END), END, "<c>"),
-        (Thinking(begin="<think>", end=END), "", "<c>"),
+        (Thinking(end=END), "<c>" + END + "a"),
+        (Thinking(end=END), END),
+        (Thinking(begin="<think>", end=END), ""),
     ],
     ids=["none within the thoughts", "it may follow them at once", "it may begin an answer without them"],
 )
-def test_where_a_trigger_is_one(words: ModelTokens, thoughts: Thinking, free: str, further: str) -> None:
+def test_where_a_trigger_is_one(words: ModelTokens, thoughts: Thinking, said: str) -> None:
     output = follow(words, triggers=("<c>",), thinking=thoughts)
-    spell(output, free)
+    spell(output, said)
     assert output.allowed() is None
-    spell(output, further)
+    spell(output, "<c>")
     assert output.allowed() is not None
 
 
