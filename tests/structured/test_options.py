@@ -41,6 +41,7 @@ def test_what_is_left_out_is_named_and_the_rest_is_enforced():
     )
 
 
+TEXT = {"type": "string"}
 COMBINED = {
     "type": "object",
     "unevaluatedProperties": False,
@@ -55,7 +56,7 @@ COMBINED = {
         ({"type": "integer", "multipleOf": 123457}, "", "multipleOf", None),
         ({"items": {"type": "integer", "multipleOf": 99999}}, "/items", "multipleOf", None),
         ({"$dynamicRef": "#x"}, "", "$dynamicRef", "dynamicRef"),
-        ({"items": {"uniqueItems": True}}, "/items", "uniqueItems", "list them with 'enum'"),
+        ({"items": {"items": TEXT, "uniqueItems": True}}, "/items", "uniqueItems", "list them with 'enum'"),
         ({"not": {"type": "array", "uniqueItems": True}}, "/not", "uniqueItems", None),
         (
             {

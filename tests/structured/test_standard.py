@@ -68,6 +68,7 @@ GROUPS = {
         ["ab", "abcd"],
         ["abc", 3],
     ),
+    "oneOf: all true": ({"anyOf": [NULL, {"oneOf": [True, True]}]}, [None], [1]),
     "not: a property": ({"not": {"properties": {"a": STR}}}, [{"a": 1}], [1, "x", {}, {"a": "x"}, {"b": 1}]),
     "not: false lets all pass": ({"not": False}, [1, "a", None, {}], []),
     "if: then and else": (
