@@ -14,16 +14,9 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoaded, ModelTooLarge
 from openai_cpu_server.models.keeper import RETRY_S, KeptModel, MemoryBudget, MemoryNeed, ModelKeeper
 from tests.api.fake_engine import READY
+from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class FakeSleeper:
@@ -82,7 +75,7 @@ class Story:
     """A keeper of 100 bytes, and what it has told its observer."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.keeper = ModelKeeper(MemoryBudget(100), self, clock=self.clock, patience_s=10)
         self.told: list[tuple[str, ...]] = []
 

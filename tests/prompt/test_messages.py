@@ -1,11 +1,12 @@
-"""Messages as templates expect them."""
+"""Messages as templates expect them, and the order of a fill-in-the-middle prompt."""
 
 from __future__ import annotations
 
 import pytest
 
+from openai_cpu_server.contract.model_info import FimTokens
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.template import template_messages
+from openai_cpu_server.prompt.template import fim_tokens, template_messages
 
 
 def user(content: object) -> dict[str, object]:
@@ -85,3 +86,9 @@ def test_arguments_of_tool_calls(arguments: object, expected: object) -> None:
     (found,) = template_messages([message])
     assert found["tool_calls"] == calling(expected)["tool_calls"]
     assert message == calling(arguments), "the caller's messages stay as they are"
+
+
+def test_prefix_suffix_middle() -> None:
+    fim = FimTokens(prefix=100, suffix=101, middle=102)
+    assert fim_tokens([1, 2], (3,), fim) == (100, 1, 2, 101, 3, 102)
+    assert fim_tokens([], [], fim) == (100, 101, 102)
