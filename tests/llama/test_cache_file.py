@@ -154,11 +154,7 @@ def test_a_flipped_bit_in_head_or_index(path: Path, refusal: Refusal, at: int) -
 
 @pytest.mark.parametrize(("damaged", "left"), [(0, BLOCKS[2:]), (1, (BLOCKS[0], BLOCKS[2])), (2, BLOCKS[:2])])
 def test_damaged_cells_are_left_out_with_all_that_continues_them(
-    tiny: Path,
-    path: Path,
-    caplog: pytest.LogCaptureFixture,
-    damaged: int,
-    left: tuple[SavedBlock, ...],
+    tiny: Path, path: Path, caplog: pytest.LogCaptureFixture, damaged: int, left: tuple[SavedBlock, ...]
 ) -> None:
     num_pages = path.stat().st_size // 4096
     block_pages = (num_pages - 1) // 3

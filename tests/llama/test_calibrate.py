@@ -199,14 +199,7 @@ def test_a_folder_that_cannot_be_written_costs_one_line(
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"repack": True},
-        {"threads_batch": 1},
-        {"flash_attention": False},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"repack": True}, {"threads_batch": 1}, {"flash_attention": False}])
 def test_other_options_are_another_curve(bench: Bench, changes: dict[str, object]) -> None:
     assert bench.path() == bench.path()
     assert bench.path() != bench.path(**changes)

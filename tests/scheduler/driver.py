@@ -57,11 +57,7 @@ FAULTY = 299
 class TokenCost:
     """A step takes a millisecond a token. Sizes in `tiles` are said to be cheaper than those just below."""
 
-    def __init__(
-        self,
-        tiles: tuple[int, ...] = (),
-        step_ms: float = 0.0,
-    ) -> None:
+    def __init__(self, tiles: tuple[int, ...] = (), step_ms: float = 0.0) -> None:
         """`step_ms`: the time that a step takes beside its tokens."""
         self._step_ms = step_ms
         self._tiles = tiles
@@ -154,10 +150,7 @@ class Driver:
         takes.
         """
         info = msgspec.structs.replace(
-            FAKE_INFO,
-            max_seqs=slots,
-            kv_tokens=kv_tokens,
-            max_step_tokens=max(idle, slots + 16),
+            FAKE_INFO, max_seqs=slots, kv_tokens=kv_tokens, max_step_tokens=max(idle, slots + 16)
         )
         self.now_s = 0.0
         self.cost = cost or TokenCost(tiles)

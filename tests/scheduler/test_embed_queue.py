@@ -16,11 +16,7 @@ ROOM = EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=50)
 
 
 def embed(
-    name: str,
-    *lengths: int,
-    client: str = "",
-    group: str = "",
-    priority: Priority = Priority.INTERACTIVE,
+    name: str, *lengths: int, client: str = "", group: str = "", priority: Priority = Priority.INTERACTIVE
 ) -> EmbedRequest:
     inputs = tuple((1,) * length for length in lengths)
     return EmbedRequest(id=name, inputs=inputs, client=client, group=group, priority=priority)

@@ -146,11 +146,7 @@ history = st.lists(
 
 
 @settings(max_examples=100)
-@given(
-    history=history,
-    slots=st.integers(1, 8),
-    floor=st.sampled_from([0.0, 0.1, 0.5]),
-)
+@given(history=history, slots=st.integers(1, 8), floor=st.sampled_from([0.0, 0.1, 0.5]))
 def test_whatever_has_been_a_newcomer_is_in_the_next_step_or_the_one_after(
     history: list[tuple[str, int, int]], slots: int, floor: float
 ) -> None:

@@ -30,8 +30,7 @@ def compiled(kind, first, count=_AT_ONCE):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "first",
-    [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(_AT_ONCE, 1_000, _AT_ONCE))],
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(_AT_ONCE, 1_000, _AT_ONCE))]
 )
 @pytest.mark.parametrize("kind", ["grammar", "schema"])
 def test_generated_chains_are_compiled_or_refused(kind, first):

@@ -143,12 +143,7 @@ def test_a_moment_has_a_date_and_a_time_that_are_read() -> None:
 
 @pytest.mark.parametrize(
     "longest",
-    [
-        "P999999Y9999999M99999999DT999999H999999M999999S",
-        "PT9999999M9999999S",
-        "PT999999999S",
-        "P99999999W",
-    ],
+    ["P999999Y9999999M99999999DT999999H999999M999999S", "PT9999999M9999999S", "PT999999999S", "P99999999W"],
 )
 def test_the_longest_durations_are_read(longest: str) -> None:
     grammar = check_schema({"format": "duration"})

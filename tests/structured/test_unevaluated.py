@@ -107,11 +107,7 @@ OBJECTS = {
         [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}],
         [{}, {"a": 1, "b": "x"}, {"c": 1}],
     ),
-    "anyOf: one of another type": (
-        {"anyOf": [STR, has(a=INT)], **SHUT},
-        ["x", {"a": 1}, {}, 1],
-        [{"b": 1}],
-    ),
+    "anyOf: one of another type": ({"anyOf": [STR, has(a=INT)], **SHUT}, ["x", {"a": 1}, {}, 1], [{"b": 1}]),
     "anyOf: nested": (
         {
             **OBJECT,
@@ -144,13 +140,7 @@ OBJECTS = {
         [{}, {"a": 1, "b": 1}, {"a": 1, "b": "x"}, {"a": 1, "c": 1}],
     ),
     "if: then and else": (
-        {
-            **OBJECT,
-            "if": kind("a"),
-            "then": has(x=INT),
-            "else": has(y=INT),
-            **SHUT,
-        },
+        {**OBJECT, "if": kind("a"), "then": has(x=INT), "else": has(y=INT), **SHUT},
         [{"kind": "a"}, {"kind": "a", "x": 1}, {"y": 1}, {}],
         [{"kind": "b"}, {"kind": "a", "y": 1}, {"x": 1}, {"kind": "a", "x": "1"}],
     ),
@@ -215,11 +205,7 @@ OBJECTS = {
         [{"p": {"c": 1}}, {"p": {"a": 1, "c": 1}}],
     ),
     "names that match patterns of options": (
-        {
-            **OBJECT,
-            "anyOf": [{"required": ["a"], "patternProperties": {"^a": INT}}, has("b", b=INT)],
-            **SHUT,
-        },
+        {**OBJECT, "anyOf": [{"required": ["a"], "patternProperties": {"^a": INT}}, has("b", b=INT)], **SHUT},
         [{"a": 1}, {"a": 1, "ab": 1}, {"b": 1}, {"b": 1, "a": 1}],
         [{"ab": 1, "b": 1}, {"a": 1, "ab": "x"}, {"c": 1}],
     ),
@@ -241,11 +227,7 @@ ITEMS = {
         [["x"], ["x", 1, 2], []],
         [[1], ["x", "y"]],
     ),
-    "items evaluate all": (
-        {**ARRAY, "allOf": [{"items": INT}], **SHUT_ITEMS},
-        [[], [1, 2]],
-        [["x"]],
-    ),
+    "items evaluate all": ({**ARRAY, "allOf": [{"items": INT}], **SHUT_ITEMS}, [[], [1, 2]], [["x"]]),
     "a list of items, draft 2019-09": (
         {**D2019, **ARRAY, "items": [INT], "anyOf": [{"items": [True, STR]}, True], **SHUT_ITEMS},
         [[1], [1, "x"]],
