@@ -319,22 +319,23 @@ def test_an_interrupted_step_leaves_the_constraint_where_it_was(roomy: LlamaBack
     assert samples[0] == samples[1]
 
 
-@pytest.mark.parametrize("grammar", ["start: missing", "}{", "", 'start: "a', "root ::= [a-z]"])
-def test_a_broken_grammar_fails_only_its_own_request(roomy: LlamaBackend, grammar: str) -> None:
-    found = run(roomy, asked("bad", grammar), asked("good", LETTERS))
+@pytest.mark.parametrize(
+    ("grammar", "triggers", "said"),
+    [
+        *((grammar, (), "") for grammar in ("start: missing", "}{", "", 'start: "a', "root ::= [a-z]")),
+        (LETTERS, ("",), ""),
+        (WIDE, (), "max is 2000"),
+    ],
+    ids=[*("undefined", "no grammar", "empty", "open", "GBNF"), "an empty trigger", "it becomes too complex"],
+)
+def test_a_constraint_that_cannot_be_fails_only_its_own_request(
+    roomy: LlamaBackend, grammar: str, triggers: tuple[str, ...], said: str
+) -> None:
+    bad = asked("bad", grammar, constraint={"triggers": triggers})
+    found = run(roomy, bad, asked("good", LETTERS))
     assert found["bad"].reason is FinishReason.ERROR
     assert found["bad"].finish.error
-    assert found["good"].reason is FinishReason.STOP
-
-
-def test_an_empty_trigger_fails_only_its_own_request(roomy: LlamaBackend) -> None:
-    assert run_one(roomy, asked("x", LETTERS, constraint={"triggers": ("",)})).reason is FinishReason.ERROR
-
-
-def test_a_grammar_that_becomes_too_complex_fails_its_own_request(roomy: LlamaBackend) -> None:
-    found = run(roomy, asked("bad", WIDE), asked("good", LETTERS))
-    assert found["bad"].reason is FinishReason.ERROR
-    assert "max is 2000" in (found["bad"].finish.error or "")
+    assert said in found["bad"].finish.error
     assert found["good"].reason is FinishReason.STOP
 
 

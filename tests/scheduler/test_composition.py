@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.plan import StepReason
@@ -224,15 +226,21 @@ def streaming(**options: int) -> Driver:
     return driver
 
 
-def test_a_short_prompt_is_read_in_one_step_of_a_stall() -> None:
-    driver = streaming(decoding=20, stall=60, idle=100)
-    assert driver.step(request("p", prompt=55)) == {"a": 1, "b": 1, "p": 55}
-
-
-def test_a_long_prompt_is_read_at_the_rate_that_streams_keep() -> None:
-    driver = streaming(decoding=20, stall=60, idle=100)
-    driver.submit(request("p", prompt=300))
-    assert [sum(driver.step().values()) for _ in range(6)] == [60, 20, 20, 20, 20, 20]
+@pytest.mark.parametrize(
+    ("decoding", "stall", "prompt", "sizes"),
+    [(20, 60, 55, [57]), (20, 60, 300, [60, 20, 20, 20, 20, 20]), (60, 20, 100, [20, 20, 20])],
+    ids=[
+        "a short prompt is read in one step of a stall",
+        "a long one at the rate that streams keep",
+        "a stall shorter than the rate asks for makes streams faster",
+    ],
+)
+def test_prompts_beside_streams(decoding: int, stall: int, prompt: int, sizes: list[int]) -> None:
+    driver = streaming(decoding=decoding, stall=stall, idle=100)
+    driver.submit(request("p", prompt=prompt))
+    steps = driver.steps(len(sizes))
+    assert [sum(step.values()) for step in steps] == sizes
+    assert all((step["a"], step["b"]) == (1, 1) for step in steps)
 
 
 def test_streams_are_ahead_again_after_some_steps() -> None:
@@ -243,12 +251,6 @@ def test_streams_are_ahead_again_after_some_steps() -> None:
     driver.cancel("q")
     driver.steps(40)
     assert driver.step(request("r", prompt=100))["r"] == 58
-
-
-def test_a_stall_shorter_than_the_rate_asks_for_makes_streams_faster() -> None:
-    driver = streaming(decoding=60, stall=20, idle=100)
-    driver.submit(request("p", prompt=100))
-    assert [sum(driver.step().values()) for _ in range(3)] == [20, 20, 20]
 
 
 def test_batch_work_uses_none_of_the_slack_of_streams() -> None:
