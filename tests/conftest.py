@@ -18,10 +18,10 @@ from tests.company import share_cores
 from tests.kernels.library import KERNELS
 
 gc.disable()  # until all tests are collected: it would look again and again at what stays
-settings.register_profile("suite", deadline=None)  # how long an example takes says nothing on a busy machine
-settings.load_profile("suite")
 share_cores()
 trust_one()
+settings.register_profile("anywhere", deadline=None)  # that a machine is busy is no failure
+settings.load_profile("anywhere")
 put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do
 
 pytest_plugins = ["tests.skips"]

@@ -16,6 +16,13 @@ class Outcome(NamedTuple):
     stdout: str
     stderr: str
 
+    @property
+    def refusal(self) -> str:
+        """The one line that says why nothing was done."""
+        assert (self.returncode, self.stdout) == (2, "")
+        (line,) = self.stderr.splitlines()
+        return line
+
 
 Run = Callable[..., Outcome]
 

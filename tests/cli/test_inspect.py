@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements, Profile, save_profile
 from tests.cli.in_process import Run, runner
-from tests.llama.odd_models import gemma3, mamba, rewritten, split
+from tests.llama.driver import SmallMachine, loaded
+from tests.llama.odd_models import add_facts, gemma3, mamba, rewritten, split, written
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -101,11 +103,8 @@ def test_the_demo_model(shown: Shown) -> None:
 
 def test_it_says_the_same_as_the_engine(tiny: Path, facts: Facts) -> None:
     report = facts(tiny, "--kv-type", "q8_0", "--ctx-size", "2048")
-    backend = LlamaBackend.load(
-        EngineOptions(model_path=str(tiny), kv_type="q8_0", kv_tokens=2048), lambda fraction: None
-    )
-    info = backend.info
-    backend.close()
+    with loaded(tiny, kv_type="q8_0", kv_tokens=2048) as backend:
+        info = backend.info
     model, memory = report["model"], report["memory"]
     assert model["weights"]["parameters"] == model["weights"]["active_parameters"] == info.num_parameters
     assert model["file_bytes"] == info.file_bytes
@@ -148,16 +147,14 @@ def test_templates_of_all_kinds(tiny: Path, tmp_path: Path, shown: Shown, run: R
     assert "chat template  cannot be used: the chat template, line 1: " in shown(broken)
     named = rewritten(tiny, tmp_path / "named.gguf", {f"{key}.tool_use": "{{ tools }}"})
     assert shown(named, "--template", "tool_use") == "{{ tools }}\n"
-    done = run(named, "--template", "other")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("named.gguf has no chat template other\n")
+    assert run(named, "--template", "other").refusal.endswith("named.gguf has no chat template other")
 
 
 def test_a_model_without_template(tiny: Path, tmp_path: Path, shown: Shown, run: Run) -> None:
     path = tmp_path / "mute.gguf"
     path.write_bytes(tiny.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_temptation"[:23]))
     assert "chat template  none: chats need serve --chat-template FILE" in shown(path)
-    assert run(path, "--template").returncode == 2
+    assert run(path, "--template").refusal
 
 
 def test_windows_and_states(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts) -> None:
@@ -177,40 +174,21 @@ def test_scaled_positions(tiny: Path, tmp_path: Path, shown: Shown) -> None:
     assert "RoPE, base 10,000, 64 dimensions, yarn scaling from 1,024 tokens" in shown(path)
 
 
-def written(
-    path: Path, architecture: str, numbers: dict[str, int], tensors: dict[str, tuple[int, ...]]
-) -> Path:
-    """A file with just these facts."""
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in numbers.items():
-        writer.add_uint32(key, value)
-    for name, shape in tensors.items():
-        writer.add_tensor(name, np.zeros(shape, np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def test_experts(tmp_path: Path, shown: Shown) -> None:
-    numbers = {"moe.block_count": 1, "moe.expert_count": 8, "moe.expert_used_count": 2}
-    tensors = {"blk.0.ffn_up_exps.weight": (8, 100, 100), "token_embd.weight": (100, 100)}
-    said = shown(written(tmp_path / "moe.gguf", "moe", numbers, tensors))
+    writer = gguf.GGUFWriter(tmp_path / "moe.gguf", "moe")
+    add_facts(writer, {"moe.block_count": 1, "moe.expert_count": 8, "moe.expert_used_count": 2})
+    writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((8, 100, 100), np.float16))
+    writer.add_tensor("token_embd.weight", np.zeros((100, 100), np.float16))
+    said = shown(written(writer, tmp_path / "moe.gguf"))
     assert "architecture   moe, 1 layers, 8 experts, 2 at work" in said
     assert "parameters     90.0 k, of which 30.0 k for a token" in said
 
 
 def test_what_is_no_model(tmp_path: Path, shown: Shown) -> None:
-    path = tmp_path / "adapter.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(tmp_path / "adapter.gguf", "llama")
     writer.add_type("adapter")
     writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    said = shown(path)
+    said = shown(written(writer, tmp_path / "adapter.gguf"))
     assert "content        adapter, not a model" in said
     assert "memory:" not in said
     assert "speed" not in said
@@ -226,13 +204,9 @@ def test_parts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run)
     assert f"file           {first} and 2 more, " in shown(first)
     of_parts, whole = facts(first)["model"], facts(tiny)["model"]
     assert (of_parts["weights"], of_parts["files"]) == (whole["weights"], 3)
-    done = run(second)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is part 2 of 3; name the first, " in done.stderr
+    assert "is part 2 of 3; name the first, " in run(second).refusal
     third.unlink()
-    done = run(first)
-    assert done.returncode == 2
-    assert "is one of 3 parts; missing beside it: m-00003-of-00003.gguf" in done.stderr
+    assert "is one of 3 parts; missing beside it: m-00003-of-00003.gguf" in run(first).refusal
 
 
 @pytest.mark.parametrize(
@@ -246,17 +220,14 @@ def test_parts(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run)
         ("half", "is truncated or damaged: its tensors end at byte"),
     ],
 )
-@pytest.mark.parametrize("option", [None, "--json"])
 def test_damage_is_one_line(
-    tiny: Path, tmp_path: Path, run: Run, content: bytes | str | None, line: str, option: str | None
+    tiny: Path, tmp_path: Path, run: Run, content: bytes | str | None, line: str
 ) -> None:
     path = tmp_path / "m.gguf"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else tiny.read_bytes()[:3_000_000])
-    done = run(path, *([option] if option else []))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert line in run(path).refusal
+    assert line in run(path, "--json").refusal
 
 
 def test_wrong_use(tiny: Path, run: Run) -> None:
@@ -266,24 +237,14 @@ def test_wrong_use(tiny: Path, run: Run) -> None:
         ((tiny, "--model", "demo"), "--model is for serve"),
         ((tiny, "--kv-typ", "f16"), "kv-typ"),
         ((tiny, "--ctx-size", "1"), "--ctx-size"),
-        ((tiny, "--json", "--template"), "not allowed with argument --json"),
     ]:
-        done = run(*arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert line in done.stderr
+        assert line in run(*arguments).refusal
+    done = run(tiny, "--json", "--template")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "not allowed with argument --json" in done.stderr
 
 
 # -- the machine ---------------------------------------------------------------------------------------
-
-
-class SmallMachine(Machine):
-    """A control group of a given size around this process."""
-
-    def __init__(self, folder: Path, free_bytes: int) -> None:
-        (folder / "cgroup").write_text("0::/\n")
-        (folder / "memory.max").write_text(f"{free_bytes}\n")
-        (folder / "memory.current").write_text("0\n")
-        super().__init__(cgroups=folder, process=folder)
 
 
 def test_what_fits_beside_the_weights(tiny: Path, tmp_path: Path) -> None:
@@ -349,10 +310,8 @@ def test_measured_steps_predict_the_speed(tiny: Path, tmp_path: Path, shown: Sho
     curve = CostCurve(step_ms=tuple((n, 10.0 + n) for n in (1, 16, 64, 256)), attended_ms=0.0)
     for kv_type in ("f16", "q8_0"):
         options = EngineOptions(model_path=str(tiny), kv_type=kv_type)
-        backend = LlamaBackend.load(options, lambda fraction: None)
-        key = CurveKey.of(backend.info, options)
-        backend.close()
-        Measurements(tmp_path / "cache").put(key, curve)
+        with closing(LlamaBackend.load(options, lambda fraction: None)) as backend:
+            Measurements(tmp_path / "cache").put(CurveKey.of(backend.info, options), curve)
     speed = facts(tiny)["speed"]
     assert (speed["kv_type"], speed["is_default"], speed["context"]) == ("f16", True, 512)
     assert speed["prompt_tokens_per_second"] == pytest.approx(1000 * 256 / 266)

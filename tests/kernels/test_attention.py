@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
-from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs, GgmlType
+from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 from tests.kernels.pools import attention_case, error, exact_attention, random_pool, sees_to_mask
 
@@ -13,50 +16,56 @@ _EXACT = 5e-6
 """Floats all along; ggml's own is 1e-4 to 1e-3 away."""
 
 
-def check(library: KernelLibrary, graphs: GgmlGraphs, case: AttentionCase) -> None:
-    """With one thread and several: the kernel does it, and is nearly exact."""
-    exact = exact_attention(graphs, case)
-    library.switch_on(Kernel.ATTENTION)
-    for threads in (1, 2, 3):
-        num_done = library.num_done(Kernel.ATTENTION)
-        found = graphs.attention(case, threads=threads)
-        assert library.num_done(Kernel.ATTENTION) == num_done + 1
-        assert error(found, exact) < _EXACT
+Check = Callable[..., None]
+
+
+@pytest.fixture
+def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
+    def check(random: np.random.Generator, mask: Floats | None, **more: Any) -> None:
+        """With one thread and several: the kernel does it, and is nearly exact."""
+        case = attention_case(random, mask, **more)
+        exact = exact_attention(graphs, case)
+        library.switch_on(Kernel.ATTENTION)
+        for threads in (1, 2, 3):
+            num_done = library.num_done(Kernel.ATTENTION)
+            found = graphs.attention(case, threads=threads)
+            assert library.num_done(Kernel.ATTENTION) == num_done + 1
+            assert error(found, exact) < _EXACT
+
+    return check
 
 
 @pytest.mark.parametrize("cell_type", [GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0, GgmlType.F32])
 @pytest.mark.parametrize("width", [64, 96, 128, 256])
-def test_cell_types_and_head_sizes(
-    library: KernelLibrary, graphs: GgmlGraphs, cell_type: GgmlType, width: int
-) -> None:
+def test_cell_types_and_head_sizes(check: Check, cell_type: GgmlType, width: int) -> None:
     random = np.random.default_rng(width)
     for pool in (random_pool(random, 100), np.zeros((1, 70), np.float32)):
-        check(library, graphs, attention_case(random, pool, width=width, cell_type=cell_type))
+        check(random, pool, width=width, cell_type=cell_type)
 
 
 @pytest.mark.parametrize("width", [16, 48, 80, 112])
-def test_head_sizes_that_fill_no_vector(library: KernelLibrary, graphs: GgmlGraphs, width: int) -> None:
+def test_head_sizes_that_fill_no_vector(check: Check, width: int) -> None:
     random = np.random.default_rng(width)
-    check(library, graphs, attention_case(random, random_pool(random, 100), width=width))
+    check(random, random_pool(random, 100), width=width)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2)])
-def test_groups_of_heads(library: KernelLibrary, graphs: GgmlGraphs, heads: int, kv_heads: int) -> None:
+def test_groups_of_heads(check: Check, heads: int, kv_heads: int) -> None:
     random = np.random.default_rng(heads)
     pool = random_pool(random, 130)
-    check(library, graphs, attention_case(random, pool, heads=heads, kv_heads=kv_heads))
+    check(random, pool, heads=heads, kv_heads=kv_heads)
 
 
 @pytest.mark.parametrize("cells", [1, 31, 32, 33, 63, 65, 127, 300])
-def test_ragged_ends(library: KernelLibrary, graphs: GgmlGraphs, cells: int) -> None:
+def test_ragged_ends(check: Check, cells: int) -> None:
     random = np.random.default_rng(cells)
     for rows in (1, 3, 20):
-        check(library, graphs, attention_case(random, np.zeros((rows, cells), np.float32)))
+        check(random, np.zeros((rows, cells), np.float32))
 
 
-def test_without_a_mask_every_row_sees_every_cell(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+def test_without_a_mask_every_row_sees_every_cell(check: Check) -> None:
     random = np.random.default_rng(0)
-    check(library, graphs, attention_case(random, None, rows=5, cells=75))
+    check(random, None, rows=5, cells=75)
 
 
 def test_who_sees_nothing_gets_nothing(library: KernelLibrary, graphs: GgmlGraphs) -> None:
@@ -66,30 +75,23 @@ def test_who_sees_nothing_gets_nothing(library: KernelLibrary, graphs: GgmlGraph
     assert not graphs.attention(nobody, threads=2).any()
 
 
-def test_a_long_sequence_is_cut_into_parts_for_several_threads(
-    library: KernelLibrary, graphs: GgmlGraphs
-) -> None:
+def test_a_long_sequence_is_cut_into_parts_for_several_threads(check: Check) -> None:
     random = np.random.default_rng(0)
     for rows, heads, kv_heads in ((1, 3, 1), (1, 9, 3), (2, 4, 1)):
-        sees = random.random((rows, 3000)) < 0.9
-        case = attention_case(random, sees_to_mask(sees), heads=heads, kv_heads=kv_heads)
-        check(library, graphs, case)
-        check(
-            library,
-            graphs,
-            attention_case(random, case.mask, heads=heads, kv_heads=kv_heads, with_sinks=True),
-        )
+        mask = sees_to_mask(random.random((rows, 3000)) < 0.9)
+        for with_sinks in (False, True):
+            check(random, mask, heads=heads, kv_heads=kv_heads, with_sinks=with_sinks)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 30])
-def test_biases_caps_and_sinks(library: KernelLibrary, graphs: GgmlGraphs, rows: int) -> None:
+def test_biases_caps_and_sinks(check: Check, rows: int) -> None:
     random = np.random.default_rng(rows)
     distance = -np.abs(np.arange(80)[None, :] - 50 - np.arange(rows)[:, None]).astype(np.float32)
     mask = np.where(random.random((rows, 80)) < 0.7, distance, -np.inf).astype(np.float32)
-    check(library, graphs, attention_case(random, mask, heads=12, kv_heads=4, max_bias=8.0))
-    check(library, graphs, attention_case(random, mask, soft_cap=5.0))
-    check(library, graphs, attention_case(random, mask, with_sinks=True))
-    check(library, graphs, attention_case(random, mask, heads=6, max_bias=4.0, soft_cap=3.0, with_sinks=True))
+    check(random, mask, heads=12, kv_heads=4, max_bias=8.0)
+    check(random, mask, soft_cap=5.0)
+    check(random, mask, with_sinks=True)
+    check(random, mask, heads=6, max_bias=4.0, soft_cap=3.0, with_sinks=True)
 
 
 def test_scores_far_apart(library: KernelLibrary, graphs: GgmlGraphs) -> None:
@@ -106,11 +108,11 @@ def test_scores_far_apart(library: KernelLibrary, graphs: GgmlGraphs) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_pools(library: KernelLibrary, graphs: GgmlGraphs, seed: int) -> None:
+def test_random_pools(check: Check, seed: int) -> None:
     random = np.random.default_rng(seed)
     pool = random_pool(random, int(random.integers(2, 700)))
     cell_type = GgmlType([GgmlType.F16, GgmlType.Q8_0, GgmlType.BF16][seed % 3])
-    check(library, graphs, attention_case(random, pool, cell_type=cell_type, heads=6, kv_heads=3))
+    check(random, pool, cell_type=cell_type, heads=6, kv_heads=3)
 
 
 def test_it_is_nearer_to_the_definition_than_ggml(library: KernelLibrary, graphs: GgmlGraphs) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.grammar.constrained import ModelTokens
+from openai_cpu_server.llama.grammar.constraints import grammar_tokenizer
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from tests.llama.driver import loaded
 from tests.tiny_model import tiny_model_path
 
 
@@ -34,7 +36,17 @@ def vocabulary(tiny: Path) -> Iterator[Vocabulary]:
 @pytest.fixture(scope="session")
 def backend(tiny: Path) -> Iterator[LlamaBackend]:
     """Stories close the slots that they open."""
-    options = EngineOptions(model_path=str(tiny), kv_tokens=4096, max_seqs=8, prefill_tokens=2048, threads=1)
-    backend = LlamaBackend.load(options, lambda fraction: None)
-    yield backend
-    backend.close()
+    with loaded(tiny, kv_tokens=4096, max_seqs=8, prefill_tokens=2048, threads=1) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def roomy(tiny: Path) -> Iterator[LlamaBackend]:
+    """For many sequences at once, whose steps are composed by an engine's core."""
+    with loaded(tiny, kv_tokens=8192, max_seqs=16, prefill_tokens=512, threads=1) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def words(vocabulary: Vocabulary) -> ModelTokens:
+    return ModelTokens(vocabulary, grammar_tokenizer(vocabulary))

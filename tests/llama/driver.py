@@ -7,10 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.request import Sampling
+import msgspec
+
+from openai_cpu_server.contract.messages import EngineOptions, Submit, TokenEvent
+from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Open, Sample, Span, Step, StepResult, Verb
+from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.host import Machine
 
 GREEDY = Sampling(seed=0, temperature=0)
 
@@ -19,23 +23,30 @@ Logprobs = tuple[tuple[int, float], ...]
 """Of the whole vocabulary, best first."""
 
 
-@contextmanager
-def small_backend(
-    model: Path, kv_type: str = "f16", *, kv_tokens: int = 512, flash_attention: bool = True
-) -> Iterator[LlamaBackend]:
-    options = EngineOptions(
-        model_path=str(model),
-        kv_tokens=kv_tokens,
-        kv_type=kv_type,
-        max_seqs=6,
-        prefill_tokens=256,
-        flash_attention=flash_attention,
+def small(model: Path, **more: object) -> EngineOptions:
+    """A small pool for a few sequences, unless other options are given."""
+    return EngineOptions(
+        **{"model_path": str(model), "kv_tokens": 512, "max_seqs": 6, "prefill_tokens": 256, **more}
     )
-    backend = LlamaBackend.load(options, lambda fraction: None)
+
+
+@contextmanager
+def loaded(model: Path, machine: Machine | None = None, **more: object) -> Iterator[LlamaBackend]:
+    backend = LlamaBackend.load(small(model, **more), lambda fraction: None, machine)
     try:
         yield backend
     finally:
         backend.close()
+
+
+class SmallMachine(Machine):
+    """A control group of a given size around this process."""
+
+    def __init__(self, folder: Path, free_bytes: int) -> None:
+        (folder / "cgroup").write_text("0::/\n")
+        (folder / "memory.max").write_text(f"{free_bytes}\n")
+        (folder / "memory.current").write_text("0\n")
+        super().__init__(cgroups=folder, process=folder)
 
 
 def do(backend: LlamaBackend, *verbs: Verb) -> None:
@@ -132,3 +143,27 @@ def generate(
         while len(output) < count:
             output.append(sampled(backend, slot, len(prompt) + len(output) - 1, output[-1:]).token)
     return output
+
+
+def answers(
+    backend: LlamaBackend, options: EngineOptions, *requests: GenerationRequest, told: Sequence[int] = ()
+) -> dict[str, TokenEvent]:
+    """Through the engine's core: all that each request's events say, in one.
+
+    `told`: output that an earlier engine has told already.
+    """
+    core = build_core(options, backend, None)
+    for one in requests:
+        core.handle(Submit(one, output=tuple(told)))
+    found: dict[str, TokenEvent] = {}
+    while core.has_work:
+        for message in core.step():
+            for event in getattr(message, "events", ()):
+                before = found.get(event.id, TokenEvent(id=event.id))
+                found[event.id] = msgspec.structs.replace(
+                    event,
+                    tokens=before.tokens + event.tokens,
+                    text=before.text + event.text,
+                    logprobs=before.logprobs + event.logprobs,
+                )
+    return found

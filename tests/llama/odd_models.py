@@ -14,36 +14,45 @@ _RNG = np.random.default_rng(0)
 def rewritten(source: Path, target: Path, changes: dict[str, object]) -> Path:
     """A copy with other values (ints, strings or bools) for some metadata keys."""
     reader = gguf.GGUFReader(source)
-    architecture = changes.get("general.architecture", "llama")
-    writer = gguf.GGUFWriter(target, str(architecture))
+    writer = gguf.GGUFWriter(target, str(changes.get("general.architecture", "llama")))
     copy_metadata(reader, writer, skip=set(changes))
-    for key, value in changes.items():
-        if key != "general.architecture":
-            kinds = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
-            kinds[type(value)](key, value)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    add_facts(writer, {key: value for key, value in changes.items() if key != "general.architecture"})
+    copy_tensors(reader, writer)
     return written(writer, target)
+
+
+def add_facts(writer: gguf.GGUFWriter, facts: dict[str, object]) -> None:
+    adding = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+    for key, value in facts.items():
+        adding[type(value)](key, value)
+
+
+def header_only(path: Path, architecture: str, facts: dict[str, object]) -> Path:
+    """A file that says this of itself, and has no tensors."""
+    writer = gguf.GGUFWriter(path, architecture)
+    add_facts(writer, facts)
+    return written(writer, path)
 
 
 def padded(source: Path, target: Path, *, num_tokens: int) -> Path:
     """The same model with tokens of no meaning behind its own, which it holds to be far likelier."""
     reader = gguf.GGUFReader(source)
-    key = "tokenizer.ggml."
     arrays: dict[str, list[object]] = {
-        f"{key}tokens": [f"<padding{n}>" for n in range(num_tokens)],
-        f"{key}scores": [-1e6] * num_tokens,
-        f"{key}token_type": [int(gguf.TokenType.UNUSED)] * num_tokens,
+        "tokens": [f"<padding{n}>" for n in range(num_tokens)],
+        "scores": [-1e6] * num_tokens,
+        "token_type": [int(gguf.TokenType.UNUSED)] * num_tokens,
     }
     writer = gguf.GGUFWriter(target, "llama")
-    copy_metadata(reader, writer, skip={*arrays, "llama.vocab_size"})
+    names = {name: f"tokenizer.ggml.{name}" for name in arrays}
+    copy_metadata(reader, writer, skip={*names.values(), "llama.vocab_size"})
     for name, more in arrays.items():
-        writer.add_array(name, reader.fields[name].contents() + more)
-    for tensor in reader.tensors:
-        data = tensor.data
-        if tensor.name in ("token_embd.weight", "output.weight"):
-            data = np.concatenate([data, 20 * data[-num_tokens:]])
-        writer.add_tensor(tensor.name, data)
+        writer.add_array(names[name], reader.fields[names[name]].contents() + more)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    wider = {
+        name: np.concatenate([tensors[name], 20 * tensors[name][-num_tokens:]])
+        for name in ("token_embd.weight", "output.weight")
+    }
+    copy_tensors(reader, writer, wider)
     return written(writer, target)
 
 
@@ -53,25 +62,26 @@ def with_vocabulary(source: Path, target: Path, **arrays: list[object] | None) -
     writer = gguf.GGUFWriter(target, "llama")
     changed = {f"tokenizer.ggml.{name}": values for name, values in arrays.items()}
     copy_metadata(reader, writer, skip=set(changed))
-    for key, values in changed.items():
-        if values is not None:
-            writer.add_array(key, values)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    add_facts(writer, {key: values for key, values in changed.items() if values is not None})
+    copy_tensors(reader, writer)
+    return written(writer, target)
+
+
+def with_tensors(source: Path, target: Path, changed: dict[str, np.ndarray | None]) -> Path:
+    """The same model with other tensors; None: without."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    copy_metadata(reader, writer, skip=set())
+    copy_tensors(reader, writer, changed)
     return written(writer, target)
 
 
 def poisoned(source: Path, target: Path, *, token: int) -> Path:
     """The same model, which computes NaN for every sequence that has this token."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
-    copy_metadata(reader, writer, skip=set())
-    for tensor in reader.tensors:
-        data = tensor.data.copy()
-        if tensor.name == "token_embd.weight":
-            data[token] = np.nan
-        writer.add_tensor(tensor.name, data)
-    return written(writer, target)
+    name = "token_embd.weight"
+    (data,) = [tensor.data.copy() for tensor in gguf.GGUFReader(source).tensors if tensor.name == name]
+    data[token] = np.nan
+    return with_tensors(source, target, {name: data})
 
 
 def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
@@ -79,8 +89,7 @@ def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama", split_max_tensors=tensors_per_part)
     copy_metadata(reader, writer, skip=set())
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    copy_tensors(reader, writer)
     written(writer, target)
     return sorted(target.parent.glob(f"{target.stem}-*-of-*.gguf"))
 
@@ -177,6 +186,17 @@ def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, skip: set[st
         if name not in skip and name != "general.architecture" and not name.startswith("GGUF."):
             inner = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+
+
+def copy_tensors(
+    reader: gguf.GGUFReader, writer: gguf.GGUFWriter, changed: dict[str, np.ndarray | None] | None = None
+) -> None:
+    changed = changed or {}
+    for tensor in reader.tensors:
+        if tensor.name not in changed:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        elif (data := changed[tensor.name]) is not None:
+            writer.add_tensor(tensor.name, data)
 
 
 def written(writer: gguf.GGUFWriter, target: Path) -> Path:

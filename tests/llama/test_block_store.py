@@ -61,18 +61,14 @@ def test_only_some_memory_is_kept_for_the_next() -> None:
     assert store.spare_bytes == 63 * MEGABYTE
 
 
-def test_memory_of_the_last_blocks_of_texts_is_not_kept() -> None:
+def test_memory_of_the_last_blocks_of_texts_is_not_kept_nor_what_turns_out_to_be_such() -> None:
     store = BlockStore()
     store.put(1, saved(store, MEGABYTE))
     store.put(2, saved(store, MEGABYTE - 1))
     store.drop(2)
     assert store.spare_bytes == 0
-
-
-def test_memory_that_turns_out_not_to_be_of_whole_blocks_goes() -> None:
-    store = BlockStore()
-    store.put(1, saved(store, MEGABYTE))
     store.drop(1)
+    assert store.spare_bytes == MEGABYTE
     assert len(store.allocate(2 * MEGABYTE)) == 2 * MEGABYTE
     assert store.spare_bytes == 0
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from openai_cpu_server.contract.step import Drop, Restore, Save, SavedBlock
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.llama.driver import Logprobs, do, holding, logprobs, small_backend
+from tests.llama.driver import Logprobs, do, holding, loaded, logprobs
 from tests.llama.odd_models import rewritten
 
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(200))
@@ -24,7 +25,7 @@ KV_TYPES = ["f16", "f32", "bf16", "q8_0"]
 
 @pytest.fixture(scope="module")
 def writer(tiny: Path) -> Iterator[LlamaBackend]:
-    with small_backend(tiny) as backend:
+    with loaded(tiny) as backend:
         yield backend
 
 
@@ -52,40 +53,49 @@ def restored(backend: LlamaBackend) -> Logprobs:
         return logprobs(backend, 3, 128, TEXT[128:129])
 
 
-def refusal(backend: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture) -> str:
-    caplog.set_level(logging.INFO)
-    assert backend.import_cache(str(path)) == ()
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    (line,) = record.getMessage().splitlines()
-    return line
+Refusal = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(writer: LlamaBackend, caplog: pytest.LogCaptureFixture) -> Refusal:
+    """The one line, a warning, that says why a file is ignored."""
+
+    def refusal(path: Path, backend: LlamaBackend = writer) -> str:
+        caplog.set_level(logging.INFO)
+        assert backend.import_cache(str(path)) == ()
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        (line,) = record.getMessage().splitlines()
+        return line
+
+    return refusal
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_a_later_process_restores_identical_cells(tiny: Path, tmp_path: Path, kv_type: str) -> None:
-    path = tmp_path / "prefixes.kv"
-    with small_backend(tiny, kv_type) as backend:
+    path, later = tmp_path / "prefixes.kv", functools.partial(loaded, tiny, kv_type=kv_type)
+    with later() as backend:
         expected = export(backend, path)
-    with small_backend(tiny, kv_type) as backend:
+    with later() as backend:
         assert backend.import_cache(str(path)) == BLOCKS
         assert restored(backend) == expected
         do(backend, Drop(5))
         backend.export_cache(str(path), BLOCKS[:2])  # over the file that is mapped
         assert restored(backend) == expected
         do(backend, Drop(4), Drop(17))
-    with small_backend(tiny, kv_type) as backend:
+    with later() as backend:
         assert backend.import_cache(str(path)) == BLOCKS[:2]
         assert restored(backend) == expected
 
 
 def test_new_blocks_beside_imported_ones(tiny: Path, path: Path) -> None:
-    with small_backend(tiny) as backend:
+    with loaded(tiny) as backend:
         backend.import_cache(str(path))
         with holding(backend, 0, TEXT[:16]):
             do(backend, Save(0, 0, 16, block=18))
         more = SavedBlock(18, None, "short", TEXT[:16])
         backend.export_cache(str(path), (*BLOCKS, more))
-    with small_backend(tiny) as backend:
+    with loaded(tiny) as backend:
         assert backend.import_cache(str(path)) == (*BLOCKS, more)
 
 
@@ -102,8 +112,8 @@ def test_no_file_is_nothing_to_speak_of(
     assert caplog.records == []
 
 
-def test_a_folder(writer: LlamaBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert refusal(writer, tmp_path, caplog).startswith(f"The prefix cache {tmp_path} is ignored: [Errno 21]")
+def test_a_folder(tmp_path: Path, refusal: Refusal) -> None:
+    assert refusal(tmp_path).startswith(f"The prefix cache {tmp_path} is ignored: [Errno 21]")
 
 
 @pytest.mark.parametrize(
@@ -118,50 +128,38 @@ def test_a_folder(writer: LlamaBackend, tmp_path: Path, caplog: pytest.LogCaptur
         (b"OCS-KV\r\n\x01\0\0\0" + b"\xff" * 100, "its index is damaged"),
     ],
 )
-def test_something_else(
-    writer: LlamaBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, cause: str
-) -> None:
+def test_something_else(tmp_path: Path, refusal: Refusal, content: bytes, cause: str) -> None:
     path = tmp_path / "other"
     path.write_bytes(content)
-    assert refusal(writer, path, caplog) == f"The prefix cache {path} is ignored: {cause}."
+    assert refusal(path) == f"The prefix cache {path} is ignored: {cause}."
 
 
 @pytest.mark.parametrize("kept", [31, 32, 100, 1000, 5000, 100_000, -4096, -1])
-def test_a_truncated_file(
-    writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture, kept: int
-) -> None:
+def test_a_truncated_file(path: Path, refusal: Refusal, kept: int) -> None:
     path.write_bytes(path.read_bytes()[:kept])
-    assert "is ignored: it" in refusal(writer, path, caplog)
+    assert "is ignored: it" in refusal(path)
 
 
-def test_a_file_with_something_behind(
-    writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_with_something_behind(path: Path, refusal: Refusal) -> None:
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"more")
-    assert f"it has {size + 4} bytes instead of {size}" in refusal(writer, path, caplog)
+    assert f"it has {size + 4} bytes instead of {size}" in refusal(path)
 
 
 @pytest.mark.parametrize("at", [0, 9, 13, 17, 25, 40, 200, 600])
-def test_a_flipped_bit_in_head_or_index(
-    writer: LlamaBackend, path: Path, caplog: pytest.LogCaptureFixture, at: int
-) -> None:
+def test_a_flipped_bit_in_head_or_index(path: Path, refusal: Refusal, at: int) -> None:
     flip(path, at)
-    assert "is ignored: it" in refusal(writer, path, caplog)
+    assert "is ignored: it" in refusal(path)
 
 
 @pytest.mark.parametrize(("damaged", "left"), [(0, BLOCKS[2:]), (1, (BLOCKS[0], BLOCKS[2])), (2, BLOCKS[:2])])
 def test_damaged_cells_are_left_out_with_all_that_continues_them(
-    tiny: Path,
-    path: Path,
-    caplog: pytest.LogCaptureFixture,
-    damaged: int,
-    left: tuple[SavedBlock, ...],
+    tiny: Path, path: Path, caplog: pytest.LogCaptureFixture, damaged: int, left: tuple[SavedBlock, ...]
 ) -> None:
     num_pages = path.stat().st_size // 4096
     block_pages = (num_pages - 1) // 3
     flip(path, (num_pages - (3 - damaged) * block_pages) * 4096 + 30_000)
-    with small_backend(tiny) as backend:
+    with loaded(tiny) as backend:
         assert backend.import_cache(str(path)) == left
         with holding(backend, 0):
             do(backend, Restore(left[0].number, 0, 0, 64))
@@ -177,30 +175,25 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-FOREIGN = "it is of another model, KV type or version of llama.cpp"
-
-
-@pytest.mark.parametrize("kv_type", ["f32", "bf16", "q8_0"])
-def test_another_kv_type(tiny: Path, path: Path, caplog: pytest.LogCaptureFixture, kv_type: str) -> None:
-    with small_backend(tiny, kv_type) as backend:
-        assert FOREIGN in refusal(backend, path, caplog)
-
-
-def test_another_layout(tiny: Path, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with small_backend(tiny, flash_attention=False) as backend:
-        assert FOREIGN in refusal(backend, path, caplog)
-
-
-def test_another_model(tiny: Path, tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    other = rewritten(tiny, tmp_path / "other.gguf", {"general.name": "other"})
-    with small_backend(other) as backend:
-        assert FOREIGN in refusal(backend, path, caplog)
+@pytest.mark.parametrize(
+    "other",
+    [*({"kv_type": kv_type} for kv_type in KV_TYPES[1:]), {"flash_attention": False}, {"name": "other"}],
+    ids=str,
+)
+def test_a_file_of_another_kv_type_layout_or_model(
+    tiny: Path, tmp_path: Path, path: Path, refusal: Refusal, other: dict[str, object]
+) -> None:
+    options, model = dict(other), tiny
+    if name := options.pop("name", None):
+        model = rewritten(tiny, tmp_path / "other.gguf", {"general.name": name})
+    with loaded(model, **options) as backend:
+        assert "it is of another model, KV type or version of llama.cpp" in refusal(path, backend)
 
 
 def test_the_same_model_under_another_name(tiny: Path, tmp_path: Path, path: Path) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(tiny)
-    with small_backend(link) as backend:
+    with loaded(link) as backend:
         assert backend.import_cache(str(path)) == BLOCKS
 
 

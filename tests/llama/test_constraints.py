@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import jsonschema
 import msgspec
@@ -13,18 +11,17 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from openai_cpu_server.contract.messages import EngineOptions, FinishReason, Submit, TokenEvent
+from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
 from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import Close, Open, Span, Step
-from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
-from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, compile_grammar, grammar_tokenizer
+from openai_cpu_server.llama.grammar.constraints import CompiledGrammars, compile_grammar
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.llama.sampling.sampler import Candidates, Sampler
-from tests.llama.driver import GREEDY, execute_and_press
+from tests.llama.driver import GREEDY, answers, execute_and_press
 from tests.structured.making import gbnf_to_lark, schema_to_lark
 
 LETTERS = gbnf_to_lark("root ::= [a-z]{3,8}")
@@ -50,19 +47,6 @@ WIDE = gbnf_to_lark(
 """Behind its first letter it has more alternatives than llguidance allows."""
 
 
-@pytest.fixture(scope="module")
-def backend(tiny: Path) -> Iterator[LlamaBackend]:
-    options = EngineOptions(model_path=str(tiny), kv_tokens=8192, max_seqs=16, prefill_tokens=512, threads=1)
-    backend = LlamaBackend.load(options, lambda fraction: None)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture(scope="module")
-def words(vocabulary: Vocabulary) -> ModelTokens:
-    return ModelTokens(vocabulary, grammar_tokenizer(vocabulary))
-
-
 def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) -> GenerationRequest:
     constraint = Constraint(grammar=grammar, **more.pop("constraint", {}))
     prompt = tuple(3 + byte for byte in name.encode())
@@ -73,34 +57,20 @@ def asked(name: str, grammar: str, sampling: Sampling = GREEDY, **more: object) 
 class Outcome:
     """What came of one request."""
 
-    def __init__(self, events: list[TokenEvent]) -> None:
-        self.text = "".join(event.text for event in events)
-        self.tokens = tuple(token for event in events for token in event.tokens)
-        self.finish = events[-1].finish
-        assert self.finish is not None
-
-    @property
-    def reason(self) -> FinishReason:
-        return self.finish.reason
+    def __init__(self, event: TokenEvent) -> None:
+        assert event.finish is not None
+        self.text, self.tokens, self.finish = event.text, event.tokens, event.finish
+        self.reason = event.finish.reason
 
 
-def run(
-    backend: LlamaBackend, *requests: GenerationRequest, told: tuple[int, ...] = ()
-) -> dict[str, Outcome]:
+def run(roomy: LlamaBackend, *requests: GenerationRequest, told: tuple[int, ...] = ()) -> dict[str, Outcome]:
     """To their ends, through the engine's core. `told`: output that an earlier engine has told already."""
-    core = build_core(EngineOptions(model_path="", experiment=Experiment(tile_filling=False)), backend, None)
-    events: dict[str, list[TokenEvent]] = {one.id: [] for one in requests}
-    for one in requests:
-        core.handle(Submit(one, output=told))
-    while core.has_work:
-        for message in core.step():
-            for event in getattr(message, "events", ()):
-                events[event.id].append(event)
-    return {name: Outcome(found) for name, found in events.items()}
+    options = EngineOptions(model_path="", experiment=Experiment(tile_filling=False))
+    return {name: Outcome(event) for name, event in answers(roomy, options, *requests, told=told).items()}
 
 
-def run_one(backend: LlamaBackend, one: GenerationRequest, told: tuple[int, ...] = ()) -> Outcome:
-    return run(backend, one, told=told)[one.id]
+def run_one(roomy: LlamaBackend, one: GenerationRequest, told: tuple[int, ...] = ()) -> Outcome:
+    return run(roomy, one, told=told)[one.id]
 
 
 def schemas() -> dict[str, dict[str, object]]:
@@ -126,11 +96,11 @@ def schemas() -> dict[str, dict[str, object]]:
     }
 
 
-def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(backend: LlamaBackend) -> None:
+def test_sixteen_hot_sequences_with_a_schema_each_are_all_valid(roomy: LlamaBackend) -> None:
     found = {}
     for seed in range(3):
         hot = Sampling(seed=seed, temperature=1.5)
-        found = run(backend, *(asked(n, schema_to_lark(s), hot) for n, s in schemas().items()))
+        found = run(roomy, *(asked(n, schema_to_lark(s), hot) for n, s in schemas().items()))
         for name, schema in schemas().items():
             assert found[name].reason is FinishReason.STOP
             jsonschema.validate(json.loads(found[name].text), schema)
@@ -158,9 +128,9 @@ def test_the_mask_is_what_the_grammar_takes(words: ModelTokens, seed: int) -> No
             break
 
 
-def test_forced_tokens_are_those_that_are_sampled_one_by_one(backend: LlamaBackend) -> None:
+def test_forced_tokens_are_those_that_are_sampled_one_by_one(roomy: LlamaBackend) -> None:
     burst, single = asked("a", OBJECT), asked("a", OBJECT, top_logprobs=2)
-    found = run_one(backend, burst), run_one(backend, single)
+    found = run_one(roomy, burst), run_one(roomy, single)
     assert found[0].tokens == found[1].tokens
     assert found[0].text == found[1].text
     assert found[0].finish.output_tokens == found[1].finish.output_tokens
@@ -169,44 +139,44 @@ def test_forced_tokens_are_those_that_are_sampled_one_by_one(backend: LlamaBacke
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=5, temperature=1.5)])
 @pytest.mark.parametrize("constraint", [{}, {"opening": (4, 70, 71), "triggers": ("CD",)}])
 def test_an_output_goes_on_wherever_it_was_left(
-    backend: LlamaBackend, sampling: Sampling, constraint: dict[str, object]
+    roomy: LlamaBackend, sampling: Sampling, constraint: dict[str, object]
 ) -> None:
     one = asked("resume", OBJECT, sampling, constraint=constraint)
-    whole = run_one(backend, one)
+    whole = run_one(roomy, one)
     assert whole.reason is FinishReason.STOP
     for end in range(0, len(whole.tokens) + 1, 2):
-        rest = run_one(backend, one, told=whole.tokens[:end])
+        rest = run_one(roomy, one, told=whole.tokens[:end])
         assert whole.tokens[:end] + rest.tokens == whole.tokens
         assert rest.finish.output_tokens == whole.finish.output_tokens
 
 
-def test_constrained_sequences_do_not_disturb_each_other(backend: LlamaBackend) -> None:
+def test_constrained_sequences_do_not_disturb_each_other(roomy: LlamaBackend) -> None:
     requests = [asked(n, schema_to_lark(s)) for n, s in list(schemas().items())[:6]]
-    together = run(backend, *requests, asked("free", LETTERS, constraint={}))
+    together = run(roomy, *requests, asked("free", LETTERS, constraint={}))
     for one in requests:
-        assert run_one(backend, one).tokens == together[one.id].tokens
+        assert run_one(roomy, one).tokens == together[one.id].tokens
 
 
-def test_the_opening_comes_first_and_is_shown_where_it_is_asked_for(backend: LlamaBackend) -> None:
+def test_the_opening_comes_first_and_is_shown_where_it_is_asked_for(roomy: LlamaBackend) -> None:
     for shows, start in ((True, "<s>x"), (False, "x")):
         one = asked("o", LETTERS, constraint={"opening": (1, 3 + ord("x"))}, show_control_tokens=shows)
-        found = run_one(backend, one)
+        found = run_one(roomy, one)
         assert found.tokens[:2] == (1, 3 + ord("x"))
         assert found.text.startswith(start)
         assert 3 <= len(found.text) - len(start) <= 8
 
 
-def test_the_grammar_begins_behind_the_trigger(backend: LlamaBackend) -> None:
-    free = run_one(backend, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
+def test_the_grammar_begins_behind_the_trigger(roomy: LlamaBackend) -> None:
+    free = run_one(roomy, msgspec.structs.replace(asked("t", LETTERS, max_tokens=60), constraint=None))
     trigger = next(free.text[i : i + 3] for i in range(9, 40) if free.text[i : i + 3].isascii())
     before = free.text[: free.text.index(trigger) + 3]
     one = asked("t", OBJECT, constraint={"triggers": (trigger, "never seen")})
-    found = run_one(backend, one)
+    found = run_one(roomy, one)
     assert found.reason is FinishReason.STOP
     assert found.text.startswith(before)
     assert 1 <= json.loads(found.text[len(before) :])["rating"] <= 5
     for end in range(1, len(found.tokens), 3):
-        rest = run_one(backend, one, told=found.tokens[:end])
+        rest = run_one(roomy, one, told=found.tokens[:end])
         assert found.tokens[:end] + rest.tokens == found.tokens
 
 
@@ -256,25 +226,25 @@ def test_what_stands_behind_the_trigger_in_its_token_belongs_to_the_grammar(
 
 
 def test_a_token_that_goes_on_against_the_grammar_behind_a_trigger_is_not_chosen(
-    backend: LlamaBackend, vocabulary: Vocabulary
+    roomy: LlamaBackend, vocabulary: Vocabulary
 ) -> None:
     at = token_of(vocabulary, b"at")
     hot = msgspec.structs.replace(GREEDY, logit_bias={at: 100.0})
     found = run_one(
-        backend, asked("t", gbnf_to_lark('root ::= "!"'), hot, constraint={"triggers": ("a",)}, max_tokens=9)
+        roomy, asked("t", gbnf_to_lark('root ::= "!"'), hot, constraint={"triggers": ("a",)}, max_tokens=9)
     )
     assert at not in found.tokens
 
 
-def test_the_end_comes_only_when_the_grammar_is_complete(backend: LlamaBackend) -> None:
-    ends = backend.info.end_tokens
+def test_the_end_comes_only_when_the_grammar_is_complete(roomy: LlamaBackend) -> None:
+    ends = roomy.info.end_tokens
     for end in ends:
         eager = msgspec.structs.replace(GREEDY, logit_bias={end: 100.0})
-        found = run_one(backend, asked("e", LETTERS, eager))
+        found = run_one(roomy, asked("e", LETTERS, eager))
         assert found.reason is FinishReason.STOP
         assert len(found.text) in range(3, 9)
     never = msgspec.structs.replace(GREEDY, ignore_eos=True)
-    found = run_one(backend, asked("e", LETTERS, never))
+    found = run_one(roomy, asked("e", LETTERS, never))
     assert (found.reason, len(found.text)) == (FinishReason.STOP, 8)
 
 
@@ -288,22 +258,22 @@ def test_any_end_token_may_end_a_grammar(words: ModelTokens) -> None:
     assert all(allowed[end] for end in words.ends)
 
 
-def test_a_cut_output_says_so(backend: LlamaBackend) -> None:
-    whole = run_one(backend, asked("c", OBJECT))
+def test_a_cut_output_says_so(roomy: LlamaBackend) -> None:
+    whole = run_one(roomy, asked("c", OBJECT))
     for limit in range(1, len(whole.tokens) + 1):
-        found = run_one(backend, asked("c", OBJECT, max_tokens=limit))
+        found = run_one(roomy, asked("c", OBJECT, max_tokens=limit))
         assert (found.reason, found.tokens) == (FinishReason.LENGTH, whole.tokens[:limit])
-    assert run_one(backend, asked("c", OBJECT, max_tokens=len(whole.tokens) + 1)).reason is FinishReason.STOP
+    assert run_one(roomy, asked("c", OBJECT, max_tokens=len(whole.tokens) + 1)).reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("parameters", [{}, {"top_k": 1, "min_p": 0.5}, {"repeat_penalty": 1.9}])
 def test_no_parameter_allows_what_the_grammar_forbids(
-    backend: LlamaBackend, temperature: float, parameters: dict[str, object]
+    roomy: LlamaBackend, temperature: float, parameters: dict[str, object]
 ) -> None:
     bias = {byte("Z"): 100.0, **{byte(c): -100.0 for c in "abcdefghijklmnopqrstuvwxyz"}}
     sampling = Sampling(seed=1, temperature=temperature, logit_bias=bias, presence_penalty=-2, **parameters)
-    found = run_one(backend, asked("p", LETTERS, sampling))
+    found = run_one(roomy, asked("p", LETTERS, sampling))
     assert found.text.islower()
     assert 3 <= len(found.text) <= 8
 
@@ -320,13 +290,13 @@ def test_the_grammar_wins_over_parameters_that_forbid_all_it_allows(temperature:
     assert sampler.choose(logits, np.isin(np.arange(8), [4, 6])) == 6
 
 
-def test_log_probabilities_are_the_models_own(backend: LlamaBackend) -> None:
+def test_log_probabilities_are_the_models_own(roomy: LlamaBackend) -> None:
     prompt = (5, 6, 7)
     found = []
     for constraint in (None, Constraint(grammar=LETTERS)):
-        backend.execute(Step(verbs=(Open(0, GREEDY, prompt, (), backend.info.vocab_size, constraint),)))
-        (sample,) = backend.execute(Step(spans=(Span(0, 0, prompt, True),))).samples.values()
-        backend.execute(Step(verbs=(Close(0),)))
+        roomy.execute(Step(verbs=(Open(0, GREEDY, prompt, (), roomy.info.vocab_size, constraint),)))
+        (sample,) = roomy.execute(Step(spans=(Span(0, 0, prompt, True),))).samples.values()
+        roomy.execute(Step(verbs=(Close(0),)))
         assert sample.logprob is not None
         found.append(sample.logprob)
     free, held = found
@@ -334,36 +304,37 @@ def test_log_probabilities_are_the_models_own(backend: LlamaBackend) -> None:
     assert held.logprob == pytest.approx(dict(free.top)[held.token])
 
 
-def test_an_interrupted_step_leaves_the_constraint_where_it_was(backend: LlamaBackend) -> None:
+def test_an_interrupted_step_leaves_the_constraint_where_it_was(roomy: LlamaBackend) -> None:
     prompt = tuple(range(5, 400))
     constraint = Constraint(grammar=LETTERS)
     samples = []
     for interrupts in (False, True):
-        backend.execute(Step(verbs=(Open(0, GREEDY, prompt, (), None, constraint),)))
+        roomy.execute(Step(verbs=(Open(0, GREEDY, prompt, (), None, constraint),)))
         step = Step(spans=(Span(0, 0, prompt, True),))
         if interrupts:
-            assert execute_and_press(backend, step).interrupted
-        samples.append(backend.execute(step).samples[0])
-        backend.execute(Step(verbs=(Close(0),)))
+            assert execute_and_press(roomy, step).interrupted
+        samples.append(roomy.execute(step).samples[0])
+        roomy.execute(Step(verbs=(Close(0),)))
     assert samples[0] == samples[1]
 
 
-@pytest.mark.parametrize("grammar", ["start: missing", "}{", "", 'start: "a', "root ::= [a-z]"])
-def test_a_broken_grammar_fails_only_its_own_request(backend: LlamaBackend, grammar: str) -> None:
-    found = run(backend, asked("bad", grammar), asked("good", LETTERS))
+@pytest.mark.parametrize(
+    ("grammar", "triggers", "said"),
+    [
+        *((grammar, (), "") for grammar in ("start: missing", "}{", "", 'start: "a', "root ::= [a-z]")),
+        (LETTERS, ("",), ""),
+        (WIDE, (), "max is 2000"),
+    ],
+    ids=[*("undefined", "no grammar", "empty", "open", "GBNF"), "an empty trigger", "it becomes too complex"],
+)
+def test_a_constraint_that_cannot_be_fails_only_its_own_request(
+    roomy: LlamaBackend, grammar: str, triggers: tuple[str, ...], said: str
+) -> None:
+    bad = asked("bad", grammar, constraint={"triggers": triggers})
+    found = run(roomy, bad, asked("good", LETTERS))
     assert found["bad"].reason is FinishReason.ERROR
     assert found["bad"].finish.error
-    assert found["good"].reason is FinishReason.STOP
-
-
-def test_an_empty_trigger_fails_only_its_own_request(backend: LlamaBackend) -> None:
-    assert run_one(backend, asked("x", LETTERS, constraint={"triggers": ("",)})).reason is FinishReason.ERROR
-
-
-def test_a_grammar_that_becomes_too_complex_fails_its_own_request(backend: LlamaBackend) -> None:
-    found = run(backend, asked("bad", WIDE), asked("good", LETTERS))
-    assert found["bad"].reason is FinishReason.ERROR
-    assert "max is 2000" in (found["bad"].finish.error or "")
+    assert said in found["bad"].finish.error
     assert found["good"].reason is FinishReason.STOP
 
 
@@ -398,10 +369,10 @@ def test_copies_of_a_compiled_grammar_are_apart(words: ModelTokens) -> None:
     assert second.consume_token(byte("b"))
 
 
-def test_pieces_of_control_tokens_are_their_names_but_for_ends(backend: LlamaBackend) -> None:
-    assert backend.piece(1) == b""
-    assert backend.piece(1, special=True) == b"<s>"
-    assert [backend.piece(end, special=True) for end in backend.info.end_tokens] == [b"", b""]
+def test_pieces_of_control_tokens_are_their_names_but_for_ends(roomy: LlamaBackend) -> None:
+    assert (roomy.piece(3 + ord("A")), roomy.piece(1)) == (b"A", b"")
+    assert roomy.piece(1, special=True) == b"<s>"
+    assert [roomy.piece(end, special=True) for end in roomy.info.end_tokens] == [b"", b""]
 
 
 def test_control_tokens_are_no_text_for_a_grammar(words: ModelTokens) -> None:

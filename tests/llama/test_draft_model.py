@@ -3,53 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Drafted, Open, ShareCells, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from tests.llama.driver import GREEDY, execute_and_press, generate, opened
+from tests.llama.driver import GREEDY, answers, execute_and_press, generate, loaded, opened
 from tests.llama.odd_models import padded
-from tests.llama.test_drafts import DEMO, answers, drafts_of
+from tests.llama.test_drafts import ALWAYS, DEMO, OFF, drafts_of, parts_only_where_two_are_as_likely
 
 DRAFT = DEMO.with_name("demo-draft.gguf")
 ENDLESS = Sampling(seed=0, temperature=0, ignore_eos=True)
 TEXT = "One day the small dog ran to the old mill by the river. "
 
 
-def options(model: Path, draft: Path, **more: object) -> EngineOptions:
-    base = EngineOptions(
-        model_path=str(model), draft_model_path=str(draft), kv_tokens=2048, max_seqs=4, threads=1
-    )
-    return msgspec.structs.replace(base, **more)
-
-
-@contextmanager
-def loaded(model: Path, draft: Path, **more: object) -> Iterator[LlamaBackend]:
-    backend = LlamaBackend.load(options(model, draft, **more), lambda fraction: None)
-    try:
-        yield backend
-    finally:
-        backend.close()
+def drafting(model: Path, draft: Path, **more: object) -> AbstractContextManager[LlamaBackend]:
+    chosen = {"kv_tokens": 2048, "max_seqs": 4, "threads": 1, **more}
+    return loaded(model, draft_model_path=str(draft), **chosen)
 
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LlamaBackend]:
-    with loaded(DEMO, DRAFT) as backend:
+    with drafting(DEMO, DRAFT) as backend:
         yield backend
 
 
 @pytest.fixture(scope="module")
 def sure() -> Iterator[LlamaBackend]:
     """The model drafts for itself: it is right as often as it is greedy."""
-    with loaded(DEMO, DEMO) as backend:
+    with drafting(DEMO, DEMO) as backend:
         yield backend
 
 
@@ -91,22 +78,19 @@ def test_answers_are_the_models_own(
 ) -> None:
     """Its weights are quantised: where two tokens are all but equally likely, either may come."""
     requests = asks(prompts, sampling)
-    plain, drafting = answers(backend, "off", *requests), answers(backend, "always", *requests)
-    assert sum(drafts_of(event)[0] for event in drafting.values()) > 0
-    for name, event in plain.items():
-        pairs = zip(event.logprobs, drafting[name].logprobs, strict=False)
-        parting = next((one for one, other in pairs if one.token != other.token), None)
-        assert parting is None or sampling is not GREEDY or parting.top[0][1] - parting.top[1][1] < 0.2
+    plain, drafted = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
+    assert sum(drafts_of(event)[0] for event in drafted.values()) > 0
+    assert sampling is not GREEDY or parts_only_where_two_are_as_likely(plain, drafted)
 
 
 def test_drafts_for_itself_save_steps(sure: LlamaBackend, prompts: list[tuple[int, ...]]) -> None:
-    drafting = answers(sure, "always", *asks(prompts))
-    assert sum(drafts_of(event)[1] for event in drafting.values()) > 20
+    drafted = answers(sure, ALWAYS, *asks(prompts))
+    assert sum(drafts_of(event)[1] for event in drafted.values()) > 20
 
 
 def test_it_reads_a_long_prompt_in_some_steps(prompts: list[tuple[int, ...]]) -> None:
     prompt = (prompts[0] * 30)[:300]
-    with loaded(DEMO, DEMO, prefill_tokens=64) as backend, opened(backend, 0, prompt):
+    with drafting(DEMO, DEMO, prefill_tokens=64) as backend, opened(backend, 0, prompt):
         for start in range(0, 256, 64):
             backend.execute(Step(spans=(Span(0, start, prompt[start : start + 64], False),)))
         known, tokens, start = [], list(prompt), 256
@@ -155,7 +139,7 @@ def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: list[tuple[int, 
     """Three long prompts share the pool's cells; of the draft model's one of them takes half."""
     long, short = (prompts[0] * 30)[:256], prompts[0][:10]
     texts = {slot: list(short if slot == 3 else long) for slot in (2, 0, 1, 3)}
-    with loaded(DEMO, DEMO, kv_tokens=512) as backend:
+    with drafting(DEMO, DEMO, kv_tokens=512) as backend:
         opens = tuple(Open(slot, GREEDY, tuple(text)) for slot, text in texts.items())
         backend.execute(Step(verbs=opens, spans=(Span(0, 0, long[:-1], False),)))
         shares = (ShareCells(0, 1, len(long) - 1), ShareCells(0, 2, len(long) - 1))
@@ -181,7 +165,7 @@ def test_it_reads_only_what_it_has_room_for_to_the_end(prompts: list[tuple[int, 
 def test_who_finds_no_room_any_more_leaves_its_own_to_the_others(prompts: list[tuple[int, ...]]) -> None:
     long = (prompts[0] * 30)[:230]
     texts = {0: list(long), 1: list(long)}
-    with loaded(DEMO, DEMO, kv_tokens=512) as backend:
+    with drafting(DEMO, DEMO, kv_tokens=512) as backend:
         backend.execute(Step(verbs=tuple(Open(slot, ENDLESS, long) for slot in texts)))
         backend.execute(Step(spans=(Span(0, 0, long[:-1], False),)))
         backend.execute(Step(verbs=(ShareCells(0, 1, len(long) - 1),)))
@@ -218,7 +202,7 @@ def test_a_slot_is_free_again_when_it_is_closed(sure: LlamaBackend, prompts: lis
 def test_tokens_that_only_the_draft_model_has_end_its_drafts(tiny: Path, tmp_path: Path) -> None:
     longer = padded(tiny, tmp_path / "longer.gguf", num_tokens=256)
     prompt = tuple(range(300, 340))
-    with loaded(tiny, longer) as backend, loaded(longer, longer) as itself:
+    with drafting(tiny, longer) as backend, drafting(longer, longer) as itself:
         assert generate(itself, prompt, 1)[0] >= backend.info.vocab_size
         expected = generate(backend, prompt, 1)
         with opened(backend, 0, prompt):
@@ -247,10 +231,10 @@ def test_its_price_is_told(backend: LlamaBackend) -> None:
 
 
 def test_another_tokenizer_is_refused(tiny: Path) -> None:
-    with pytest.raises(StartupError, match=r"demo-draft\.gguf has another tokenizer"):
-        LlamaBackend.load(options(tiny, DRAFT), lambda fraction: None)
+    with pytest.raises(StartupError, match=r"demo-draft\.gguf has another tokenizer"), drafting(tiny, DRAFT):
+        pass
 
 
 def test_a_draft_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="There is no model file"):
-        LlamaBackend.load(options(DEMO, tmp_path / "none.gguf"), lambda fraction: None)
+    with pytest.raises(StartupError, match="There is no model file"), drafting(DEMO, tmp_path / "none.gguf"):
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,12 @@ pytestmark = pytest.mark.native
 Vectors = npt.NDArray[np.float32]
 
 
-def load(path: Path, **options: object) -> LlamaEmbedder:
+@contextmanager
+def loaded(path: Path, **options: object) -> Iterator[LlamaEmbedder]:
     chosen = EngineOptions(model_path=str(path), threads=1, **options)  # type: ignore[arg-type]
-    embedder = LlamaEmbedder.load_cold(chosen, lambda fraction: None)
-    assert embedder.warm_up()
-    return embedder
+    with closing(LlamaEmbedder.load_cold(chosen, lambda fraction: None)) as embedder:
+        assert embedder.warm_up()
+        yield embedder
 
 
 def embed(embedder: LlamaEmbedder, *inputs: tuple[int, ...]) -> Vectors:
@@ -44,9 +46,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(file: Path) -> Iterator[LlamaEmbedder]:
-    embedder = load(file)
-    yield embedder
-    embedder.close()
+    with loaded(file) as embedder:
+        yield embedder
 
 
 def some_inputs() -> list[tuple[int, ...]]:
@@ -58,11 +59,9 @@ def some_inputs() -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("flash_attention", [True, False])
 @pytest.mark.parametrize("pools_mean", [True, False])
 def test_vectors_are_those_of_the_book(tmp_path: Path, *, pools_mean: bool, flash_attention: bool) -> None:
-    model = TinyBert(pools_mean=pools_mean)
-    embedder = load(model.write(tmp_path / "bert.gguf"), flash_attention=flash_attention)
-    inputs = some_inputs()
-    found = embed(embedder, *inputs)
-    embedder.close()
+    model, inputs = TinyBert(pools_mean=pools_mean), some_inputs()
+    with loaded(model.write(tmp_path / "bert.gguf"), flash_attention=flash_attention) as embedder:
+        found = embed(embedder, *inputs)
     for row, tokens in zip(found, inputs, strict=True):
         expected = model.vector(tokens)
         assert np.abs(row - expected).max() < 0.02 * np.abs(expected).max()
@@ -83,11 +82,10 @@ def test_facts_of_the_model(tiny: LlamaEmbedder) -> None:
 
 
 def test_a_limit_of_the_inputs_can_be_asked_for(file: Path) -> None:
-    embedder = load(file, kv_tokens=20)
-    assert embedder.info.max_input_tokens == 20
-    embedder.close()
-    with pytest.raises(StartupError, match="--ctx-size"):
-        load(file, kv_tokens=0)
+    with loaded(file, kv_tokens=20) as embedder:
+        assert embedder.info.max_input_tokens == 20
+    with pytest.raises(StartupError, match="--ctx-size"), loaded(file, kv_tokens=0):
+        pass
 
 
 def test_a_whole_step_of_short_inputs(tiny: LlamaEmbedder) -> None:
@@ -120,29 +118,26 @@ def test_interrupting_nothing_does_nothing(tiny: LlamaEmbedder) -> None:
 def test_a_causal_model_gives_the_state_of_its_last_token() -> None:
     """The tiny generating model, embedding: a token behind the input changes its vector, one in another
     input does not."""
-    embedder = load(tiny_model_path(), kv_tokens=64)
     one, other = (5, 6, 7), (5, 6, 8)
-    alone, together = embed(embedder, one), embed(embedder, one, other, one)
+    with loaded(tiny_model_path(), kv_tokens=64) as embedder:
+        alone, together = embed(embedder, one), embed(embedder, one, other, one)
     np.testing.assert_allclose(together[0], alone[0], atol=1e-3)
     np.testing.assert_allclose(together[2], alone[0], atol=1e-3)
     assert np.abs(together[1] - alone[0]).max() > 0.01
-    embedder.close()
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "wrong.gguf"
     path.write_bytes(b"GGUF")
-    with pytest.raises(StartupError):
-        load(path)
+    with pytest.raises(StartupError), loaded(path):
+        pass
 
 
 def test_a_cross_encoder_gives_the_scores_of_the_book(tmp_path: Path) -> None:
-    model = TinyCrossEncoder()
-    embedder = load(model.write(tmp_path))
-    assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, 1)
-    inputs = some_inputs()
-    found = embed(embedder, *inputs)
-    embedder.close()
+    model, inputs = TinyCrossEncoder(), some_inputs()
+    with loaded(model.write(tmp_path)) as embedder:
+        assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, 1)
+        found = embed(embedder, *inputs)
     expected = np.array([model.scores(tokens) for tokens in inputs])
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
     assert expected.std() > 0.1, "else every score would do"
@@ -152,12 +147,11 @@ def test_a_qwen3_reranker_gives_the_probabilities_of_the_book(tmp_path: Path) ->
     base = tiny_model_path()
     with Vocabulary.open(base) as vocabulary:
         model = TinyQwen3Ranker(vocab_size=vocabulary.vocab_size)
-    embedder = load(model.write(tmp_path, tokenizer_of=base), kv_tokens=64)
-    assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, 2)
     random = np.random.default_rng(5)
     inputs = [tuple(map(int, random.integers(5, 500, length))) for length in (1, 2, 9, 17, 40)]
-    found = embed(embedder, *inputs)
-    embedder.close()
+    with loaded(model.write(tmp_path, tokenizer_of=base), kv_tokens=64) as embedder:
+        assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, 2)
+        found = embed(embedder, *inputs)
     expected = np.array([model.scores(tokens) for tokens in inputs])
     np.testing.assert_allclose(found, expected, atol=0.02)
     assert expected[:, 0].std() > 0.1, "else every probability would do"
@@ -168,21 +162,15 @@ class TestMiniLM:
     COSINES = (0.6660, 0.1046, 0.1411)
     """Published by its authors, of the texts 1 and 2, 1 and 3, 2 and 3."""
 
-    def test_cosines(self, minilm: Path) -> None:
-        embedder = load(minilm)
+    def test_cosines_and_facts(self, minilm: Path) -> None:
         with Vocabulary.open(minilm) as vocabulary:
             inputs = [tuple(vocabulary.encode(t, add_special=True, parse_special=False)) for t in self.TEXTS]
-        vectors = embed(embedder, *inputs)
-        embedder.close()
+        with loaded(minilm) as embedder:
+            vectors, info = embed(embedder, *inputs), embedder.info
+        assert (info.embedding_size, info.max_input_tokens) == (384, 512)
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         found = vectors @ vectors.T
         assert (found[0, 1], found[0, 2], found[1, 2]) == pytest.approx(self.COSINES, abs=0.01)
-
-    def test_facts(self, minilm: Path) -> None:
-        embedder = load(minilm)
-        info = embedder.info
-        embedder.close()
-        assert (info.embedding_size, info.max_input_tokens) == (384, 512)
 
     @pytest.mark.parametrize(
         ("text", "pieces"),

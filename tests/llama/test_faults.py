@@ -13,7 +13,7 @@ from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.sampling.sampler import BadLogits
 from tests.fakes import Panic
-from tests.llama.driver import GREEDY, sampled, small_backend
+from tests.llama.driver import GREEDY, loaded, sampled
 from tests.llama.odd_models import poisoned
 from tests.structured.making import gbnf_to_lark
 
@@ -28,7 +28,7 @@ def model(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def backend(model: Path) -> Iterator[LlamaBackend]:
-    with small_backend(model) as backend:
+    with loaded(model) as backend:
         yield backend
 
 
@@ -72,7 +72,7 @@ def test_so_does_one_that_cannot_be_scored(backend: LlamaBackend) -> None:
 
 def test_where_it_spoils_the_others_cells_another_process_does_better(model: Path) -> None:
     """Plain attention multiplies the cells of others by 0, which NaN survives."""
-    with small_backend(model, flash_attention=False) as backend:
+    with loaded(model, flash_attention=False) as backend:
         backend.execute(Step(verbs=(Open(0, GREEDY, GOOD), Open(1, GREEDY, BAD))))
         with pytest.raises(BadLogits):
             backend.execute(Step(spans=(Span(1, 0, BAD, True), Span(0, 0, GOOD, True))))

@@ -45,12 +45,8 @@ def refusal(path: Path) -> str:
 
 
 @pytest.mark.parametrize("count", _HUGE)
-def test_pairs(count: int, tmp_path: Path) -> None:
+def test_pairs_and_tensors(count: int, tmp_path: Path) -> None:
     assert f"counts {count:,}" in refusal(sparse(tmp_path / "m.gguf", head(pairs=count)))
-
-
-@pytest.mark.parametrize("count", _HUGE)
-def test_tensors(count: int, tmp_path: Path) -> None:
     assert "dimensions" in refusal(sparse(tmp_path / "m.gguf", head(tensors=count)))
 
 

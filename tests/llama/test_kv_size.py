@@ -10,6 +10,7 @@ import pytest
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_cells
+from tests.llama.odd_models import add_facts, header_only, written
 
 MISTRAL_7B = {
     "block_count": 32,
@@ -20,18 +21,8 @@ MISTRAL_7B = {
 
 
 def header(folder: Path, **facts: object) -> GgufHeader:
-    path = folder / "facts.gguf"
-    writer = gguf.GGUFWriter(path, "some")
-    for name, value in facts.items():
-        key = f"some.{name}"
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        else:
-            writer.add_uint32(key, int(str(value)))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return GgufHeader(path)
+    named = {f"some.{name}": value for name, value in facts.items()}
+    return GgufHeader(header_only(folder / "facts.gguf", "some", named))
 
 
 @pytest.mark.parametrize(
@@ -42,44 +33,35 @@ def test_mistral_7b(tmp_path: Path, kv_type: KVType, expected: int) -> None:
     assert bytes_per_cell(header(tmp_path, **MISTRAL_7B), kv_type) == expected
 
 
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ({}, 4 * 2 * 2 * (16 + 16)),
-        ({"attention.head_count_kv": 1}, 4 * 1 * 2 * (16 + 16)),
-        ({"attention.key_length": 24, "attention.value_length": 8}, 4 * 2 * 2 * (24 + 8)),
-        ({"attention.head_count_kv": [0, 2, 0, 1]}, (2 + 1) * 2 * (16 + 16)),
-        ({"attention.head_count": [2, 4, 2, 4]}, (2 + 4 + 2 + 4) * 2 * (16 + 16)),
-        ({"attention.shared_kv_layers": 3}, 1 * 2 * 2 * (16 + 16)),
-        ({"nextn_predict_layers": 1}, 3 * 2 * 2 * (16 + 16)),
-        ({"full_attention_interval": 2}, 2 * 2 * 2 * (16 + 16)),
-        ({"attention.key_length_swa": 32, "attention.value_length_swa": 32}, 4 * 2 * 2 * (32 + 32)),
-        (
-            {
-                "attention.head_count_kv": 1,
-                "attention.key_length": 576,
-                "attention.value_length": 512,
-                "attention.key_length_mla": 192,
-            },
-            4 * 2 * 576,
-        ),
-        ({"attention.head_count": 0}, 0),
-    ],
-    ids=[
-        "all heads",
-        "grouped",
-        "own sizes",
-        "layers without attention",
-        "heads per layer",
-        "shared layers",
-        "prediction layers",
-        "every other layer",
-        "window heads",
-        "latent",
-        "recurrent",
-    ],
-)
-def test_shapes(tmp_path: Path, facts: dict[str, object], expected: int) -> None:
+SHAPES = {
+    "all heads": ({}, 4 * 2 * 2 * (16 + 16)),
+    "grouped": ({"attention.head_count_kv": 1}, 4 * 1 * 2 * (16 + 16)),
+    "own sizes": ({"attention.key_length": 24, "attention.value_length": 8}, 4 * 2 * 2 * (24 + 8)),
+    "layers without attention": ({"attention.head_count_kv": [0, 2, 0, 1]}, (2 + 1) * 2 * (16 + 16)),
+    "heads per layer": ({"attention.head_count": [2, 4, 2, 4]}, (2 + 4 + 2 + 4) * 2 * (16 + 16)),
+    "shared layers": ({"attention.shared_kv_layers": 3}, 1 * 2 * 2 * (16 + 16)),
+    "prediction layers": ({"nextn_predict_layers": 1}, 3 * 2 * 2 * (16 + 16)),
+    "every other layer": ({"full_attention_interval": 2}, 2 * 2 * 2 * (16 + 16)),
+    "window heads": (
+        {"attention.key_length_swa": 32, "attention.value_length_swa": 32},
+        4 * 2 * 2 * (32 + 32),
+    ),
+    "latent": (
+        {
+            "attention.head_count_kv": 1,
+            "attention.key_length": 576,
+            "attention.value_length": 512,
+            "attention.key_length_mla": 192,
+        },
+        4 * 2 * 576,
+    ),
+    "recurrent": ({"attention.head_count": 0}, 0),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes(tmp_path: Path, name: str) -> None:
+    facts, expected = SHAPES[name]
     base = {"block_count": 4, "embedding_length": 32, "attention.head_count": 2}
     assert bytes_per_cell(header(tmp_path, **{**base, **facts}), KVType.F16) == expected
 
@@ -109,15 +91,11 @@ def test_more_layers_than_any_model_has_are_refused(count: int, tmp_path: Path) 
 )
 @pytest.mark.parametrize("value", [2**31 - 1, 2**32 - 1, 2**63 - 1, -1, -(10**9), -(2**63)])
 def test_a_number_about_layers_that_lies_costs_nothing(key: str, value: int, tmp_path: Path) -> None:
-    path = tmp_path / "lies.gguf"
-    writer = gguf.GGUFWriter(path, "some")
-    for name, number in MISTRAL_7B.items():
-        writer.add_uint32(f"some.{name}", number)
+    writer = gguf.GGUFWriter(tmp_path / "lies.gguf", "some")
+    add_facts(writer, {f"some.{name}": number for name, number in MISTRAL_7B.items()})
     writer.add_int64(f"some.{key}", value)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
-        write()
-    writer.close()
-    assert 0 <= bytes_per_cell(GgufHeader(path), KVType.F16) <= 512 * 4096
+    lies = GgufHeader(written(writer, tmp_path / "lies.gguf"))
+    assert 0 <= bytes_per_cell(lies, KVType.F16) <= 512 * 4096
 
 
 @pytest.mark.parametrize("elements", [[float("nan")] * 32, [float("inf")] * 32, [1.5] * 32])

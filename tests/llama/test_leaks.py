@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.request import Constraint, Sampling
 from openai_cpu_server.contract.step import Close, Drop, Open, Restore, Save, SavedBlock, Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from tests.llama.driver import do, holding
+from tests.llama.driver import do, holding, loaded
 from tests.structured.making import gbnf_to_lark
 
 ALL = Sampling(
@@ -56,21 +56,15 @@ def threads_that_stay(before: set[int]) -> set[int]:
     return new
 
 
-def test_opening_and_closing_slots(backend: LlamaBackend) -> None:
-    use_slots(backend, 50)
-    files, memory = psutil.Process().num_fds(), resident()
-    use_slots(backend, 200)
-    assert psutil.Process().num_fds() <= files
-    assert resident() - memory < 2**20
+BRACKETS = Constraint(grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(5,), triggers=("x", "["))
 
 
-def test_opening_and_closing_constrained_slots(backend: LlamaBackend) -> None:
-    constraint = Constraint(
-        grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(5,), triggers=("x", "[")
-    )
+@pytest.mark.parametrize("constraint", [None, BRACKETS], ids=["free", "constrained"])
+def test_opening_and_closing_slots(backend: LlamaBackend, constraint: Constraint | None) -> None:
     use_slots(backend, 100, constraint)
-    memory = resident()
+    files, memory = psutil.Process().num_fds(), resident()
     use_slots(backend, 200, constraint)
+    assert psutil.Process().num_fds() <= files
     assert resident() - memory < 2**20
 
 
@@ -118,15 +112,12 @@ def test_writing_and_mapping_the_prefix_cache(backend: LlamaBackend, tmp_path: P
 
 
 def test_loading_and_closing(tiny: Path) -> None:
-    options = EngineOptions(model_path=str(tiny), kv_tokens=4096, max_seqs=8, threads=1)
-
     def once() -> None:
         with Vocabulary.open(tiny) as vocabulary:
             vocabulary.encode("text", add_special=True, parse_special=True)
-        backend = LlamaBackend.load(options, lambda fraction: None)
-        use_slots(backend, 2)
-        backend.close()
-        backend.close()
+        with loaded(tiny, kv_tokens=4096, max_seqs=8, threads=1) as backend:
+            use_slots(backend, 2)
+            backend.close()
 
     for _ in range(3):
         once()

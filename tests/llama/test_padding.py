@@ -8,7 +8,7 @@ import pytest
 
 from openai_cpu_server.contract.step import Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
-from tests.llama.driver import feed, holding, opened, small_backend
+from tests.llama.driver import feed, holding, loaded, opened
 from tests.llama.odd_models import mamba
 
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
@@ -51,7 +51,7 @@ def test_targets_and_steps_without_outputs_can_be_padded(backend: LlamaBackend) 
 
 def test_padding_gives_its_cells_back(tiny: Path) -> None:
     """After each of these steps the pool of 256 is exactly full, or the next one would not fit."""
-    with small_backend(tiny, kv_tokens=256) as backend, holding(backend, 0, TEXT[:200]):
+    with loaded(tiny, kv_tokens=256) as backend, holding(backend, 0, TEXT[:200]):
         for position in range(200, 240):
             spans = (Span(0, position, TEXT[position : position + 1], False),)
             backend.execute(Step(spans=spans, padding=16))
@@ -60,7 +60,7 @@ def test_padding_gives_its_cells_back(tiny: Path) -> None:
 
 def test_a_full_pool_has_no_place_for_padding(tiny: Path) -> None:
     """So the step is computed without."""
-    with small_backend(tiny, kv_tokens=256) as backend:
+    with loaded(tiny, kv_tokens=256) as backend:
         with opened(backend, 0, TEXT), opened(backend, 1, TEXT):
             feed(backend, 0, 0, TEXT, sample=False)
             spans = (Span(1, 0, TEXT[:4], True),)
@@ -72,5 +72,5 @@ def test_a_full_pool_has_no_place_for_padding(tiny: Path) -> None:
 
 
 def test_recurrent_models_can_be_padded(tiny: Path, tmp_path: Path) -> None:
-    with small_backend(mamba(tiny, tmp_path / "mamba.gguf")) as backend:
+    with loaded(mamba(tiny, tmp_path / "mamba.gguf")) as backend:
         assert decoded(backend, 5)[0] == decoded(backend, 0)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -14,16 +14,9 @@ from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.errors import EngineUnavailable, ModelInUse, ModelNotLoaded, ModelTooLarge
 from openai_cpu_server.models.keeper import RETRY_S, KeptModel, MemoryBudget, MemoryNeed, ModelKeeper
 from tests.api.fake_engine import READY
+from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class FakeSleeper:
@@ -82,7 +75,7 @@ class Story:
     """A keeper of 100 bytes, and what it has told its observer."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.keeper = ModelKeeper(MemoryBudget(100), self, clock=self.clock, patience_s=10)
         self.told: list[tuple[str, ...]] = []
 
@@ -121,19 +114,26 @@ class Story:
             await asyncio.wait([task])
 
     async def has_told(self, number: int) -> None:
-        with anyio.fail_after(10):
-            while len(self.told) < number:
-                await asyncio.sleep(0.01)
+        await until_so(lambda: len(self.told) >= number)
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
 
 
 async def until(engine: FakeSleeper, state: EngineState) -> None:
-    with anyio.fail_after(5):
-        while engine.state is not state:
+    await until_so(lambda: engine.state is state)
+
+
+async def until_so(is_so: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None) -> None:
+    with anyio.fail_after(10):
+        while not is_so():
+            meanwhile()
             await asyncio.sleep(0.01)
 
 
-async def test_a_model_that_is_wanted_is_loaded() -> None:
-    story = Story()
+async def test_a_model_that_is_wanted_is_loaded(story: Story) -> None:
     one, engine = story.model("one", 60)
     async with story.running():
         story.keeper.want(one)
@@ -141,8 +141,7 @@ async def test_a_model_that_is_wanted_is_loaded() -> None:
     assert story.told == [("loaded", "one")]
 
 
-async def test_loading_twice_or_at_once_is_loading_once() -> None:
-    story = Story()
+async def test_loading_twice_or_at_once_is_loading_once(story: Story) -> None:
     one, _ = story.model("one", 60)
     async with story.running():
         await asyncio.gather(story.keeper.load(one), story.keeper.load(one))
@@ -150,8 +149,7 @@ async def test_loading_twice_or_at_once_is_loading_once() -> None:
     assert story.told == [("loaded", "one")]
 
 
-async def test_the_least_recently_used_makes_room() -> None:
-    story = Story()
+async def test_the_least_recently_used_makes_room(story: Story) -> None:
     old, old_engine = story.model("old", 40)
     new, new_engine = story.model("new", 40)
     third, _ = story.model("third", 40)
@@ -164,8 +162,7 @@ async def test_the_least_recently_used_makes_room() -> None:
     assert ("unloaded", "old", "room") in story.told
 
 
-async def test_idle_models_are_unloaded_and_pinned_ones_are_not() -> None:
-    story = Story()
+async def test_idle_models_are_unloaded_and_pinned_ones_are_not(story: Story) -> None:
     idle, engine = story.model("idle", 10, keep_alive_s=60)
     pinned, pinned_engine = story.model("pinned", 10, pinned=True)
     async with story.running():
@@ -177,8 +174,7 @@ async def test_idle_models_are_unloaded_and_pinned_ones_are_not() -> None:
     assert story.told[-1] == ("unloaded", "idle", "idle")
 
 
-async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_work_first() -> None:
-    story = Story()
+async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_work_first(story: Story) -> None:
     busy, busy_engine = story.model("busy", 60)
     other, other_engine = story.model("other", 60)
     async with story.running():
@@ -188,9 +184,7 @@ async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_wor
         await asyncio.sleep(0.2)
         assert not busy_engine.is_held_back
         story.clock.now_s += 11
-        with anyio.fail_after(5):
-            while not busy_engine.is_held_back:
-                await asyncio.sleep(0.01)
+        await until_so(lambda: busy_engine.is_held_back)
         assert busy_engine.state is EngineState.READY
         busy_engine.num_at_work = 0
         other_engine.num_waiting = 1
@@ -200,8 +194,7 @@ async def test_a_model_in_use_stays_until_patience_ends_and_then_it_ends_its_wor
         await until(busy_engine, EngineState.READY)
 
 
-async def test_who_was_held_back_goes_on_when_another_has_made_room() -> None:
-    story = Story()
+async def test_who_was_held_back_goes_on_when_another_has_made_room(story: Story) -> None:
     one, one_engine = story.model("one", 50)
     two, two_engine = story.model("two", 50)
     third, third_engine = story.model("third", 50)
@@ -212,39 +205,30 @@ async def test_who_was_held_back_goes_on_when_another_has_made_room() -> None:
         one_engine.num_at_work = two_engine.num_at_work = 1
         story.keeper.want(third)
         story.clock.now_s += 11
-        with anyio.fail_after(5):
-            while not one_engine.is_held_back:
-                story.keeper.want(third)
-                await asyncio.sleep(0.01)
+        await until_so(lambda: one_engine.is_held_back, lambda: story.keeper.want(third))
         two_engine.num_at_work = 0
         third_engine.num_waiting = 1
         await until(third_engine, EngineState.READY)
-        with anyio.fail_after(5):
-            while one_engine.is_held_back:
-                await asyncio.sleep(0.01)
+        await until_so(lambda: not one_engine.is_held_back)
     assert (one_engine.state, one.is_held_back) == (EngineState.READY, False)
 
 
-async def test_what_can_never_fit_is_refused_with_the_arithmetic() -> None:
-    story = Story()
+async def test_what_can_never_fit_is_refused_with_the_arithmetic(story: Story) -> None:
+    """A model may have a limit of its own."""
     story.model("pinned", 50, pinned=True)
     large, _ = story.model("large", 60)
     with pytest.raises(ModelTooLarge, match="'large' needs"):
         story.keeper.want(large)
     with pytest.raises(ModelTooLarge, match="of 'pinned', which is pinned"):
         await story.keeper.load(large)
-
-
-async def test_a_model_may_have_a_limit_of_its_own() -> None:
-    story = Story()
-    one, _ = story.model("one", 60)
-    one.limit_bytes = 50
+    large.limit_bytes = 50
     with pytest.raises(ModelTooLarge, match="its 'memory'"):
-        story.keeper.want(one)
+        story.keeper.want(large)
 
 
-async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after_a_while() -> None:
-    story = Story()
+async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after_a_while(
+    story: Story,
+) -> None:
     bad, engine = story.model("bad", 10, breaks=True)
     async with story.running():
         with pytest.raises(ModelNotLoaded, match="broken"):
@@ -259,9 +243,8 @@ async def test_a_model_that_cannot_be_loaded_has_failed_and_is_tried_again_after
     assert story.told == [("not loaded", "bad"), ("loaded", "bad")]
 
 
-async def test_the_only_model_comes_back_by_itself_later_and_later() -> None:
+async def test_the_only_model_comes_back_by_itself_later_and_later(story: Story) -> None:
     """Nobody has to ask for it: a server that is not ready is sent no requests."""
-    story = Story()
     only, engine = story.model("only", 10, breaks=True)
     only.comes_back = True
     _, asleep = story.model("other", 10)
@@ -286,8 +269,7 @@ async def test_the_only_model_comes_back_by_itself_later_and_later() -> None:
     assert story.told == [("not loaded", "only")] * 4 + [("loaded", "only")] * 2
 
 
-async def test_what_can_never_be_loaded_does_not_come_back() -> None:
-    story = Story()
+async def test_what_can_never_be_loaded_does_not_come_back(story: Story) -> None:
     large, engine = story.model("large", 1000)
     large.comes_back = True
     engine.state, engine.failed_s = EngineState.FAILED, story.clock.now_s - 1000.0
@@ -297,8 +279,7 @@ async def test_what_can_never_be_loaded_does_not_come_back() -> None:
     assert engine.state is EngineState.FAILED
 
 
-async def test_unloading_spares_a_model_in_use() -> None:
-    story = Story()
+async def test_unloading_spares_a_model_in_use(story: Story) -> None:
     one, engine = story.model("one", 10)
     async with story.running():
         await story.keeper.unload(one)  # it is not loaded
@@ -312,8 +293,7 @@ async def test_unloading_spares_a_model_in_use() -> None:
     assert story.told[-1] == ("unloaded", "one", "asked")
 
 
-async def test_a_model_that_was_replaced_goes_and_is_not_wanted_again() -> None:
-    story = Story()
+async def test_a_model_that_was_replaced_goes_and_is_not_wanted_again(story: Story) -> None:
     old, engine = story.model("one", 60)
     async with story.running():
         await story.keeper.load(old)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,30 +19,35 @@ def need(num_bytes: int) -> MemoryNeed:
     return MemoryNeed(weights=num_bytes, cells=0, buffers=0)
 
 
-def test_nobody_goes_while_there_is_room() -> None:
-    assert MemoryBudget(100).to_unload(50, [resident("a", 50)]) == ()
-    assert MemoryBudget(100).to_unload(100, []) == ()
+OLD, NEW = resident("old", 40, 1.0), resident("new", 40, 9.0)
+PINNED, IDLE = resident("pinned", 60, 1.0, may_go=False), resident("idle", 30, 2.0)
 
 
-def test_the_least_recently_used_goes_first() -> None:
-    loaded = [resident("new", 40, 9.0), resident("old", 40, 1.0)]
-    assert MemoryBudget(100).to_unload(30, loaded) == (1,)
-
-
-def test_as_many_go_as_it_takes() -> None:
-    loaded = [resident("a", 40, 1.0), resident("b", 40, 2.0)]
-    assert MemoryBudget(100).to_unload(100, loaded) == (0, 1)
-
-
-def test_who_is_too_small_to_help_stays_once_a_larger_one_goes() -> None:
-    loaded = [resident("small", 5, 1.0), resident("large", 80, 2.0)]
-    assert MemoryBudget(100).to_unload(90, loaded) == (1,)
-
-
-def test_who_is_pinned_or_in_use_stays() -> None:
-    loaded = [resident("pinned", 60, 1.0, may_go=False), resident("idle", 30, 2.0)]
-    assert MemoryBudget(100).to_unload(40, loaded) == (1,)
-    assert MemoryBudget(100).to_unload(50, loaded) is None
+@pytest.mark.parametrize(
+    ("num_bytes", "loaded", "gone"),
+    [
+        (50, [resident("a", 50)], ()),
+        (100, [], ()),
+        (30, [NEW, OLD], ("old",)),
+        (100, [OLD, NEW], ("old", "new")),
+        (90, [resident("small", 5, 1.0), resident("large", 80, 2.0)], ("large",)),
+        (40, [PINNED, IDLE], ("idle",)),
+        (50, [PINNED, IDLE], None),
+    ],
+    ids=[
+        "nobody goes while there is room",
+        "nobody is there",
+        "the least recently used goes first",
+        "as many go as it takes",
+        "who is too small to help stays once a larger one goes",
+        "who is pinned or in use stays",
+        "it is impossible",
+    ],
+)
+def test_who_goes(num_bytes: int, loaded: list[ResidentModel], gone: tuple[str, ...] | None) -> None:
+    indices = MemoryBudget(100).to_unload(num_bytes, loaded)
+    names = None if indices is None else tuple(loaded[index].name for index in indices)
+    assert names == gone
 
 
 def test_what_can_never_fit_is_told_with_the_arithmetic() -> None:

@@ -10,8 +10,12 @@ import pytest
 from openai_cpu_server.models.grammars import LruCache
 
 
-def test_the_least_recently_used_goes_when_bytes_run_out() -> None:
-    texts: LruCache[str] = LruCache(10_000)
+@pytest.fixture
+def texts() -> LruCache[str]:
+    return LruCache(10_000)
+
+
+def test_the_least_recently_used_goes_when_bytes_run_out(texts: LruCache[str]) -> None:
     for name in "abc":
         texts.put(name, name, 2_500)
     assert texts.get("a") == "a"
@@ -19,23 +23,20 @@ def test_the_least_recently_used_goes_when_bytes_run_out() -> None:
     assert [texts.get(name) for name in "abcd"] == ["a", None, "c", "d"]
 
 
-def test_what_is_too_large_alone_pushes_nothing_out() -> None:
-    texts: LruCache[str] = LruCache(10_000)
+def test_what_is_too_large_alone_pushes_nothing_out(texts: LruCache[str]) -> None:
     texts.put("a", "a", 1)
     texts.put("huge", "huge", 20_000)
     assert [texts.get("a"), texts.get("huge")] == ["a", None]
 
 
-def test_what_is_put_again_counts_once() -> None:
-    texts: LruCache[str] = LruCache(10_000)
+def test_what_is_put_again_counts_once(texts: LruCache[str]) -> None:
     for _ in range(100):
         texts.put("a", "a", 4_000)
     texts.put("b", "b", 4_000)
     assert (texts.get("a"), texts.get("b"), len(texts)) == ("a", "b", 2)
 
 
-def test_what_several_want_at_once_is_made_once() -> None:
-    texts: LruCache[str] = LruCache(10_000)
+def test_what_several_want_at_once_is_made_once(texts: LruCache[str]) -> None:
     others, goes_on = threading.Barrier(4), threading.Event()
     made: list[str] = []
 
@@ -56,8 +57,7 @@ def test_what_several_want_at_once_is_made_once() -> None:
     assert made == ["a"]
 
 
-def test_a_failure_is_not_remembered() -> None:
-    texts: LruCache[str] = LruCache(10_000)
+def test_a_failure_is_not_remembered(texts: LruCache[str]) -> None:
 
     def fail() -> str:
         raise KeyError

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
 from openai_cpu_server.prompt.chat import needs_special_tokens, render_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.template import Message
 
 TURNS = ChatTemplate(
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -19,36 +22,36 @@ USER = {"role": "user", "content": "Hello"}
 PREFILL = {"role": "assistant", "content": "Sure, "}
 
 
-def test_answer_begins_afresh() -> None:
-    assert render_chat(TURNS, [USER]).text == "<user>Hello</><assistant>"
+PARTS = {"role": "assistant", "content": [{"type": "text", "text": "Sure,"}, {"type": "text", "text": "so"}]}
 
 
-def test_prefill_continues_the_assistants_turn() -> None:
-    assert render_chat(TURNS, [USER, PREFILL]).text == "<user>Hello</><assistant>Sure, "
-
-
-def test_prefill_in_parts() -> None:
-    parts = [{"type": "text", "text": "Sure,"}, {"type": "text", "text": "so"}]
-    rendered = render_chat(TURNS, [USER, {"role": "assistant", "content": parts}])
-    assert rendered.text == "<user>Hello</><assistant>Sure,\nso"
-
-
-def test_without_generation_prompt_the_last_turn_is_finished() -> None:
-    rendered = render_chat(TURNS, [USER, PREFILL], add_generation_prompt=False)
-    assert rendered.text == "<user>Hello</><assistant>Sure, </>"
+@pytest.mark.parametrize(
+    ("messages", "more", "expected"),
+    [
+        ([USER], {}, "<user>Hello</><assistant>"),
+        ([USER, PREFILL], {}, "<user>Hello</><assistant>Sure, "),
+        ([USER, PARTS], {}, "<user>Hello</><assistant>Sure,\nso"),
+        ([USER, PREFILL], {"add_generation_prompt": False}, "<user>Hello</><assistant>Sure, </>"),
+        ([USER], {"tools": [{}, {}], "extra": {"style": "!"}}, "<user>Hello</><tools>2</><assistant>!"),
+        ([USER], {"tools": []}, "<user>Hello</><assistant>"),
+    ],
+    ids=[
+        "an answer begins afresh",
+        "a prefill continues the assistant's turn",
+        "a prefill in parts",
+        "without a generation prompt the last turn is finished",
+        "tools and extra variables reach the template",
+        "no tools",
+    ],
+)
+def test_what_is_rendered(messages: list[Message], more: dict[str, Any], expected: str) -> None:
+    assert render_chat(TURNS, messages, **more).text == expected
 
 
 def test_prefill_with_tool_calls_is_refused() -> None:
     calling = {"role": "assistant", "tool_calls": [{"id": "1"}]}
     with pytest.raises(InvalidRequest, match="answers must follow"):
         render_chat(TURNS, [USER, calling])
-
-
-def test_tools_and_extra_reach_the_template() -> None:
-    assert render_chat(TURNS, [USER], tools=[{}, {}], extra={"style": "!"}).text == (
-        "<user>Hello</><tools>2</><assistant>!"
-    )
-    assert render_chat(TURNS, [USER], tools=[]).text == "<user>Hello</><assistant>"
 
 
 def test_template_that_wants_parts_gets_parts() -> None:

@@ -1,16 +1,54 @@
-"""Messages as templates expect them."""
+"""Messages as templates expect them, and the order of a fill-in-the-middle prompt."""
 
 from __future__ import annotations
 
 import pytest
 
+from openai_cpu_server.contract.model_info import FimTokens
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.template import template_messages
+from openai_cpu_server.prompt.template import fim_tokens, template_messages
 
 
-def one(message: dict[str, object], *, as_parts: bool = False) -> dict[str, object]:
-    (result,) = template_messages([message], as_parts=as_parts)
-    return result
+def user(content: object) -> dict[str, object]:
+    return {"role": "user", "content": content}
+
+
+def text(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+SAID = {"role": "assistant", "content": "x"}
+FOUND = {"role": "tool", "content": "4", "name": "add", "tool_call_id": "1"}
+STRANGE = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+
+
+@pytest.mark.parametrize(
+    ("message", "as_parts", "expected"),
+    [
+        ({"role": "developer", "content": "x"}, False, {"role": "system", "content": "x"}),
+        (user(text("a", "b")), False, user("a\nb")),
+        (user(text("a", "b")), True, user(text("a\nb"))),
+        (user("a"), True, user(text("a"))),
+        ({"role": "assistant", "content": None, "name": None}, False, {"role": "assistant", "content": ""}),
+        (FOUND, False, FOUND),
+        ({**SAID, "tool_calls": []}, False, SAID),
+        (STRANGE, False, STRANGE),
+    ],
+    ids=[
+        "developer is system",
+        "parts become one text",
+        "or one part",
+        "text becomes a part where wanted",
+        "absent content is empty text",
+        "other fields are passed on",
+        "no tool calls is no field",
+        "strange tool calls are the template's affair",
+    ],
+)
+def test_a_message_as_templates_expect_it(
+    message: dict[str, object], as_parts: bool, expected: dict[str, object]
+) -> None:
+    assert template_messages([dict(message)], as_parts=as_parts) == [expected]
 
 
 def calling(arguments: object) -> dict[str, object]:
@@ -22,22 +60,6 @@ def calling(arguments: object) -> dict[str, object]:
     }
 
 
-def test_developer_is_system() -> None:
-    assert one({"role": "developer", "content": "x"}) == {"role": "system", "content": "x"}
-
-
-def test_parts_become_one_text() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert one({"role": "user", "content": parts})["content"] == "a\nb"
-    assert one({"role": "user", "content": parts}, as_parts=True)["content"] == [
-        {"type": "text", "text": "a\nb"}
-    ]
-
-
-def test_text_becomes_a_part_where_wanted() -> None:
-    assert one({"role": "user", "content": "a"}, as_parts=True)["content"] == [{"type": "text", "text": "a"}]
-
-
 @pytest.mark.parametrize(
     "content", [7, [{"type": "image_url", "image_url": {"url": "x"}}], ["a"], [{"type": "text", "text": 1}]]
 )
@@ -46,15 +68,6 @@ def test_other_content_is_refused(content: object) -> None:
         template_messages([{"role": "user", "content": "a"}, {"role": "user", "content": content}])
     assert failure.value.param is not None
     assert failure.value.param.startswith("messages[1].content")
-
-
-def test_absent_content_is_empty_text() -> None:
-    assert one({"role": "assistant", "content": None, "name": None}) == {"role": "assistant", "content": ""}
-
-
-def test_other_fields_are_passed_on() -> None:
-    message = {"role": "tool", "content": "4", "name": "add", "tool_call_id": "1"}
-    assert one(dict(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -70,17 +83,12 @@ def test_other_fields_are_passed_on() -> None:
 )
 def test_arguments_of_tool_calls(arguments: object, expected: object) -> None:
     message = calling(arguments)
-    assert one(message)["tool_calls"] == [
-        {"id": "1", "type": "function", "function": {"name": "f", "arguments": expected}}
-    ]
+    (found,) = template_messages([message])
+    assert found["tool_calls"] == calling(expected)["tool_calls"]
     assert message == calling(arguments), "the caller's messages stay as they are"
 
 
-def test_no_tool_calls_is_no_field() -> None:
-    assert "tool_calls" not in one({"role": "assistant", "content": "x", "tool_calls": []})
-
-
-def test_strange_tool_calls_are_the_templates_affair() -> None:
-    assert one({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]})["tool_calls"] == [
-        {"id": "1"}
-    ]
+def test_prefix_suffix_middle() -> None:
+    fim = FimTokens(prefix=100, suffix=101, middle=102)
+    assert fim_tokens([1, 2], (3,), fim) == (100, 1, 2, 101, 3, 102)
+    assert fim_tokens([], [], fim) == (100, 101, 102)

@@ -57,11 +57,7 @@ FAULTY = 299
 class TokenCost:
     """A step takes a millisecond a token. Sizes in `tiles` are said to be cheaper than those just below."""
 
-    def __init__(
-        self,
-        tiles: tuple[int, ...] = (),
-        step_ms: float = 0.0,
-    ) -> None:
+    def __init__(self, tiles: tuple[int, ...] = (), step_ms: float = 0.0) -> None:
         """`step_ms`: the time that a step takes beside its tokens."""
         self._step_ms = step_ms
         self._tiles = tiles
@@ -154,10 +150,7 @@ class Driver:
         takes.
         """
         info = msgspec.structs.replace(
-            FAKE_INFO,
-            max_seqs=slots,
-            kv_tokens=kv_tokens,
-            max_step_tokens=max(idle, slots + 16),
+            FAKE_INFO, max_seqs=slots, kv_tokens=kv_tokens, max_step_tokens=max(idle, slots + 16)
         )
         self.now_s = 0.0
         self.cost = cost or TokenCost(tiles)
@@ -248,6 +241,10 @@ class Driver:
         del self._live[sequence.request.id]
         self.finished.append(sequence.request.id)
 
+    def tells_as_alone(self, *requests: GenerationRequest) -> bool:
+        """Whether each has the output that it has on an idle machine."""
+        return all(self.outputs[one.id] == alone(one) for one in requests)
+
     def cancel(self, name: str) -> None:
         sequence = self.scheduler.sequences.get(name)
         if sequence is not None:
@@ -255,7 +252,9 @@ class Driver:
             self.scheduler.sequences.finish(sequence)
             self.scheduler.check()
 
-    def step(self, *, interrupt: bool = False) -> Spans:
+    def step(self, *requests: GenerationRequest, interrupt: bool = False) -> Spans:
+        """`requests`: are submitted before, as those of `run`."""
+        self.submit(*requests)
         self.now_s += 0.1
         step = self.scheduler.schedule()
         names = [s.request.id for s in self.scheduler.participants(step)]
@@ -279,7 +278,11 @@ class Driver:
         if sequence is not None and sequence.status is SequenceStatus.RUNNING:
             assert len(self.backend.cells[sequence.slot]) == sequence.computed
 
-    def run(self, max_steps: int = 10_000) -> list[Spans]:
+    def steps(self, count: int) -> list[Spans]:
+        return [self.step() for _ in range(count)]
+
+    def run(self, *requests: GenerationRequest, max_steps: int = 10_000) -> list[Spans]:
+        self.submit(*requests)
         steps = []
         while self.scheduler.has_work:
             steps.append(self.step())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.scheduler.plan import StepReason
@@ -17,42 +19,19 @@ def until_all_decode(driver: Driver, *requests: GenerationRequest) -> None:
     driver.run_until(lambda: all(driver.outputs[one.id] for one in requests), max_steps=20)
 
 
-def test_batch_is_left_out_while_interactive_work_fills_the_budget() -> None:
-    driver = Driver(decoding=16, idle=64, floor=0.0)
-    driver.submit(request("b", output=20, priority=BATCH))
-    driver.step()
-    driver.submit(request("i", prompt=16, output=3), request("j", prompt=64, output=3))
-    assert "b" not in driver.step()
-    driver.run()
-    assert driver.finished[-1] == "b"
-
-
 def test_batch_that_was_left_out_keeps_its_cells() -> None:
     driver = Driver(decoding=16, idle=64, floor=0.0)
     batch = request("b", prompt=50, output=20, priority=BATCH)
-    driver.submit(batch)
-    driver.step()
-    driver.submit(request("i", prompt=64, output=30))
-    driver.run()
-    assert driver.outputs["b"] == alone(batch)
+    driver.step(batch)
+    driver.run(request("i", prompt=64, output=30))
+    assert driver.tells_as_alone(batch)
     assert driver.backend.num_computed == 50 + 19 + 64 + 29
-
-
-def test_batch_keeps_its_share_of_the_time() -> None:
-    driver = Driver(slots=8, decoding=16, idle=64, floor=0.25, kv_tokens=8192)
-    driver.submit(request("b", prompt=400, output=200, priority=BATCH))
-    driver.submit(*(request(f"i{n}", prompt=400, output=100) for n in range(3)))
-    steps = [driver.step() for _ in range(60)]
-    share = sum(step.get("b", 0) for step in steps) / sum(sum(step.values()) for step in steps)
-    assert 0.2 <= share <= 0.35
 
 
 def test_a_short_prompt_does_not_wait_for_a_whole_long_one() -> None:
     driver = Driver(idle=64)
-    driver.submit(request("long", prompt=500))
-    driver.step()
-    driver.submit(request("short", prompt=30))
-    assert driver.step() == {"long": 32, "short": 30}
+    driver.step(request("long", prompt=500))
+    assert driver.step(request("short", prompt=30)) == {"long": 32, "short": 30}
 
 
 def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
@@ -66,8 +45,10 @@ def test_a_newcomer_does_not_wait_for_the_prompt_of_another() -> None:
 
 def test_newcomers_share_a_step_where_another_one_would_cost_more() -> None:
     driver = Driver(slots=16, decoding=64, idle=128, cost=TokenCost(step_ms=40))
-    driver.submit(request("p", prompt=30, output=1), request("q", prompt=30, output=1))
-    assert driver.step() == {"p": 30, "q": 30}
+    assert driver.step(request("p", prompt=30, output=1), request("q", prompt=30, output=1)) == {
+        "p": 30,
+        "q": 30,
+    }
 
 
 def test_many_newcomers_are_read_in_steps_of_several() -> None:
@@ -81,14 +62,13 @@ def test_a_long_prompt_goes_on_while_short_ones_come() -> None:
     driver = Driver(slots=16, idle=64)
     driver.submit(request("long", prompt=500))
     driver.submit(*(request(f"s{n}", prompt=60) for n in range(8)))
-    assert all(step["long"] >= TILE_TOKENS // 2 for step in [driver.step() for _ in range(12)])
+    assert all(step["long"] >= TILE_TOKENS // 2 for step in driver.steps(12))
 
 
 def test_a_step_grows_to_the_cheaper_size_with_waiting_prompt_tokens() -> None:
     driver = Driver(slots=16, decoding=12, idle=64, tiles=(16,))
     until_all_decode(driver, *(request(f"d{n}", output=40) for n in range(10)))
-    driver.submit(request("p", prompt=100, priority=BATCH))
-    step = driver.step()
+    step = driver.step(request("p", prompt=100, priority=BATCH))
     assert sum(step.values()) == 16
     assert step["p"] == 6
     assert driver.paddings[-1] == 0
@@ -111,25 +91,21 @@ def test_there_is_no_padding_where_it_is_not_cheaper() -> None:
 
 def test_steps_that_do_not_mix_read_first_and_decode_then() -> None:
     driver = Driver(mixes=False, idle=64)
-    driver.submit(request("a", output=5))
-    driver.step()
+    driver.step(request("a", output=5))
     driver.submit(request("b", prompt=80))
-    assert [driver.step() for _ in range(3)] == [{"b": 64}, {"b": 16}, {"a": 1, "b": 1}]
+    assert driver.steps(3) == [{"b": 64}, {"b": 16}, {"a": 1, "b": 1}]
 
 
 def test_without_continuous_batching_newcomers_wait_for_the_whole_batch() -> None:
     driver = Driver(continuous=False, slots=3)
-    driver.submit(request("a", prompt=8, output=2), request("b", prompt=8, output=4))
-    driver.step()
-    driver.submit(request("c", prompt=8, output=1), request("d", prompt=8, output=1))
-    driver.run()
+    driver.step(request("a", prompt=8, output=2), request("b", prompt=8, output=4))
+    driver.run(request("c", prompt=8, output=1), request("d", prompt=8, output=1))
     assert driver.finished == ["a", "b", "c", "d"], "there was room for c from the start"
 
 
 def test_the_cost_model_learns_from_every_step() -> None:
     driver = Driver(tiles=(16,))
-    driver.submit(request("a", prompt=10, output=2))
-    driver.run()
+    driver.run(request("a", prompt=10, output=2))
     assert driver.cost.learned[0] == (16, 1.0)
 
 
@@ -144,10 +120,8 @@ def test_every_token_of_a_step_has_a_reason() -> None:
     cost = TokenCost(tiles=(30,), step_ms=60)
     driver = Driver(slots=16, decoding=64, stall=68, idle=124, cost=cost, floor=0.0)
     driver.submit(request("f", output=40, **under("?" + 8 * "x" + 9 * "?")))
-    driver.submit(*(request(f"d{n}", output=40) for n in range(3)))
-    driver.step()
-    driver.submit(request("p", prompt=100), request("b", prompt=100, priority=BATCH))
-    step = driver.step()
+    driver.step(*(request(f"d{n}", output=40) for n in range(3)))
+    step = driver.step(request("p", prompt=100), request("b", prompt=100, priority=BATCH))
     assert step == {"f": 9, "d0": 1, "d1": 1, "d2": 1, "p": 18}
     assert reasons(driver, "f") == {StepReason.DECODE: 1, StepReason.FORCED: 4, StepReason.TILE: 4}
     assert reasons(driver, "d0") == {StepReason.DECODE: 1}
@@ -162,65 +136,52 @@ def test_what_its_share_pays_for_is_said_of_batch_work() -> None:
     driver.run_until(lambda: StepReason.BATCH_FLOOR in reasons(driver, "b"), max_steps=20)
 
 
-def test_reasons_are_told_of_as_many_tokens_as_got_cells() -> None:
+def test_where_cells_are_short_reasons_predictions_and_prices_are_of_the_tokens_that_got_some() -> None:
     driver = Driver(slots=4, kv_tokens=64, idle=64)
-    driver.submit(request("a", prompt=30, output=30, priority=BATCH))
-    driver.step()
+    driver.step(request("a", prompt=30, output=30, priority=BATCH))
     driver.submit(request("b", prompt=33, output=20, priority=BATCH))
-    for _ in range(40):
+    while driver.scheduler.has_work:
         running = [name for name in "ab" if driver.scheduler.sequences.get(name)]
         step = driver.step()
-        told = {
-            name: sum(reasons(driver, name).values())
-            for name in running
-            if driver.scheduler.sequences.get(name)
-        }
-        assert all(num_tokens == step.get(name, 0) for name, num_tokens in told.items())
+        for name in running:
+            if driver.scheduler.sequences.get(name):
+                assert sum(reasons(driver, name).values()) == step.get(name, 0)
+        if step:
+            size = sum(step.values()) + driver.paddings[-1]
+            assert driver.cost.learned[-1][0] == size
+            assert driver.predicted_ms[-1] <= size + 1
 
 
-def test_clients_take_turns() -> None:
-    driver = Driver(slots=1)
-    driver.submit(*(request(f"a{n}", client="a") for n in range(5)))
-    driver.submit(request("b0", client="b"), request("c0", client="c"))
-    driver.run()
-    assert driver.finished[:4] == ["a0", "b0", "c0", "a1"]
-
-
-def test_a_group_has_one_turn_whatever_its_clients_call_themselves() -> None:
-    driver = Driver(slots=1)
-    driver.submit(*(request(f"a{n}", client=f"user{n}", group="here") for n in range(5)))
-    driver.submit(request("b0", client="b", group="there"), request("c0", client="c"))
-    driver.run()
-    assert driver.finished == ["a0", "b0", "c0", "a1", "a2", "a3", "a4"]
-
-
-def test_within_a_group_clients_take_turns() -> None:
-    driver = Driver(slots=1)
-    driver.submit(*(request(f"a{n}", client="a", group="here") for n in range(3)))
-    driver.submit(request("b0", client="b", group="here"))
-    driver.submit(*(request(f"c{n}", client="a", group="there") for n in range(2)))
-    driver.run()
-    assert driver.finished == ["a0", "c0", "b0", "c1", "a1", "a2"]
+def test_clients_take_turns_and_so_do_groups_whatever_their_clients_call_themselves() -> None:
+    """The turns themselves are shown in `tests/test_fairness.py`."""
+    many = [request(f"a{n}", client="a") for n in range(5)]
+    users = [request(f"a{n}", client=f"user{n}", group="here") for n in range(5)]
+    here = [*(request(f"a{n}", client="a", group="here") for n in range(3))]
+    here += [request("b0", client="b", group="here")]
+    for requests, others, finished in (
+        (many, [request("b0", client="b"), request("c0", client="c")], "a0 b0 c0 a1 a2 a3 a4"),
+        (users, [request("b0", client="b", group="x"), request("c0", client="c")], "a0 b0 c0 a1 a2 a3 a4"),
+        (here, [request(f"c{n}", client="a", group="there") for n in range(2)], "a0 c0 b0 c1 a1 a2"),
+    ):
+        driver = Driver(slots=1)
+        driver.run(*requests, *others)
+        assert driver.finished == finished.split()
 
 
 def test_fifo_knows_no_classes() -> None:
     driver = Driver(slots=1, policy=FifoPolicy())
-    driver.submit(request("b", priority=BATCH), request("i"))
-    driver.run()
+    driver.run(request("b", priority=BATCH), request("i"))
     assert driver.finished == ["b", "i"]
 
 
 def test_shortest_first_and_nobody_for_ever_last() -> None:
     driver = Driver(slots=1, policy=ShortestFirstPolicy())
-    driver.submit(request("first"), request("long", output=100), request("short", output=5))
-    driver.run()
+    driver.run(request("first"), request("long", output=100), request("short", output=5))
     assert driver.finished == ["first", "short", "long"] or driver.finished == ["short", "first", "long"]
-    driver.submit(request("hold", output=20))
-    driver.step()
+    driver.step(request("hold", output=20))
     driver.submit(request("old", output=100))
     driver.now_s += 10
-    driver.submit(request("new", output=50))
-    driver.run()
+    driver.run(request("new", output=50))
     assert driver.finished[-2:] == ["old", "new"]
 
 
@@ -238,14 +199,12 @@ def under(pattern: str, **more: object) -> dict[str, object]:
 
 def test_forced_tokens_are_computed_with_the_token_before_them() -> None:
     driver = Driver()
-    driver.submit(request("a", prompt=6, output=40, **under("?bcd?f")))
-    assert driver.run() == [{"a": 6}, {"a": 4}, {}]
+    assert driver.run(request("a", prompt=6, output=40, **under("?bcd?f"))) == [{"a": 6}, {"a": 4}, {}]
 
 
 def test_a_forced_beginning_is_computed_with_the_prompt() -> None:
     driver = Driver()
-    driver.submit(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8))))
-    assert driver.run() == [{"a": 11}, {}]
+    assert driver.run(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8)))) == [{"a": 11}, {}]
     assert driver.outputs["a"] == alone(request("a", prompt=6, output=40, **under("{ab?", opening=(7, 8))))
 
 
@@ -263,47 +222,40 @@ def streaming(**options: int) -> Driver:
     """Two streams that have been as fast as can be for a while."""
     driver = Driver(kv_tokens=4096, **options)
     driver.submit(request("a", output=400), request("b", output=400))
-    for _ in range(40):
-        driver.step()
+    driver.steps(40)
     return driver
 
 
-def test_a_short_prompt_is_read_in_one_step_of_a_stall() -> None:
-    driver = streaming(decoding=20, stall=60, idle=100)
-    driver.submit(request("p", prompt=55))
-    assert driver.step() == {"a": 1, "b": 1, "p": 55}
-
-
-def test_a_long_prompt_is_read_at_the_rate_that_streams_keep() -> None:
-    driver = streaming(decoding=20, stall=60, idle=100)
-    driver.submit(request("p", prompt=300))
-    assert [sum(driver.step().values()) for _ in range(6)] == [60, 20, 20, 20, 20, 20]
+@pytest.mark.parametrize(
+    ("decoding", "stall", "prompt", "sizes"),
+    [(20, 60, 55, [57]), (20, 60, 300, [60, 20, 20, 20, 20, 20]), (60, 20, 100, [20, 20, 20])],
+    ids=[
+        "a short prompt is read in one step of a stall",
+        "a long one at the rate that streams keep",
+        "a stall shorter than the rate asks for makes streams faster",
+    ],
+)
+def test_prompts_beside_streams(decoding: int, stall: int, prompt: int, sizes: list[int]) -> None:
+    driver = streaming(decoding=decoding, stall=stall, idle=100)
+    driver.submit(request("p", prompt=prompt))
+    steps = driver.steps(len(sizes))
+    assert [sum(step.values()) for step in steps] == sizes
+    assert all((step["a"], step["b"]) == (1, 1) for step in steps)
 
 
 def test_streams_are_ahead_again_after_some_steps() -> None:
     driver = streaming(decoding=20, stall=60, idle=100)
-    driver.submit(request("p", prompt=58, output=1))
+    driver.step(request("p", prompt=58, output=1))
     driver.step()
-    driver.step()
-    driver.submit(request("q", prompt=100))
-    assert driver.step()["q"] == 20 + 18 - 2
+    assert driver.step(request("q", prompt=100))["q"] == 20 + 18 - 2
     driver.cancel("q")
-    for _ in range(40):
-        driver.step()
-    driver.submit(request("r", prompt=100))
-    assert driver.step()["r"] == 58
-
-
-def test_a_stall_shorter_than_the_rate_asks_for_makes_streams_faster() -> None:
-    driver = streaming(decoding=60, stall=20, idle=100)
-    driver.submit(request("p", prompt=100))
-    assert [sum(driver.step().values()) for _ in range(3)] == [20, 20, 20]
+    driver.steps(40)
+    assert driver.step(request("r", prompt=100))["r"] == 58
 
 
 def test_batch_work_uses_none_of_the_slack_of_streams() -> None:
     driver = streaming(decoding=20, stall=60, idle=100)
-    driver.submit(request("p", prompt=100, priority=BATCH))
-    assert sum(driver.step().values()) <= 22
+    assert sum(driver.step(request("p", prompt=100, priority=BATCH)).values()) <= 22
 
 
 def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
@@ -322,17 +274,14 @@ def test_a_step_of_batch_work_alone_takes_from_the_slack() -> None:
 def test_the_shortest_burst_ends_first() -> None:
     driver = Driver(decoding=32, stall=32, idle=80, cost=TokenCost(step_ms=16))
     long, short = under("?" + 30 * "x" + "?"), under("?" + 9 * "x" + "?")
-    driver.submit(request("a", output=60, **long), request("b", output=60, **short))
-    driver.step()
+    driver.step(request("a", output=60, **long), request("b", output=60, **short))
     assert driver.step() == {"a": 6, "b": 10}
 
 
 def test_forced_tokens_of_batch_work_wait_for_room_in_the_budget() -> None:
     driver = Driver(decoding=16, idle=64, floor=0.0)
-    driver.submit(request("b", output=80, priority=BATCH, **under("?" + 40 * "x" + "?")))
-    driver.step()
-    driver.submit(request("i", prompt=10, output=3))
-    assert driver.step() == {"b": 6, "i": 10}
+    driver.step(request("b", output=80, priority=BATCH, **under("?" + 40 * "x" + "?")))
+    assert driver.step(request("i", prompt=10, output=3)) == {"b": 6, "i": 10}
 
 
 def test_where_steps_are_not_mixed_bursts_are_computed_with_the_decoding() -> None:
@@ -352,4 +301,4 @@ def test_scored_prompts_leave_the_batch_work_its_outputs() -> None:
     steps = driver.run()
     ends = max(number for number, step in enumerate(steps) if "b" in step)
     assert ends < 15
-    assert driver.outputs["b"] == alone(batch)
+    assert driver.tells_as_alone(batch)

@@ -44,36 +44,34 @@ def test_measured_points_are_predicted_exactly(curve: CostCurve) -> None:
     assert [model.predict_ms(n) for n, _ in curve.step_ms] == pytest.approx([ms for _, ms in curve.step_ms])
 
 
-def test_between_two_points_of_a_tile_lies_a_straight_line() -> None:
-    model = CostModel(REPACKED)
-    assert model.predict_ms(10) == pytest.approx(162)
-    assert model.predict_ms(20) == pytest.approx(187 + (252 - 187) * 3 / 7)
+FROM_8 = CostCurve(step_ms=((8, 100.0), (16, 120.0)), attended_ms=0)
+NOISY = CostCurve(step_ms=((1, 10.0), (32, 300.0), (64, 250.0)), attended_ms=0)
 
 
-def test_tiles_of_which_only_the_ends_are_known_climb_as_the_second_does() -> None:
-    model = CostModel(PLAIN)
-    second_at_once = (205 - 142) / (206 - 142)
-    assert model.predict_ms(48) == pytest.approx((206 + 361) / 2)
-    assert model.predict_ms(49) == pytest.approx(283.5 + second_at_once * 77.5)
-    assert model.predict_ms(56) == pytest.approx(361, rel=0.01)
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        (REPACKED, {10: 162, 20: 187 + (252 - 187) * 3 / 7}),
+        (PLAIN, {48: (206 + 361) / 2, 49: 283.5 + (205 - 142) / (206 - 142) * 77.5}),
+        (FROM_8, {1: 100.0, 7: 100.0, 8: 100.0}),
+        (REPACKED, {256: 1058 + 128 * (1058 - 510) / 64}),
+        (NOISY, {128: 500}),
+    ],
+    ids=[
+        "between two points of a tile lies a straight line",
+        "tiles of which only the ends are known climb as the second does",
+        "below the first point a step costs what that does",
+        "behind the last point it goes on along the slope",
+        "a slope that noise has turned down is not believed",
+    ],
+)
+def test_what_was_not_measured_is_predicted(curve: CostCurve, expected: dict[int, float]) -> None:
+    model = CostModel(curve)
+    assert {n: model.predict_ms(n) for n in expected} == pytest.approx(expected)
 
 
-def test_below_the_first_point_a_step_costs_what_that_does() -> None:
-    model = CostModel(CostCurve(step_ms=((8, 100.0), (16, 120.0)), attended_ms=0))
-    assert [model.predict_ms(n) for n in (1, 7, 8)] == [100.0, 100.0, 100.0]
-
-
-def test_behind_the_last_point_it_goes_on_along_the_slope() -> None:
-    model = CostModel(REPACKED)
-    assert model.predict_ms(256) == pytest.approx(1058 + 128 * (1058 - 510) / 64)
-
-
-def test_a_slope_that_noise_has_turned_down_is_not_believed() -> None:
-    model = CostModel(CostCurve(step_ms=((1, 10.0), (32, 300.0), (64, 250.0)), attended_ms=0))
-    assert model.predict_ms(128) == pytest.approx(500)
-
-
-def test_pairs_add_their_price() -> None:
+def test_the_end_of_a_tile_and_attended_pairs_have_their_price() -> None:
+    assert CostModel(PLAIN).predict_ms(56) == pytest.approx(361, rel=0.01)
     assert CostModel(REPACKED).predict_ms(16, 16_000) == pytest.approx(151 + 96)
 
 
@@ -107,17 +105,11 @@ def test_a_step_is_grown_only_where_the_curve_says_that_this_is_cheaper() -> Non
     assert all(sizes[n] == n for n in (0, 1, 7, 8, 16, 17))
 
 
-def test_a_line_has_no_cheaper_sizes() -> None:
-    model = CostModel(LINE)
-    assert [model.cheapest_size(n, 64) for n in range(65)] == list(range(65))
-
-
-def test_a_step_is_not_grown_beyond_the_limit() -> None:
-    assert CostModel(REPACKED).cheapest_size(12, 15) == 12
-
-
-def test_sizes_that_were_not_measured_stay_as_they_are() -> None:
-    assert CostModel(REPACKED).cheapest_size(1000, 2000) == 1000
+def test_no_size_is_cheaper_on_a_line_beyond_the_limit_or_where_nothing_was_measured() -> None:
+    line, repacked = CostModel(LINE), CostModel(REPACKED)
+    assert [line.cheapest_size(n, 64) for n in range(65)] == list(range(65))
+    assert repacked.cheapest_size(12, 15) == 12
+    assert repacked.cheapest_size(1000, 2000) == 1000
 
 
 @given(curves, st.integers(0, 400), st.integers(0, 100))

@@ -16,11 +16,7 @@ ROOM = EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=50)
 
 
 def embed(
-    name: str,
-    *lengths: int,
-    client: str = "",
-    group: str = "",
-    priority: Priority = Priority.INTERACTIVE,
+    name: str, *lengths: int, client: str = "", group: str = "", priority: Priority = Priority.INTERACTIVE
 ) -> EmbedRequest:
     inputs = tuple((1,) * length for length in lengths)
     return EmbedRequest(id=name, inputs=inputs, client=client, group=group, priority=priority)
@@ -47,23 +43,18 @@ def steps(waiting: EmbedQueue, room: EmbedRoom = ROOM) -> list[list[tuple[str, i
     return found
 
 
-def test_inputs_are_packed_up_to_the_budget() -> None:
-    waiting = queue(embed("a", *[10] * 7))
-    assert steps(waiting) == [[("a", 0, 5)], [("a", 5, 2)]]
-
-
-def test_inputs_of_many_requests_go_together() -> None:
-    waiting = queue(*[embed(name, 10) for name in "abcd"])
-    assert steps(waiting) == [[("a", 0, 1), ("b", 0, 1), ("c", 0, 1), ("d", 0, 1)]]
-
-
-def test_a_step_has_as_many_inputs_as_the_model_has_sequences() -> None:
-    assert steps(queue(embed("a", *[1] * 10))) == [[("a", 0, 8)], [("a", 8, 2)]]
-
-
-def test_an_input_beyond_the_budget_goes_alone() -> None:
-    waiting = queue(embed("a", 90, 10, 90))
-    assert steps(waiting) == [[("a", 0, 1)], [("a", 1, 1)], [("a", 2, 1)]]
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        ([embed("a", *[10] * 7)], [[("a", 0, 5)], [("a", 5, 2)]]),
+        ([embed(name, 10) for name in "abcd"], [[(name, 0, 1) for name in "abcd"]]),
+        ([embed("a", *[1] * 10)], [[("a", 0, 8)], [("a", 8, 2)]]),
+        ([embed("a", 90, 10, 90)], [[("a", 0, 1)], [("a", 1, 1)], [("a", 2, 1)]]),
+    ],
+    ids=["up to the budget", "of many requests", "as many as sequences", "one beyond the budget is alone"],
+)
+def test_inputs_are_packed(requests: list[EmbedRequest], expected: list[list[tuple[str, int, int]]]) -> None:
+    assert steps(queue(*requests)) == expected
 
 
 def test_what_a_dead_engine_had_computed_is_left_out() -> None:
@@ -79,28 +70,17 @@ def test_a_short_request_does_not_wait_for_the_whole_of_a_long_one() -> None:
     assert ("short", 0, 1) in told(waiting.compose(ROOM))
 
 
-def test_a_group_has_one_turn_whatever_its_clients_call_themselves() -> None:
+def test_groups_clients_and_their_requests_take_turns() -> None:
+    """The turns themselves are shown in `tests/test_fairness.py`."""
+    small = EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=40)
     many = [embed(f"many{n}", 10, 10, client=f"user{n}", group="here") for n in range(8)]
-    waiting = queue(*many, embed("one", 10, 10, client="b", group="there"))
-    tokens = {"many": 0, "one": 0}
-    for name, _, count in told(waiting.compose(EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=40))):
-        tokens[name.rstrip("01234567")] += 10 * count
-    assert tokens == {"many": 20, "one": 20}
-
-
-def test_within_a_group_clients_take_turns() -> None:
-    waiting = queue(
-        embed("a", *[10] * 9, client="a", group="here"), embed("b", *[10] * 9, client="b", group="here")
-    )
-    assert told(waiting.compose(EmbedRoom(max_inputs=8, max_tokens=100, budget_tokens=40))) == [
-        ("a", 0, 2),
-        ("b", 0, 2),
-    ]
-
-
-def test_requests_of_one_client_take_turns_too() -> None:
-    waiting = queue(embed("long", *[10] * 100), embed("short", 10))
-    assert told(waiting.compose(ROOM)) == [("long", 0, 4), ("short", 0, 1)]
+    found = told(queue(*many, embed("one", 10, 10, client="b", group="there")).compose(small))
+    assert sum(count for name, _, count in found if name == "one") == 2
+    assert sum(count for *_, count in found) == 4
+    both = [embed(name, *[10] * 9, client=name, group="here") for name in "ab"]
+    assert told(queue(*both).compose(small)) == [("a", 0, 2), ("b", 0, 2)]
+    of_one = queue(embed("long", *[10] * 100), embed("short", 10))
+    assert told(of_one.compose(ROOM)) == [("long", 0, 4), ("short", 0, 1)]
 
 
 def test_clients_get_equal_tokens_however_many_requests_they_have() -> None:
@@ -113,15 +93,6 @@ def test_clients_get_equal_tokens_however_many_requests_they_have() -> None:
             tokens[part.pending.request.client] += 10 * part.count
         waiting.computed(parts)
     assert abs(tokens["many"] - tokens["one"]) <= 10
-
-
-def test_a_newcomer_catches_up_on_nothing() -> None:
-    waiting = queue(embed("old", *[10] * 100, client="old"))
-    for _ in range(10):
-        waiting.computed(waiting.compose(ROOM))
-    waiting.add(embed("new", *[10] * 100, client="new"), 0)
-    counts = {name: count for name, _, count in told(waiting.compose(ROOM))}
-    assert abs(counts["old"] - counts["new"]) <= 1
 
 
 def test_interactive_inputs_go_first_and_batch_fills_up() -> None:

@@ -18,8 +18,7 @@ def test_nobody_waits_for_an_idle_engine() -> None:
 
 def test_a_newcomer_waits_for_the_prompts_before_its_own_and_not_for_batch_work() -> None:
     driver = Driver(slots=8)
-    driver.submit(request("job", prompt=500, output=5, priority=BATCH))
-    driver.step()
+    driver.step(request("job", prompt=500, output=5, priority=BATCH))
     told = driver.scheduler.expectations.forecast()
     assert told.wait_ms[BATCH] > told.wait_ms[INTERACTIVE]
     driver.submit(request("person", prompt=400, output=5))
@@ -34,8 +33,7 @@ def test_what_a_step_takes_is_told_for_any_number_of_streams() -> None:
     assert idle.step_ms(0) == 0
     assert idle.step_ms(1) < idle.step_ms(5) < idle.step_ms(6) < idle.step_ms(64) < idle.step_ms(100)
     driver.submit(*(request(f"r{n}", prompt=200, output=5) for n in range(3)))
-    for _ in range(20):
-        driver.step()
+    driver.steps(20)
     assert driver.scheduler.expectations.forecast().step_ms(3) >= idle.step_ms(3)
 
 
@@ -43,21 +41,18 @@ def test_who_waits_behind_thousands_waits_longer_than_behind_some() -> None:
     waits = []
     for number in (70, 140):
         driver = Driver(slots=2)
-        driver.submit(*(request(f"r{n}", prompt=20, output=5) for n in range(number)))
-        driver.step()
+        driver.step(*(request(f"r{n}", prompt=20, output=5) for n in range(number)))
         waits.append(driver.scheduler.expectations.forecast().wait_ms[INTERACTIVE])
     assert waits[1] > 1.8 * waits[0]
 
 
 def test_the_work_that_was_done_is_told_by_priority() -> None:
     driver = Driver(slots=2)
-    driver.submit(request("person", prompt=30, output=5))
-    driver.run()
+    driver.run(request("person", prompt=30, output=5))
     done = driver.scheduler.expectations.forecast().work_ms
     assert done[INTERACTIVE] > 0
     assert done[BATCH] == 0
-    driver.submit(request("job", prompt=30, output=5, priority=BATCH))
-    driver.run()
+    driver.run(request("job", prompt=30, output=5, priority=BATCH))
     assert driver.scheduler.expectations.forecast().work_ms[INTERACTIVE] == done[INTERACTIVE]
     assert driver.scheduler.expectations.forecast().work_ms[BATCH] > 0
 

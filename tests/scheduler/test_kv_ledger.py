@@ -7,56 +7,49 @@ import pytest
 from openai_cpu_server.scheduler.memory import KVLedger
 
 
-def test_blocks_are_taken_whole() -> None:
+def holding(*tokens: int) -> KVLedger:
+    """Four blocks of 16 tokens, of which the slots hold those for so many tokens."""
     ledger = KVLedger(num_blocks=4, block_size=16)
-    ledger.grow(0, 1)
+    for slot, count in enumerate(tokens):
+        ledger.grow(slot, count)
+    return ledger
+
+
+def test_blocks_are_taken_whole_and_growing_to_less_changes_nothing() -> None:
+    ledger = holding(1)
     assert (ledger.num_free, ledger.num_used) == (3, 1)
-    ledger.grow(0, 16)
-    assert ledger.num_free == 3
-    ledger.grow(0, 17)
-    assert ledger.num_free == 2
-
-
-def test_growing_to_less_changes_nothing() -> None:
-    ledger = KVLedger(num_blocks=4)
-    ledger.grow(0, 40)
-    ledger.grow(0, 3)
-    assert ledger.num_used == 3
+    for count, num_used in ((16, 1), (17, 2), (40, 3), (3, 3)):
+        ledger.grow(0, count)
+        assert ledger.num_used == num_used
 
 
 def test_room_counts_own_and_free_blocks() -> None:
-    ledger = KVLedger(num_blocks=4)
-    ledger.grow(0, 16)
-    ledger.grow(1, 16)
-    assert ledger.room(0) == 48
-    assert ledger.room(2) == 32
+    ledger = holding(16, 16)
+    assert (ledger.room(0), ledger.room(2)) == (48, 32)
 
 
 def test_freeing_gives_everything_back_once() -> None:
-    ledger = KVLedger(num_blocks=4)
-    ledger.grow(7, 64)
-    ledger.free(7)
-    ledger.free(7)
-    assert ledger.num_free == 4
+    ledger = holding(64)
+    for _ in range(2):
+        ledger.free(0)
+        assert ledger.num_free == 4
 
 
-def test_growing_beyond_the_pool_is_our_bug() -> None:
+def test_what_would_be_our_bug_is_found() -> None:
     with pytest.raises(AssertionError, match="needs 5 blocks"):
-        KVLedger(num_blocks=4).grow(0, 65)
-
-
-def test_the_check_finds_a_holder_that_is_not_running() -> None:
-    ledger = KVLedger(num_blocks=4)
-    ledger.grow(0, 1)
+        holding().grow(0, 65)
     with pytest.raises(AssertionError, match="not running"):
-        ledger.check({})
-
-
-def test_the_check_finds_tokens_without_cells() -> None:
-    ledger = KVLedger(num_blocks=4)
-    ledger.grow(0, 1)
+        holding(1).check({})
     with pytest.raises(AssertionError, match="too little"):
-        ledger.check({0: 17})
+        holding(1).check({0: 17})
+    with pytest.raises(AssertionError, match="already"):
+        holding(16, 16).share(0, 1, 16)
+
+
+def test_a_block_that_is_not_whole_is_not_shared() -> None:
+    ledger = holding(20)
+    ledger.share(0, 1, 15)
+    assert ledger.num_shared == 0
 
 
 def test_shared_blocks_are_counted_once_and_freed_by_the_last() -> None:
@@ -70,18 +63,3 @@ def test_shared_blocks_are_counted_once_and_freed_by_the_last() -> None:
     assert (ledger.num_used, ledger.num_shared) == (3, 0)
     ledger.free(1)
     assert ledger.num_free == 8
-
-
-def test_a_block_that_is_not_whole_is_not_shared() -> None:
-    ledger = KVLedger(num_blocks=4)
-    ledger.grow(0, 20)
-    ledger.share(0, 1, 15)
-    assert ledger.num_shared == 0
-
-
-def test_sharing_into_a_slot_with_blocks_is_our_bug() -> None:
-    ledger = KVLedger(num_blocks=4)
-    ledger.grow(0, 16)
-    ledger.grow(1, 16)
-    with pytest.raises(AssertionError, match="already"):
-        ledger.share(0, 1, 16)

@@ -25,10 +25,8 @@ def test_they_are_counted_by_priority_until_they_finish() -> None:
 
 def test_who_was_released_and_waits_is_told_apart_from_who_waits_for_the_first_time() -> None:
     driver = Driver(slots=4, kv_tokens=128)
-    driver.submit(request("b", prompt=60, output=60, priority=BATCH))
-    driver.step()
-    driver.submit(request("i", prompt=60, output=60), request("j", prompt=60, output=60))
-    driver.step()
+    driver.step(request("b", prompt=60, output=60, priority=BATCH))
+    driver.step(request("i", prompt=60, output=60), request("j", prompt=60, output=60))
     lives = driver.scheduler.sequences
     assert [sequence.request.id for sequence in lives.preempted] == ["b"]
     assert lives.num_waiting == 2
@@ -45,8 +43,7 @@ def test_adapters_are_used_until_the_last_sequence_ends() -> None:
 def test_newcomers_are_those_that_got_a_slot_at_once_and_had_no_step_yet() -> None:
     driver = Driver(slots=3)
     lives = driver.scheduler.sequences
-    driver.submit(request("a", adapter="one", output=20))
-    driver.step()
+    driver.step(request("a", adapter="one", output=20))
     assert lives.cohorts_of_newcomers == frozenset()
     driver.submit(request("b", adapter="two"), request("c", output=20, priority=BATCH), request("d"))
     assert lives.cohorts_of_newcomers == frozenset(), "nobody has a slot yet"

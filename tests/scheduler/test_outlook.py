@@ -65,8 +65,7 @@ def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> N
         long = request(f"l{number}", output=40, route="b")
         driver.submit(short, long)
     driver.run()
-    driver.submit(request("hold", output=3))
-    driver.step()
+    driver.step(request("hold", output=3))
     driver.submit(request("long", output=50, route="b"), request("short", output=400, route="a"))
     waiting = [entry.id for entry in driver.scheduler.expectations.outlook()]
     assert waiting == ["short", "long"]
@@ -74,10 +73,8 @@ def test_shortest_first_goes_by_what_was_learned_not_by_what_is_asked_for() -> N
 
 def test_the_outlook_counts_what_outputs_really_become() -> None:
     driver = Driver(slots=1)
-    driver.submit(*(request(f"d{number}", output=5, priority=Priority.BATCH) for number in range(4)))
-    driver.run()
-    driver.submit(request("now", output=900, prompt=4))
-    driver.step()
+    driver.run(*(request(f"d{number}", output=5, priority=Priority.BATCH) for number in range(4)))
+    driver.step(request("now", output=900, prompt=4))
     driver.submit(request("next", output=5))
     (next_one,) = driver.scheduler.expectations.outlook()
     assert next_one.first_token_ms < 20, "not after 900 tokens"
@@ -104,12 +101,10 @@ def test_who_takes_turns_with_other_adapters_waits_longer() -> None:
 
 def test_a_cohort_that_only_reads_takes_no_longer_than_its_prompts() -> None:
     driver = Driver(slots=1)
-    driver.submit(request("hold", output=900))
-    driver.step()
+    driver.step(request("hold", output=900))
     driver.submit(request("a", prompt=200, adapter="a"), request("b", prompt=100, adapter="b"))
     waits = [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()]
     driver = Driver(slots=1)
-    driver.submit(request("hold", output=900))
-    driver.step()
+    driver.step(request("hold", output=900))
     driver.submit(request("a", prompt=200), request("b", prompt=100))
     assert [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()] < waits

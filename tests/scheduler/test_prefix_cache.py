@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS as B
@@ -13,6 +13,13 @@ from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
 def text(*blocks: int, extra: int = 0) -> tuple[int, ...]:
     """Whole blocks, each of one repeated token, then `extra` more of token 9."""
     return tuple(token for token in blocks for _ in range(B)) + (9,) * extra
+
+
+def holding(capacity: int, *texts: tuple[int, ...]) -> SavedPrefixes:
+    cache = SavedPrefixes(capacity)
+    for each in texts:
+        cache.insert(each, "")
+    return cache
 
 
 def found(cache: SavedPrefixes, tokens: tuple[int, ...], namespace: str = "") -> int:
@@ -51,8 +58,7 @@ def test_what_a_longer_block_begins_with_is_not_saved_again() -> None:
 
 
 def test_two_texts_that_part_in_their_last_block_are_both_kept() -> None:
-    cache = SavedPrefixes(9)
-    cache.insert((1,) * 20 + (2,), "")
+    cache = holding(9, (1,) * 20 + (2,))
     assert cache.insert((1,) * 20 + (3,), "").dropped == ()
     assert found(cache, (1,) * 20 + (2,)) == found(cache, (1,) * 20 + (3,)) == 21
 
@@ -66,23 +72,19 @@ def test_a_pinned_last_block_stays_beside_a_longer_one() -> None:
 
 
 def test_a_block_matches_in_part_to_the_token() -> None:
-    cache = SavedPrefixes(4)
-    cache.insert(text(1, 2), "")
+    cache = holding(4, text(1, 2))
     tokens = text(1) + (2,) * 17 + (5,) * 40
     assert cache.match(tokens, "", len(tokens)) == PrefixMatch((0,), 1, 17)
 
 
 def test_the_part_is_the_longest_among_several() -> None:
-    cache = SavedPrefixes(9)
-    for n in (10, 20, 30):
-        cache.insert((1,) * n + (2,) * (B - n), "")
+    cache = holding(9, *((1,) * n + (2,) * (B - n) for n in (10, 20, 30)))
     assert found(cache, (1,) * 25 + (7,) * 50) == 25
     assert found(cache, (1,) * 20 + (3,) * 50) == 20
 
 
 def test_the_limit_cuts_a_match() -> None:
-    cache = SavedPrefixes(4)
-    cache.insert(text(1, 2), "")
+    cache = holding(4, text(1, 2))
     assert cache.match(text(1, 2), "", 2 * B - 1) == PrefixMatch((0,), 1, B - 1)
 
 
@@ -94,24 +96,20 @@ def test_namespaces_do_not_see_each_other() -> None:
 
 
 def test_a_shared_beginning_is_kept_once() -> None:
-    cache = SavedPrefixes(9)
-    cache.insert(text(1, 2), "")
+    cache = holding(9, text(1, 2))
     assert cache.insert(text(1, 3), "").saved == ((2, B, 2 * B),)
     assert len(cache) == 3
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:
-    cache = SavedPrefixes(3)
-    cache.insert(text(1, 2), "")
-    cache.insert(text(3), "")
+    cache = holding(3, text(1, 2), text(3))
     cache.use(text(1, 2), "")
     assert cache.insert(text(4), "").dropped == (2,)
     assert found(cache, text(1, 2)) == 2 * B
 
 
 def test_a_chain_loses_its_end_before_its_beginning() -> None:
-    cache = SavedPrefixes(3)
-    cache.insert(text(1, 2, 3), "")
+    cache = holding(3, text(1, 2, 3))
     assert cache.insert(text(4), "").dropped == (2,)
     assert found(cache, text(1, 2, 3)) == 2 * B
 
@@ -168,7 +166,6 @@ def test_what_does_not_follow_whole_blocks_is_not_adopted() -> None:
     st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 70), st.sampled_from("ab"))),
     st.integers(0, 12),
 )
-@settings(deadline=None)
 def test_the_cache_agrees_with_what_was_saved_and_dropped(
     inserts: list[tuple[list[int], int, str]], capacity: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
-from tests.scheduler.driver import Driver, alone, request
+from tests.scheduler.driver import Driver, request
 
 BATCH = Priority.BATCH
 
@@ -17,38 +17,19 @@ def prefixed(name: str, shared: int, own: int = 5, output: int = 4, **more: obje
     return request(name, output=output, tokens=start + end, **more)
 
 
-def outputs_are_their_own(driver: Driver, *requests: GenerationRequest) -> bool:
-    return all(driver.outputs[one.id] == alone(one) for one in requests)
-
-
 def test_a_finished_prompt_is_restored_to_the_token() -> None:
     driver = Driver(cache_blocks=20)
     first, second = prefixed("a", 150), prefixed("b", 150)
-    driver.submit(first)
-    driver.run()
-    driver.submit(second)
-    driver.run()
+    driver.run(first)
+    driver.run(second)
     assert driver.cached == {"a": 0, "b": 150}
-    assert outputs_are_their_own(driver, first, second)
-
-
-def test_a_part_of_a_block_is_restored() -> None:
-    driver = Driver(cache_blocks=20)
-    driver.submit(prefixed("a", 190, own=10))
-    driver.run()
-    second = prefixed("b", 150, own=3)
-    driver.submit(second)
-    driver.run()
-    assert driver.cached["b"] == 150
-    assert outputs_are_their_own(driver, second)
+    assert driver.tells_as_alone(first, second)
 
 
 def test_the_same_prompt_again_computes_only_its_last_token() -> None:
     driver = Driver(cache_blocks=20)
-    driver.submit(prefixed("a", 128, own=0))
-    driver.run()
-    driver.submit(prefixed("b", 128, own=0))
-    assert driver.step() == {"b": 1}
+    driver.run(prefixed("a", 128, own=0))
+    assert driver.step(prefixed("b", 128, own=0)) == {"b": 1}
     driver.run()
     assert driver.cached["b"] == 127
 
@@ -56,22 +37,19 @@ def test_the_same_prompt_again_computes_only_its_last_token() -> None:
 def test_the_next_turn_of_a_conversation_reuses_the_answer_too() -> None:
     driver = Driver(cache_blocks=20)
     first = prefixed("a", 60, own=0, output=80)
-    driver.submit(first)
-    driver.run()
+    driver.run(first)
     turn = request("b", tokens=(*first.tokens, *driver.outputs["a"], 5, 6, 7))
-    driver.submit(turn)
-    driver.run()
+    driver.run(turn)
     # The answer's last token was drawn, but never computed.
     assert driver.cached["b"] == 60 + 79
-    assert outputs_are_their_own(driver, turn)
+    assert driver.tells_as_alone(turn)
 
 
 def test_each_turn_of_a_conversation_keeps_one_last_block() -> None:
     driver = Driver(cache_blocks=20, kv_tokens=2048, idle=256)
     tokens: tuple[int, ...] = tuple(range(2, 72))
     for turn in range(5):
-        driver.submit(request(f"turn{turn}", tokens=tokens, output=7))
-        driver.run()
+        driver.run(request(f"turn{turn}", tokens=tokens, output=7))
         tokens = (*tokens, *driver.outputs[f"turn{turn}"], 5, 6, 7)
     assert [driver.cached[f"turn{turn}"] for turn in range(5)] == [0, 76, 86, 96, 106]
     assert len(driver.backend.blocks) == 2
@@ -80,63 +58,56 @@ def test_each_turn_of_a_conversation_keeps_one_last_block() -> None:
 def test_a_running_sequence_shares_its_cells_to_the_token() -> None:
     driver = Driver(idle=256)
     first, second = prefixed("a", 100, output=30), prefixed("b", 100)
-    driver.submit(first)
-    driver.step()
+    driver.step(first)
     used = driver.ledger.num_used
-    driver.submit(second)
-    assert driver.step()["b"] == 5
+    assert driver.step(second)["b"] == 5
     assert driver.cached["b"] == 100
     assert driver.ledger.num_used < 2 * used
     assert driver.ledger.num_shared == 6
     driver.run()
-    assert outputs_are_their_own(driver, first, second)
+    assert driver.tells_as_alone(first, second)
 
 
 def test_what_is_shared_survives_the_one_who_computed_it() -> None:
     driver = Driver(idle=256)
     first, second = prefixed("a", 100, output=3), prefixed("b", 100, output=30)
-    driver.submit(first)
-    driver.step()
-    driver.submit(second)
-    driver.run()
+    driver.step(first)
+    driver.run(second)
     assert driver.finished == ["a", "b"]
-    assert outputs_are_their_own(driver, first, second)
+    assert driver.tells_as_alone(first, second)
 
 
 def test_sixteen_equal_prompts_are_computed_once() -> None:
     driver = Driver(slots=16, kv_tokens=4096, idle=64)
     requests = [prefixed(f"r{i}", 300, own=4) for i in range(16)]
-    driver.submit(*requests)
-    driver.run()
+    driver.run(*requests)
     assert driver.backend.num_computed == 300 + 16 * (4 + 3)
-    assert outputs_are_their_own(driver, *requests)
+    assert driver.tells_as_alone(*requests)
 
 
 def test_who_waits_for_a_prefix_does_not_hold_up_others() -> None:
     driver = Driver(idle=64)
-    driver.submit(prefixed("a", 300), prefixed("b", 300), request("other", prompt=20))
-    assert set(driver.step()) == {"a", "other"}
+    assert set(driver.step(prefixed("a", 300), prefixed("b", 300), request("other", prompt=20))) == {
+        "a",
+        "other",
+    }
 
 
 def test_interactive_does_not_wait_for_a_prefix_that_batch_work_computes() -> None:
     driver = Driver(idle=64)
-    driver.submit(prefixed("b", 300, priority=BATCH))
-    driver.step()
-    driver.submit(prefixed("i", 300))
-    assert "i" in driver.step()
+    driver.step(prefixed("b", 300, priority=BATCH))
+    assert "i" in driver.step(prefixed("i", 300))
 
 
 def test_a_short_common_beginning_is_not_worth_waiting_for() -> None:
     driver = Driver(idle=64)
-    driver.submit(prefixed("a", 30, own=200), prefixed("b", 30, own=5))
-    assert set(driver.step()) == {"a", "b"}
+    assert set(driver.step(prefixed("a", 30, own=200), prefixed("b", 30, own=5))) == {"a", "b"}
 
 
 def test_choices_of_one_prompt_fork_after_its_prefill() -> None:
     driver = Driver(idle=256)
     choices = [request(f"a/{i}", tokens=tuple(range(2, 102)), output=6) for i in range(4)]
-    driver.submit(*choices)
-    assert driver.step() == {"a/0": 100}
+    assert driver.step(*choices) == {"a/0": 100}
     assert driver.step() == {f"a/{i}": 1 for i in range(4)}
     driver.run()
     assert [driver.cached[f"a/{i}"] for i in range(4)] == [0, 99, 99, 99]
@@ -144,93 +115,68 @@ def test_choices_of_one_prompt_fork_after_its_prefill() -> None:
 
 def test_namespaces_share_nothing() -> None:
     driver = Driver(cache_blocks=20, idle=256)
-    driver.submit(prefixed("a", 128, cache_namespace="x"))
-    driver.step()
-    driver.submit(prefixed("b", 128, cache_namespace="y"))
-    driver.run()
-    driver.submit(prefixed("c", 128))
-    driver.run()
+    driver.step(prefixed("a", 128, cache_namespace="x"))
+    driver.run(prefixed("b", 128, cache_namespace="y"))
+    driver.run(prefixed("c", 128))
     assert driver.cached == {"a": 0, "b": 0, "c": 0}
 
 
 def test_shared_cells_and_saved_blocks_are_combined() -> None:
     driver = Driver(cache_blocks=40, idle=512, kv_tokens=2048)
     long = prefixed("long", 100, own=200)
-    driver.submit(long)
-    driver.run()
-    driver.submit(prefixed("short", 100, own=3, output=40))
-    driver.step()
+    driver.run(long)
+    driver.step(prefixed("short", 100, own=3, output=40))
     again = request("again", tokens=(*long.tokens, 9, 9))
-    driver.submit(again)
-    driver.run()
+    driver.run(again)
     assert driver.cached["again"] == 300
-    assert outputs_are_their_own(driver, again)
+    assert driver.tells_as_alone(again)
 
 
 def test_a_released_sequence_comes_back_from_the_cache() -> None:
     driver = Driver(slots=1, cache_blocks=20, idle=256)
     batch = request("b", prompt=200, output=30, priority=BATCH)
-    driver.submit(batch)
+    driver.step(batch)
     driver.step()
-    driver.step()
-    driver.submit(request("i"))
-    driver.run()
+    driver.run(request("i"))
     assert driver.backend.num_computed == 200 + 29 + 4 + 3, "nothing was computed twice"
     assert driver.cached["b"] == 0
-    assert outputs_are_their_own(driver, batch)
+    assert driver.tells_as_alone(batch)
 
 
 def test_cancelled_work_is_saved_too() -> None:
     driver = Driver(cache_blocks=20, idle=256)
-    driver.submit(prefixed("a", 128))
-    driver.step()
+    driver.step(prefixed("a", 128))
     driver.cancel("a")
-    driver.submit(prefixed("b", 128))
-    driver.run()
+    driver.run(prefixed("b", 128))
     assert driver.cached["b"] == 128
-
-
-def test_the_cache_never_exceeds_its_capacity() -> None:
-    driver = Driver(cache_blocks=3, idle=256)
-    for name in "abcd":
-        driver.submit(request(name, prompt=130, tokens=tuple(2 + (ord(name) * i) % 199 for i in range(130))))
-        driver.run()
-    assert len(driver.backend.blocks) <= 3
 
 
 def test_saved_blocks_that_give_way_to_those_of_who_is_released_are_not_restored() -> None:
     driver = Driver(slots=1, cache_blocks=2, idle=256)
-    driver.submit(prefixed("a", 128))
-    driver.run()
+    driver.run(prefixed("a", 128))
     long = request("L", prompt=200, output=40, priority=BATCH)
     driver.submit(long)
-    for _ in range(3):
-        driver.step()
+    driver.steps(3)
     newcomer = prefixed("b", 128)
-    driver.submit(newcomer)
-    driver.run()
+    driver.run(newcomer)
     assert driver.scheduler.num_preemptions == 1
-    assert outputs_are_their_own(driver, long, newcomer)
+    assert driver.tells_as_alone(long, newcomer)
 
 
 def test_clearing_the_cache_frees_its_blocks_but_the_pinned() -> None:
     driver = Driver(cache_blocks=20, idle=256)
-    driver.submit(request("pin", prompt=64, output=0, tokens=(7,) * 64, pin=True), prefixed("a", 128))
-    driver.run()
+    driver.run(request("pin", prompt=64, output=0, tokens=(7,) * 64, pin=True), prefixed("a", 128))
     driver.scheduler.clear_cache()
     driver.run()
     assert len(driver.backend.blocks) == 1
-    driver.submit(request("b", tokens=(7,) * 64 + (8, 9)))
-    driver.run()
+    driver.run(request("b", tokens=(7,) * 64 + (8, 9)))
     assert driver.cached["b"] == 64
 
 
 def test_a_scored_prompt_is_computed_whole() -> None:
     driver = Driver(cache_blocks=20, idle=256, outputs=256)
-    driver.submit(prefixed("a", 128))
-    driver.run()
-    driver.submit(prefixed("b", 128, prompt_logprobs=True))
-    driver.run()
+    driver.run(prefixed("a", 128))
+    driver.run(prefixed("b", 128, prompt_logprobs=True))
     assert driver.cached["b"] == 0
     assert driver.num_scores["b"] == 132
 
@@ -238,16 +184,14 @@ def test_a_scored_prompt_is_computed_whole() -> None:
 def test_memory_that_cannot_share_is_left_alone() -> None:
     driver = Driver(can_share=False, idle=256)
     requests = [prefixed(name, 128) for name in "ab"]
-    driver.submit(*requests)
-    driver.run()
+    driver.run(*requests)
     assert driver.cached == {"a": 0, "b": 0}
-    assert outputs_are_their_own(driver, *requests)
+    assert driver.tells_as_alone(*requests)
 
 
 @pytest.mark.parametrize("kv_tokens", [400, 416, 480])
 def test_sharing_in_a_pool_that_is_almost_full(kv_tokens: int) -> None:
     driver = Driver(cache_blocks=30, idle=64, kv_tokens=kv_tokens)
     requests = [prefixed(f"r{i}", 200, own=10 * i + 1, output=60) for i in range(5)]
-    driver.submit(*requests)
-    driver.run()
-    assert outputs_are_their_own(driver, *requests)
+    driver.run(*requests)
+    assert driver.tells_as_alone(*requests)

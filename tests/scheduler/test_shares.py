@@ -38,12 +38,10 @@ def test_a_person_after_a_minute_of_400_batch_jobs_is_next(policy: PriorityPolic
 
 def test_batch_work_that_waited_for_an_hour_is_not_in_front_of_anybody() -> None:
     driver = Driver(slots=2)
-    driver.submit(request("b", output=200, priority=BATCH))
-    driver.step()
+    driver.step(request("b", output=200, priority=BATCH))
     driver.now_s += 3600
     driver.submit(request("x", output=50), request("y", output=50))
-    for _ in range(3):
-        driver.step()
+    driver.steps(3)
     assert driver.outputs["x"]
 
 
@@ -51,31 +49,28 @@ def test_a_person_takes_a_slot_from_batch_work_however_long_that_had_waited() ->
     driver = Driver(slots=2)
     driver.submit(request("x", output=30), request("b", output=300, priority=BATCH))
     driver.run_until(lambda: "x" in driver.finished)
-    driver.submit(request("person"))
-    assert "person" in driver.step()
+    assert "person" in driver.step(request("person"))
 
 
 def test_batch_work_keeps_a_seat_beside_people_without_end() -> None:
     driver = Driver(slots=4, kv_tokens=4096, floor=0.1)
     driver.submit(*(request(f"i{i}", output=20) for i in range(200)))
     driver.submit(*(request(f"b{i}", output=20, priority=BATCH) for i in range(10)))
-    steps = [driver.step() for _ in range(300)]
+    steps = driver.steps(300)
     assert any(name in driver.finished for name in ("b0", "b1", "b2"))
     assert all(sum(name.startswith("b") for name in step) <= 1 for step in steps)
 
 
 def test_without_a_floor_batch_work_has_what_is_left() -> None:
     driver = Driver(slots=2, floor=0.0)
-    driver.submit(request("b", priority=BATCH), *(request(f"i{i}", output=20) for i in range(4)))
-    driver.run()
+    driver.run(request("b", priority=BATCH), *(request(f"i{i}", output=20) for i in range(4)))
     assert driver.finished[-1] == "b"
 
 
 def test_where_people_wait_for_cells_batch_work_takes_none() -> None:
     driver = Driver(slots=4, kv_tokens=256)
     driver.submit(request("i", prompt=150, output=60), request("j", prompt=150, output=20))
-    driver.submit(request("b", prompt=20, output=20, priority=BATCH))
-    steps = driver.run()
+    steps = driver.run(request("b", prompt=20, output=20, priority=BATCH))
     order = [name for step in steps for name in step]
     assert order.index("j") < order.index("b")
 
@@ -83,7 +78,7 @@ def test_where_people_wait_for_cells_batch_work_takes_none() -> None:
 def test_a_step_that_batch_work_has_saved_for_is_not_thrown_away() -> None:
     driver = Driver(slots=4, floor=0.5)
     driver.submit(*(request(f"i{i}", output=60) for i in range(3)), request("b", output=60, priority=BATCH))
-    steps = [driver.step() for _ in range(40)]
+    steps = driver.steps(40)
     turns = [number for number, step in enumerate(steps) if set(step) == {"b"}]
     assert turns
     assert not any(driver.interruptible[number] for number in turns)
@@ -97,8 +92,7 @@ def test_batch_work_keeps_its_share_beside_prompts_without_end() -> None:
     driver.run_until(lambda: all(driver.outputs[one.id] for one in batch))
     before, steps = len(driver.predicted_ms), []
     for number in range(120):
-        driver.submit(request(f"i{number}", prompt=100, output=1))
-        steps.append(driver.step())
+        steps.append(driver.step(request(f"i{number}", prompt=100, output=1)))
     assert 0.09 <= share_of_batch(steps, driver.predicted_ms[before:]) <= 0.2
 
 
@@ -111,7 +105,7 @@ def share_of_batch(steps: list[Spans], predicted_ms: list[float]) -> float:
     return batch_ms / sum(predicted_ms)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     slots=st.integers(2, 12),
     floor=st.sampled_from([0.05, 0.1]),
@@ -128,8 +122,7 @@ def test_batch_work_has_its_share_of_any_few_seconds(
     """
     cost = TokenCost(step_ms=8)
     driver = Driver(slots=slots, kv_tokens=16384, floor=floor, cost=cost, decoding=40)
-    driver.submit(*(request(f"b{i}", batch_prompt, 400, BATCH) for i in range(slots)))
-    driver.step()
+    driver.step(*(request(f"b{i}", batch_prompt, 400, BATCH) for i in range(slots)))
     steps: list[Spans] = []
     for number in range(240):
         if driver.scheduler.sequences.num_waiting < 2 * slots:
@@ -152,12 +145,8 @@ history = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    history=history,
-    slots=st.integers(1, 8),
-    floor=st.sampled_from([0.0, 0.1, 0.5]),
-)
+@settings(max_examples=100)
+@given(history=history, slots=st.integers(1, 8), floor=st.sampled_from([0.0, 0.1, 0.5]))
 def test_whatever_has_been_a_newcomer_is_in_the_next_step_or_the_one_after(
     history: list[tuple[str, int, int]], slots: int, floor: float
 ) -> None:
@@ -174,8 +163,7 @@ def test_whatever_has_been_a_newcomer_is_in_the_next_step_or_the_one_after(
         elif what == "cancel" and names:
             driver.cancel(names[size % len(names)])
         elif what == "steps":
-            for _ in range(size):
-                driver.step()
+            driver.steps(size)
     people = [name for name in names if name.startswith("person") and name not in driver.finished]
     alive = [name for name in people if driver.scheduler.sequences.get(name) is not None]
     seats = min(slots - 1, math.ceil(floor * slots))

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.model_info import CostCurve
@@ -19,7 +19,7 @@ from openai_cpu_server.scheduler.sequence import Sequence
 from openai_cpu_server.scheduler.speculation.draft_lengths import choose_lengths
 from openai_cpu_server.scheduler.speculation.drafts import ModelDrafter, SequenceDraft
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
-from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, alone, request
+from tests.scheduler.driver import Driver, KnowingDrafter, SilentDrafter, TokenCost, request
 
 REPACKED = ((1, 20), (8, 124), (12, 160), (16, 149), (17, 190), (32, 297), (64, 543), (128, 1031))
 PLAIN = ((1, 26), (8, 134), (12, 140), (16, 142), (17, 205), (32, 206), (64, 361), (128, 644))
@@ -133,7 +133,6 @@ def test_no_more_is_drafted_than_the_backend_takes() -> None:
     assert sum(lengths(plan(4, FLAT, outputs=20), *([0.9] * 4))) == 16
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0.01, 1.0), min_size=1, max_size=40),
     st.integers(0, 8),
@@ -176,7 +175,6 @@ def test_where_the_step_is_over_its_budget_anyway_what_is_free_is_drafted() -> N
     assert sum(lengths(made, *([0.5] * 12))) == 4
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0.01, 1.0), min_size=1, max_size=40),
     st.sampled_from([PLAIN, REPACKED, FLAT]),
@@ -273,8 +271,7 @@ def test_a_draft_that_was_cut_costs_what_a_short_one_does() -> None:
 
 def test_times_are_learned_where_a_draft_model_says_less_than_was_asked() -> None:
     driver = Driver(drafter=SilentDrafter())
-    driver.submit(request("a", prompt=10, output=60), request("b", prompt=10, output=40))
-    steps = driver.run()
+    steps = driver.run(request("a", prompt=10, output=60), request("b", prompt=10, output=40))
     learned = [num_tokens for num_tokens, _ in driver.cost.learned]
     assert len(learned) == sum(map(bool, steps))
     assert sum(learned) == driver.backend.num_computed < sum(sum(spans.values()) for spans in steps)
@@ -292,9 +289,8 @@ def drafted_shares(driver: Driver, num_requests: int) -> list[float]:
     shares = []
     for number in range(num_requests):
         one = request(f"r{number}", output=150)
-        driver.submit(one)
-        steps = driver.run()[1:]
-        assert driver.outputs[one.id] == alone(one)
+        steps = driver.run(one)[1:]
+        assert driver.tells_as_alone(one)
         shares.append(sum(step[one.id] > 1 for step in steps if step) / len(steps))
     return shares
 
@@ -419,56 +415,50 @@ def test_the_price_of_a_draft_model_is_learned_where_it_need_not_read_first() ->
     assert drafter.draft(sequence, 8, 20.0).first_ms == 0
 
 
-def test_a_draft_model_saves_steps_and_changes_nothing() -> None:
-    driver, one = Driver(drafter=SilentDrafter()), request("a", prompt=10, output=60)
-    driver.submit(one)
-    assert len(driver.run()) < 40
-    assert driver.outputs["a"] == alone(one)
+@pytest.mark.parametrize(
+    ("drafter", "fewer_than"),
+    [(KnowingDrafter(errors=0.0), 30), (SilentDrafter(), 40)],
+    ids=["right drafts", "a draft model"],
+)
+def test_drafts_save_steps_and_change_nothing(
+    drafter: KnowingDrafter | SilentDrafter, fewer_than: int
+) -> None:
+    driver, one = Driver(drafter=drafter), request("a", prompt=10, output=60)
+    assert len(driver.run(one)) < fewer_than
+    assert driver.tells_as_alone(one)
+    assert driver.ledger.num_used == 0
 
 
 def speculating(**more: object) -> Driver:
     return Driver(drafter=KnowingDrafter(errors=0.0), **more)  # type: ignore[arg-type]
 
 
-def test_right_drafts_save_steps_and_change_nothing() -> None:
-    driver, one = speculating(), request("a", prompt=10, output=60)
-    driver.submit(one)
-    steps = driver.run()
-    assert driver.outputs["a"] == alone(one)
-    assert len(steps) < 30
-    assert driver.ledger.num_used == 0
-
-
 @pytest.mark.parametrize("output", range(1, 9))
 def test_nothing_is_drafted_beyond_the_last_token(output: int) -> None:
     driver, one = speculating(), request("a", output=output)
-    driver.submit(one)
-    driver.run()
-    assert driver.outputs["a"] == alone(one)
+    driver.run(one)
+    assert driver.tells_as_alone(one)
     assert driver.backend.num_computed == len(one.tokens) + output - 1
 
 
 def test_prompts_are_read_without_drafts() -> None:
     driver = speculating(idle=64)
-    driver.submit(request("a", prompt=150))
-    assert driver.run()[:3] == [{"a": 64}, {"a": 64}, {"a": 22}]
+    assert driver.run(request("a", prompt=150))[:3] == [{"a": 64}, {"a": 64}, {"a": 22}]
 
 
 def test_nobody_is_released_for_a_draft() -> None:
     driver = speculating(kv_tokens=256)
     requests = [request(name, prompt=100, output=28, priority=Priority.BATCH) for name in "ab"]
-    driver.submit(*requests)
-    driver.run()
+    driver.run(*requests)
     assert driver.scheduler.num_preemptions == 0
-    assert [driver.outputs[one.id] for one in requests] == [alone(one) for one in requests]
+    assert driver.tells_as_alone(*requests)
 
 
 def test_an_interrupted_draft_is_given_back() -> None:
     driver, one = speculating(), request("a", prompt=15, output=40)
-    driver.submit(one)
-    driver.step()
+    driver.step(one)
     for _ in range(20):
         driver.step(interrupt=True)
         assert driver.ledger.num_used <= 1 + driver.ledger.blocks_for(len(one.tokens))
     driver.run()
-    assert driver.outputs["a"] == alone(one)
+    assert driver.tells_as_alone(one)

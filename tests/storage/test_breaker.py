@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from openai_cpu_server.storage.breaker import CircuitBreaker, NotAnswering
+from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
 
@@ -31,13 +32,6 @@ class Elsewhere:
         if self.error is not None:
             raise self.error
         return self.asked
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def breaker_of(clock: Clock, *, answer_s: float | None = None, pause_s: float = PAUSE_S) -> CircuitBreaker:

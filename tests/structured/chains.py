@@ -56,11 +56,7 @@ SCHEMAS: dict[str, Callable[[Schema], Schema]] = {
     "if": lambda n: {"if": n, "then": {"type": "integer"}},
     "then": lambda n: {"if": {"type": "object"}, "then": n, "else": {"type": "null"}},
     "else": lambda n: {"if": {"type": "array"}, "then": {"type": "array", "items": n}, "else": n},
-    "dependentSchemas": lambda n: {
-        "type": "object",
-        "properties": {"a": {}},
-        "dependentSchemas": {"a": n},
-    },
+    "dependentSchemas": lambda n: {"type": "object", "properties": {"a": {}}, "dependentSchemas": {"a": n}},
     "dependencies": lambda n: {"type": "object", "dependencies": {"a": n}},
     "$ref": lambda n: n,
     "$ref beside": lambda n: {**n, "minProperties": 1},

@@ -5,18 +5,13 @@ import pytest
 from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, regex_rules
 from openai_cpu_server.structured.options import InvalidPattern, InvalidSchema
 from tests.structured.making import check_rules, check_schema
-
-
-def fits(rules, text):
-    return check_rules(rules).check(text).fits
+from tests.structured.oracle import check_texts
 
 
 def test_json_object():
-    grammar = check_schema(ANY_OBJECT)
-    for text in ("{}", '{"a":[1,{"b":null}]}'):
-        assert grammar.check(text).fits
-    for text in ("[]", "1", '"a"', '{"a"}', "{", ""):
-        assert not grammar.check(text).fits
+    check_texts(
+        check_schema(ANY_OBJECT), ["{}", '{"a":[1,{"b":null}]}'], ["[]", "1", '"a"', '{"a"}', "{", ""]
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,12 +25,13 @@ def test_json_object():
         ("line\\nline", ["line\nline"], ["line line"]),
         ("((a{2}){2}){2}", ["a" * 8], ["a" * 4]),
         ("[\\]\\^\\-\\\\&~/]+", ["]^-\\&~/"], ["a"]),
+        (r"\w+\b!", ["ab!"], ["ab", "!"]),
+        (r"(?=.*\d)[a-z\d]{3}", ["ab1", "111"], ["abc", "ab12"]),
+        (r"(?!abc)[a-c]{3}", ["abb"], ["abc"]),
     ],
 )
 def test_regex_matches_as_a_whole(pattern, accepted, rejected):
-    rules = regex_rules(pattern)
-    assert all(fits(rules, text) for text in accepted)
-    assert not any(fits(rules, text) for text in rejected)
+    check_texts(check_rules(regex_rules(pattern)), accepted, rejected)
 
 
 def test_broken_regex():
@@ -47,11 +43,8 @@ def test_broken_regex():
 
 
 def test_choice():
-    rules = choice_rules(["yes", "yes, please", 'no "thanks"', "a\\b", "é\nü", "yes"])
-    for text in ("yes", "yes, please", 'no "thanks"', "a\\b", "é\nü"):
-        assert fits(rules, text)
-    for text in ("", "ye", "yes,", "no", "maybe"):
-        assert not fits(rules, text)
+    choices = ["yes", "yes, please", 'no "thanks"', "a\\b", "é\nü", "yes"]
+    check_texts(check_rules(choice_rules(choices)), choices, ["", "ye", "yes,", "no", "maybe"])
 
 
 def test_no_choice():

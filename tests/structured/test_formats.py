@@ -19,7 +19,7 @@ import pytest
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
 from openai_cpu_server.structured.scalars.regex import FORMATS, LIMITED
 from tests.structured.making import check_schema, schema_to_lark
-from tests.structured.oracle import Sampler, check, compact
+from tests.structured.oracle import Sampler, check_ours, compact
 
 pytestmark = pytest.mark.thorough
 
@@ -124,7 +124,7 @@ def test_dates_are_exactly_pythons() -> None:
 
 
 def test_a_moment_has_a_date_and_a_time_that_are_read() -> None:
-    check(
+    check_ours(
         {"format": "date-time"},
         ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999+23:59", "2000-02-29T00:00:00-00:00"],
         [
@@ -143,12 +143,7 @@ def test_a_moment_has_a_date_and_a_time_that_are_read() -> None:
 
 @pytest.mark.parametrize(
     "longest",
-    [
-        "P999999Y9999999M99999999DT999999H999999M999999S",
-        "PT9999999M9999999S",
-        "PT999999999S",
-        "P99999999W",
-    ],
+    ["P999999Y9999999M99999999DT999999H999999M999999S", "PT9999999M9999999S", "PT999999999S", "P99999999W"],
 )
 def test_the_longest_durations_are_read(longest: str) -> None:
     grammar = check_schema({"format": "duration"})

@@ -5,9 +5,8 @@ import contextlib
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.structured.options import UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
-from tests.structured.oracle import accepts, check
+from tests.structured.oracle import accepts, check, check_ours
 
 
 @pytest.mark.parametrize(
@@ -43,6 +42,7 @@ def test_exclusive_bounds():
 
 def test_exclusive_bounds_of_draft_4():
     schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
         "type": "integer",
         "minimum": 1,
         "exclusiveMinimum": True,
@@ -82,9 +82,9 @@ def test_multiples_of_integers(step):
 
 
 def test_multiples_of_decimals():
-    check({"type": "number", "multipleOf": 0.25}, [0, 0.25, -1.5, 3, 10.75], [0.1, 0.3, 1.26])
-    check({"type": "number", "multipleOf": 0.01}, [0.01, 1.5, 19.99], [0.001, 1.234])
-    check({"type": "number", "multipleOf": 1}, [3, -2], [0.5])
+    check_ours({"type": "number", "multipleOf": 0.25}, [0, 0.25, -1.5, 3, 10.75], [0.1, 0.3, 1.26])
+    check_ours({"type": "number", "multipleOf": 0.01}, [0.01, 1.5, 19.99], [0.001, 1.234])
+    check_ours({"type": "number", "multipleOf": 1}, [3, -2], [0.5])
 
 
 def test_multiples_within_bounds():
@@ -93,12 +93,6 @@ def test_multiples_within_bounds():
 
 def test_common_multiples():
     check({"type": "integer", "allOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, [0, 6, -12], [2, 3, 4])
-
-
-def test_a_step_that_needs_too_large_an_automaton_is_refused():
-    with pytest.raises(UnsupportedSchema) as caught:
-        schema_to_gbnf({"properties": {"a": {"type": "integer", "multipleOf": 123457}}})
-    assert (caught.value.path, caught.value.keyword) == ("/properties/a", "multipleOf")
 
 
 def test_bounds_as_large_as_numbers_get():

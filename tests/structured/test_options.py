@@ -7,7 +7,7 @@ import pytest
 from openai_cpu_server.structured.compiler import compile_schema
 from openai_cpu_server.structured.options import InvalidSchema, Options, Unenforced, UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
-from tests.structured.oracle import check
+from tests.structured.oracle import check_ours
 
 LENIENT = Options(strict=False)
 SCHEMA = {
@@ -32,7 +32,7 @@ def test_what_is_left_out_is_named_and_the_rest_is_enforced():
         Unenforced("/properties/tags", "uniqueItems"),
         Unenforced("/properties/name", "pattern"),
     }
-    check(
+    check_ours(
         SCHEMA,
         [{"tags": ["a", "a"], "name": "b"}],
         [{"tags": ["abcd"]}, {"tags": [], "name": ""}, {}],
@@ -40,26 +40,42 @@ def test_what_is_left_out_is_named_and_the_rest_is_enforced():
     )
 
 
+TEXT = {"type": "string"}
+COMBINED = {
+    "type": "object",
+    "unevaluatedProperties": False,
+    "anyOf": [{"properties": {f"p{i}": {}}} for i in range(10)],
+}
+
+
 @pytest.mark.parametrize(
-    ("schema", "left_out"),
+    ("schema", "path", "keyword", "said"),
     [
-        ({"type": "object", "minProperties": 3}, Unenforced("", "minProperties")),
-        ({"type": "integer", "multipleOf": 99999}, Unenforced("", "multipleOf")),
-        ({"$dynamicRef": "#x"}, Unenforced("", "$dynamicRef")),
-        ({"not": {"type": "array", "uniqueItems": True}}, Unenforced("/not", "uniqueItems")),
+        ({"type": "object", "minProperties": 2}, "", "minProperties", None),
+        ({"type": "integer", "multipleOf": 123457}, "", "multipleOf", None),
+        ({"items": {"type": "integer", "multipleOf": 99999}}, "/items", "multipleOf", None),
+        ({"$dynamicRef": "#x"}, "", "$dynamicRef", "dynamicRef"),
+        ({"items": {"items": TEXT, "uniqueItems": True}}, "/items", "uniqueItems", "list them with 'enum'"),
+        ({"not": {"type": "array", "uniqueItems": True}}, "/not", "uniqueItems", None),
         (
             {
                 "type": "object",
                 "not": {"propertyNames": {"pattern": "a"}},
                 "allOf": [{"not": {"propertyNames": {"pattern": "b"}}}],
             },
-            Unenforced("/allOf/0/not", "propertyNames"),
+            "/allOf/0/not",
+            "propertyNames",
+            None,
         ),
-        ({"patternProperties": {"(a)\\1": {}}}, Unenforced("", "patternProperties")),
+        ({"patternProperties": {"(a)\\1": {}}}, "", "patternProperties", None),
+        ({"properties": {"p": COMBINED}}, "/properties/p", "unevaluatedProperties", "combinations"),
     ],
 )
-def test_each_can_be_left_out(schema, left_out):
-    assert compile_schema(schema, LENIENT).unenforced == (left_out,)
+def test_what_no_grammar_can_hold_is_refused_where_it_stands_or_left_out(schema, path, keyword, said):
+    with pytest.raises(UnsupportedSchema, match=said) as caught:
+        compile_schema(schema)
+    assert (caught.value.path, caught.value.keyword) == (path, keyword)
+    assert compile_schema(schema, LENIENT).unenforced == (Unenforced(path, keyword),)
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,15 @@ import pytest
 
 from openai_cpu_server.structured.options import UnsupportedSchema
 from tests.structured.making import schema_to_gbnf
-from tests.structured.oracle import accepts, check
+from tests.structured.oracle import accepts, check_ours
 
 
 def test_lengths_count_characters():
-    check(
+    check_ours(
         {"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "éé", "😀😀😀", '\n"'], ["a", "", "abcd"]
     )
-    check({"type": "string", "minLength": 2}, ["ab", "x" * 50], ["", "a"])
-    check({"type": "string", "maxLength": 0}, [""], ["a"])
+    check_ours({"type": "string", "minLength": 2}, ["ab", "x" * 50], ["", "a"])
+    check_ours({"type": "string", "maxLength": 0}, [""], ["a"])
 
 
 def test_an_escaped_character_counts_once():
@@ -52,11 +52,11 @@ def test_an_escaped_character_counts_once():
     ],
 )
 def test_pattern(pattern, accepted, rejected):
-    check({"type": "string", "pattern": pattern}, accepted, rejected)
+    check_ours({"type": "string", "pattern": pattern}, accepted, rejected)
 
 
 def test_pattern_applies_to_strings_only():
-    check({"pattern": "^a$"}, ["a", 1, None], ["b"])
+    check_ours({"pattern": "^a$"}, ["a", 1, None], ["b"])
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_patterns_beyond_a_grammar_are_refused_with_their_place(pattern, reason)
 
 
 def test_pattern_within_lengths():
-    check(
+    check_ours(
         {"type": "string", "pattern": "^[a-z][a-z0-9-]*$", "maxLength": 4, "minLength": 2},
         ["ab", "a-1z"],
         ["a", "abcde", "1a"],
     )
-    check({"type": "string", "pattern": "b", "maxLength": 3}, ["b", "abc"], ["", "abcd", "aaa"])
-    check(
+    check_ours({"type": "string", "pattern": "b", "maxLength": 3}, ["b", "abc"], ["", "abcd", "aaa"])
+    check_ours(
         {"type": "string", "pattern": "^a*b*$", "minLength": 3, "maxLength": 5},
         ["aab", "bbbbb"],
         ["ab", "aaabbb", "ba"],
@@ -103,7 +103,7 @@ def test_pattern_within_lengths():
 
 def test_a_long_bound_on_several_open_parts_is_never_exceeded():
     schema = {"type": "string", "pattern": "^[a-z]+:[a-z]+$", "maxLength": 60}
-    check(schema, ["a:b", "a" * 20 + ":" + "b" * 10, "x" * 40 + ":y"], ["a" * 40 + ":" + "b" * 40, "ab"])
+    check_ours(schema, ["a:b", "a" * 20 + ":" + "b" * 10, "x" * 40 + ":y"], ["a" * 40 + ":" + "b" * 40, "ab"])
 
 
 @pytest.mark.parametrize(
@@ -123,34 +123,36 @@ def test_a_long_bound_on_several_open_parts_is_never_exceeded():
     ],
 )
 def test_addresses_of_bounded_length(schema, accepted, rejected):
-    check({"type": "string", "format": "uri", **schema}, accepted, rejected)
+    check_ours({"type": "string", "format": "uri", **schema}, accepted, rejected)
 
 
 def test_other_formats_of_bounded_length():
     email = {"type": "string", "format": "email", "minLength": 6, "maxLength": 100}
-    check(
+    check_ours(
         email, ["aa@b.cd", "a@bc.de", "john.smith@mail.example.org"], ["a@b.c", "a@" + "b" * 30 + ".c" * 40]
     )
     reference = {"type": "string", "format": "uri-reference", "minLength": 1, "maxLength": 255}
-    check(reference, ["a", "/a:b?c#d", "http://a.b", "a/b"], ["", "/" + "a" * 255, "a b"])
-    check({"format": "hostname", "minLength": 4}, ["ab.c", "abcd"], ["abc", "a.b"])
-    check({"format": "json-pointer", "minLength": 1, "maxLength": 255}, ["/", "/a/b"], ["", "/" + "a" * 255])
+    check_ours(reference, ["a", "/a:b?c#d", "http://a.b", "a/b"], ["", "/" + "a" * 255, "a b"])
+    check_ours({"format": "hostname", "minLength": 4}, ["ab.c", "abcd"], ["abc", "a.b"])
+    check_ours(
+        {"format": "json-pointer", "minLength": 1, "maxLength": 255}, ["/", "/a/b"], ["", "/" + "a" * 255]
+    )
 
 
 def test_a_bound_that_no_text_comes_near_is_kept_as_far_as_counts_go():
     most = 2**31 - 1
-    check({"type": "string", "maxLength": most, "minLength": 1}, ["a"], [""])
-    check({"type": "array", "items": {"type": "integer"}, "maxItems": most}, [[], [1, 2]], [["a"]])
+    check_ours({"type": "string", "maxLength": most, "minLength": 1}, ["a"], [""])
+    check_ours({"type": "array", "items": {"type": "integer"}, "maxItems": most}, [[], [1, 2]], [["a"]])
 
 
 def test_the_last_character_of_ascii_may_be_escaped():
-    check({"type": "string", "pattern": "^[^a]$"}, ["\x7f", "b"], ["a"])
-    check({"type": "string", "maxLength": 1}, ["\x7f"], ["\x7f\x7f"])
+    check_ours({"type": "string", "pattern": "^[^a]$"}, ["\x7f", "b"], ["a"])
+    check_ours({"type": "string", "maxLength": 1}, ["\x7f"], ["\x7f\x7f"])
 
 
 def test_several_patterns_hold_at_once():
     schema = {"type": "string", "allOf": [{"pattern": "a"}, {"pattern": "b"}, {"not": {"pattern": "c"}}]}
-    check(schema, ["ab", "bxa"], ["a", "b", "abc"])
+    check_ours(schema, ["ab", "bxa"], ["a", "b", "abc"])
 
 
 def test_a_character_beyond_ascii_may_be_escaped_in_a_pattern():
@@ -192,25 +194,25 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_format(name):
     accepted, rejected = FORMATS[name]
-    check({"type": "string", "format": name}, accepted, rejected)
+    check_ours({"type": "string", "format": name}, accepted, rejected)
 
 
 def test_unknown_formats_are_annotations():
-    check({"type": "string", "format": "phone"}, ["anything", ""], [1])
+    check_ours({"type": "string", "format": "phone"}, ["anything", ""], [1])
 
 
 def test_format_applies_to_strings_only():
-    check({"format": "date"}, [1, None, "2024-01-01"], ["x"])
+    check_ours({"format": "date"}, [1, None, "2024-01-01"], ["x"])
 
 
 def test_a_hostname_never_gets_longer_than_253():
-    check(
+    check_ours(
         {"format": "hostname"}, [".".join(["a" * 63] * 3)], [".".join(["a" * 63] * 4), ".".join(["a"] * 200)]
     )
 
 
 def test_formats_and_patterns_hold_at_once():
-    check(
+    check_ours(
         {"type": "string", "format": "date", "pattern": "^2024-"},
         ["2024-02-29"],
         ["2023-01-01", "2024-02-30"],

@@ -3,13 +3,13 @@
 import pytest
 
 from openai_cpu_server.structured.options import InvalidSchema
-from tests.structured.making import schema_to_gbnf
-from tests.structured.oracle import accepts, check
+from tests.structured.making import check_schema, schema_to_gbnf
+from tests.structured.oracle import check, check_ours, check_texts
 
 ALL = [None, True, False, 0, -3, 1.5, 1e30, "", "a", [], [1, [2]], {}, {"a": {"b": None}}]
 
 
-@pytest.mark.parametrize("schema", [True, {}, {"title": "anything", "default": 1, "examples": [2]}])
+@pytest.mark.parametrize("schema", [True, {}, {"title": "a", "default": 1, "examples": [2], "$comment": "c"}])
 def test_no_constraint_takes_every_value(schema):
     check(schema, ALL, [])
 
@@ -38,23 +38,20 @@ def test_type(name, accepted):
 
 
 def test_integer_is_written_without_a_point():
-    check({"type": "integer"}, [0, -1, 10], [0.5, 1.0])
-    assert not accepts({"type": "integer"}, "01")
-    assert not accepts({"type": "integer"}, "+1")
+    check_ours({"type": "integer"}, [0, -1, 10], [0.5, 1.0])
+    check_texts(check_schema({"type": "integer"}), [], ["01", "+1"])
 
 
 def test_number_takes_every_spelling_of_json_and_no_other():
-    for text in ("0", "-0", "1.50", "1e5", "1E+5", "-1.5e-3"):
-        assert accepts({"type": "number"}, text)
-    for text in ("01", ".5", "1.", "+1", "1e", "NaN", "Infinity", "0x1", "--1"):
-        assert not accepts({"type": "number"}, text)
+    numbers = ("0", "-0", "1.50", "1e5", "1E+5", "-1.5e-3")
+    others = ("01", ".5", "1.", "+1", "1e", "NaN", "Infinity", "0x1", "--1")
+    check_texts(check_schema({"type": "number"}), numbers, others)
 
 
 def test_string_takes_escapes_but_no_lone_surrogate_and_no_raw_control():
-    for text in ('"\\u00e9"', '"\\ud83d\\ude00"', '"\\/"', '"\\b\\f\\n\\r\\t\\"\\\\"', '"é😀"'):
-        assert accepts({"type": "string"}, text)
-    for text in ('"\\ud83d"', '"\\udc00"', '"\\x41"', '"\n"', '"a', "'a'", '"\\u12"'):
-        assert not accepts({"type": "string"}, text)
+    strings = ('"\\u00e9"', '"\\ud83d\\ude00"', '"\\/"', '"\\b\\f\\n\\r\\t\\"\\\\"', '"é😀"')
+    others = ('"\\ud83d"', '"\\udc00"', '"\\x41"', '"\n"', '"a', "'a'", '"\\u12"')
+    check_texts(check_schema({"type": "string"}), strings, others)
 
 
 def test_type_list():
@@ -63,8 +60,8 @@ def test_type_list():
 
 
 def test_nullable_adds_null_to_a_type():
-    check({"type": "string", "nullable": True}, ["a", None], [1])
-    check({"type": "string", "nullable": False}, ["a"], [None])
+    check_ours({"type": "string", "nullable": True}, ["a", None], [1])
+    check_ours({"type": "string", "nullable": False}, ["a"], [None])
 
 
 def test_unknown_type_is_refused():

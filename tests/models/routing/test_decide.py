@@ -89,38 +89,20 @@ def test_the_nearest_example_is_found_by_angle_not_by_length() -> None:
     assert (index, round(similarity, 5)) == (1, 1.0)
 
 
+def judged(*logprobs: float, is_cut: bool = False, has_form: bool = False) -> JudgedAnswer:
+    finish = FinishReason.LENGTH if is_cut else FinishReason.STOP
+    return JudgedAnswer(logprobs=logprobs, finish=finish, has_form=has_form)
+
+
 @pytest.mark.parametrize(
     ("answers", "route", "reason"),
     [
-        (
-            [JudgedAnswer(logprobs=(-0.5, -1.4), finish=FinishReason.STOP, has_form=True)],
-            "small",
-            RouteReason.SURE,
-        ),
-        (
-            [JudgedAnswer(logprobs=(-0.5, -1.6), finish=FinishReason.STOP, has_form=False)],
-            "large",
-            RouteReason.UNSURE,
-        ),
-        (
-            [JudgedAnswer(logprobs=(-0.1,), finish=FinishReason.LENGTH, has_form=True)],
-            "large",
-            RouteReason.CUT,
-        ),
-        (
-            [JudgedAnswer(logprobs=(-0.1,), finish=FinishReason.LENGTH, has_form=False)],
-            "small",
-            RouteReason.SURE,
-        ),
-        ([JudgedAnswer(logprobs=(), finish=FinishReason.STOP, has_form=False)], "large", RouteReason.UNSURE),
-        (
-            [
-                JudgedAnswer(logprobs=(-0.1,), finish=FinishReason.STOP, has_form=False),
-                JudgedAnswer(logprobs=(-9.0,), finish=FinishReason.STOP, has_form=False),
-            ],
-            "large",
-            RouteReason.UNSURE,
-        ),
+        ([judged(-0.5, -1.4, has_form=True)], "small", RouteReason.SURE),
+        ([judged(-0.5, -1.6)], "large", RouteReason.UNSURE),
+        ([judged(-0.1, is_cut=True, has_form=True)], "large", RouteReason.CUT),
+        ([judged(-0.1, is_cut=True)], "small", RouteReason.SURE),
+        ([judged()], "large", RouteReason.UNSURE),
+        ([judged(-0.1), judged(-9.0)], "large", RouteReason.UNSURE),
     ],
 )
 def test_a_cascade_judges_the_worst_of_the_answers(

@@ -1,0 +1,11 @@
+"""A clock that the test turns."""
+
+from __future__ import annotations
+
+
+class Clock:
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
