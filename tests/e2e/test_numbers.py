@@ -28,7 +28,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "/v1/generate": {"prompt": "hi"},
     "/v1/generate/batch": {"prompts": ["hi", "ho"]},
 }
-SAMPLING = {name: FLOATS[name] for name in FLOATS.keys() - {"timeout"}}
+SAMPLING = {name: values for name, values in FLOATS.items() if name != "timeout"}
 SAMPLING |= {name: INTEGERS[name] for name in ("top_k", "repeat_last_n")}
 COMBINED = [
     {"repeat_penalty": penalty, "temperature": warmth, **narrowing, "logit_bias": bias}
@@ -84,7 +84,7 @@ async def test_no_number_kills_the_engine(server: ServerProcess, every: int) -> 
             for start in range(0, len(cases), AT_ONCE):
                 some = cases[start : start + AT_ONCE]
                 statuses.update(await asyncio.gather(*(post(http, path, fields) for fields in some)))
-            assert statuses[200] > 10 // every, path
+            assert statuses[200] >= 10 // every, path
     assert server.status()["restarts"] == 0
 
 
