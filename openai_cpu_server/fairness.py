@@ -76,7 +76,7 @@ class FairTurns(Generic[Key]):
         self._favours_newcomers = favours_newcomers
         self._present: dict[Key, _Account] = {}
         self._away: dict[Key, _Account] = {}
-        """Of those who have left: who had used more than who has used least of those who are present."""
+        """Those who have left, and had used more than who has used least of those who are present."""
         self._queue: list[tuple[_Account, Key]] = []
         """A heap of the accounts of those who are present, and of older ones, which are passed over."""
         self._num_turns = 0
@@ -165,7 +165,7 @@ class NestedTurns:
         self._turns = FairTurns[str](favours_newcomers=False)
         self._below: dict[str, NestedTurns] = {}
         self._borrowed: set[str] = set()
-        """Of those below: whose turns are those of the original still, which must not be changed."""
+        """Names below whose turns are those of the original still, which must not be changed."""
 
     def __len__(self) -> int:
         return len(self._turns)

@@ -206,8 +206,8 @@ def report(result: Result, num_valid: int, num_invalid: int, vocabulary_size: in
         f"too complex      {result.too_complex} instances",
         _times("compile", result.compile_s, "schema -> rules"),
         _times("convert", result.convert_s, "rules -> Lark"),
-        _times("load", result.load_s, "GBNF -> llguidance, converted and read"),
-        _times("ready", result.ready_s, "compile and load together"),
+        _times("load", result.load_s, "Lark -> llguidance"),
+        _times("ready", result.ready_s, "all three together"),
         _times("mask", result.mask_s, f"{len(result.mask_s)} tokens, vocabulary of {vocabulary_size}"),
     ]
     return "\n".join(lines)

@@ -181,7 +181,7 @@ FOR_ALL_ROOMS = {
 
 
 def modules() -> Iterator[tuple[str, Nodes]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(path for path in PACKAGE.rglob("*.py") if "node_modules" not in path.parts):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
         yield name, tuple(ast.walk(ast.parse(path.read_text())))

@@ -24,6 +24,7 @@ def trees() -> dict[str, ast.Module]:
     return {
         ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
         for path in sorted(PACKAGE.rglob("*.py"))
+        if "node_modules" not in path.parts  # of whoever builds the page
     }
 
 

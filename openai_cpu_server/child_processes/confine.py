@@ -123,7 +123,7 @@ class Confinement(NamedTuple):
 
 
 def confine(*, read: Iterable[Path] = (), write: Iterable[Path] = ()) -> Confinement:
-    """Of files, this process keeps these paths, whole folders with what will be in them, Python and the
+    """This process keeps of all files these paths, whole folders with what will be in them, Python and the
     system's libraries. It cannot be taken back. Call it while there is one thread."""
     if sys.platform != "linux":
         return Confinement((), (f"landlock and seccomp: {sys.platform} has none",))

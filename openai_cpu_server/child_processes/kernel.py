@@ -48,7 +48,7 @@ def give_up_new_privileges() -> None:
 
 
 def give_up_capabilities() -> None:
-    """Of what root may do, files of all users stay open, for models may be another's; landlock says which.
+    """Root keeps only its access to files of all users, for models may be another's; landlock says which.
 
     Without it, root reads the environment of every process under /proc, landlock or not. Raises
     `KernelRefused`.

@@ -48,7 +48,7 @@ class Figures(SequenceFigures, frozen=True, kw_only=True):
     """
 
     prompt_tokens: int = 0
-    """Of its prompts or inputs; a prompt counts once, however many choices."""
+    """The length of its prompts or inputs; a prompt counts once, however many choices."""
     queue_ms: float
     """Time until its first token, or input, was in a step."""
     prefill_ms: float

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 MOST_INT = 2**31 - 1
-"""Of an int32."""
+"""The largest int32."""
 
 
 class Bounds(NamedTuple):

@@ -29,7 +29,7 @@ from openai_cpu_server.errors import GenerationFailed
 
 
 class Residency:
-    """Of one model, in memory or out of it."""
+    """Whether one model is in memory or out of it."""
 
     def __init__(
         self, supervisor: Supervisor, replay: RequestReplay, status: Callable[[], EngineStatus]

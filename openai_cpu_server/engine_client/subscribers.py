@@ -131,8 +131,8 @@ class LoadProgress:
 
 
 class EngineNews:
-    """Of one engine, whose processes come one after the other. The `Supervisor` tells it what the present one
-    says; the engine's client looks at what is kept."""
+    """What is known of one engine, whose processes come one after the other. The `Supervisor` tells it what
+    the present one says; the engine's client looks at what is kept."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class CoreTurns:
         self._is_floor_turn = False
         """The holder computes batch work though interactive work waits."""
         self._credit = Credit(batch_floor)
-        """Of batch work, in seconds."""
+        """What batch work has earned, in seconds."""
         self._due_since_s: float | None = None
         self._booked_s = 0.0
 

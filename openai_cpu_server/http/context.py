@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, wrong_value
 from openai_cpu_server.http.body import BodyBudget, BodyQuota
 from openai_cpu_server.http.clients import Claim
 from openai_cpu_server.http.errors import CLIENT_GONE, code_of, failure_of, is_ours
@@ -275,9 +275,7 @@ def _named(label: str | None, param: str) -> Priority | None:
         return None
     if label not in _BY_LABEL:
         expected = " or ".join(f"'{name}'" for name in _BY_LABEL)
-        raise InvalidRequest(
-            f"Invalid value for '{param}': expected {expected}.", param=param, code="invalid_value"
-        )
+        raise wrong_value(param, expected)
     return _BY_LABEL[label]
 
 

@@ -140,7 +140,7 @@ class ErrorShape(msgspec.Struct, frozen=True):
 
     prefix: str
     response: Callable[[Exception, str], Response]
-    """Of an error, and the id of its request."""
+    """Makes the answer to an error; the text is the id of its request."""
     id_headers: tuple[str, ...] = ("x-request-id",)
     """The headers of any response that tell its id."""
 
@@ -247,16 +247,11 @@ def _limit(text: str | None, default: int, most: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
-        raise _invalid("limit", f"a number from 1 to {most}")
+        raise errors.wrong_value("limit", f"a number from 1 to {most}")
     return int(text)
 
 
 def _is_ascending(text: str | None) -> bool:
     if text not in (None, *ORDERS):
-        raise _invalid("order", "'asc' or 'desc'")
+        raise errors.wrong_value("order", "'asc' or 'desc'")
     return text == "asc"
-
-
-def _invalid(param: str, expected: str) -> errors.InvalidRequest:
-    message = f"Invalid value for '{param}': expected {expected}."
-    return errors.InvalidRequest(message, param=param, code="invalid_value")

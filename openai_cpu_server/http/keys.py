@@ -36,7 +36,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     concurrent: Amount | None = None
     """Calls that this server process serves at once."""
     batch_tokens_per_day: Amount | None = None
-    """Of rows of batches, which count in no other limit."""
+    """What rows of batches may use, which count in no other limit."""
     stored_mb: Amount | None = None
     """Files, results of batches, and responses."""
     files: Amount | None = None

@@ -56,7 +56,7 @@ class Window(msgspec.Struct, frozen=True):
 
 T = TypeVar("T")
 _Storage = Union[MemoryStorage, RedisStorage]
-"""Of sliding windows."""
+"""Where sliding windows are counted."""
 
 _ANSWER_S = 1.0
 """The storage must answer in this time."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import wrong_value
 from openai_cpu_server.jobs.records import (
     NO_LIMITS,
     BatchRecord,
@@ -41,12 +41,7 @@ def window_seconds(text: str) -> int:
     hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
     total = 3600 * hours + 60 * minutes + seconds
     if not 0 < total <= _MAX_S:
-        raise InvalidRequest(
-            "Invalid value for 'completion_window': expected a span such as '24h', '90m' or '1h30m', "
-            "at most 720h.",
-            param="completion_window",
-            code="invalid_value",
-        )
+        raise wrong_value("completion_window", "a span such as '24h', '90m' or '1h30m', at most 720h")
     return total
 
 
@@ -188,9 +183,7 @@ class Jobs:
     ) -> BatchRecord:
         """Create a batch. Raises InvalidRequest; StorageFull, DiskFull without room for any results."""
         if endpoint not in ENDPOINTS:
-            known = " or ".join(f"'{name}'" for name in ENDPOINTS)
-            message = f"Invalid value for 'endpoint': expected {known}."
-            raise InvalidRequest(message, param="endpoint", code="invalid_value")
+            raise wrong_value("endpoint", " or ".join(f"'{name}'" for name in ENDPOINTS))
         await self.storage.check(owner, limits, StoredAmount(num_bytes=1))
         now, batch_id = int(self._clock()), _new_id("batch_")
         batch = BatchRecord(

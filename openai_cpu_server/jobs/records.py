@@ -91,7 +91,7 @@ class StoredAmount(msgspec.Struct, frozen=True, kw_only=True):
     """How much is stored of an owner."""
 
     num_bytes: int = 0
-    """Of files, results of batches, and responses."""
+    """What files, results of batches and responses take."""
     num_files: int = 0
 
     def __add__(self, other: StoredAmount) -> StoredAmount:

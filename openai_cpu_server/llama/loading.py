@@ -33,7 +33,7 @@ _FileState = tuple[int, int, int]
 
 class _Native(NamedTuple):
     address: int
-    """Of the `llama_adapter_lora`."""
+    """Where the `llama_adapter_lora` is."""
     scale: float
 
 

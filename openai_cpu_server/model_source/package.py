@@ -55,7 +55,7 @@ _WRITER = "openai_cpu_server.model_source.bert:write_bert"
 """It is imported when there is something to convert, once for a package. It needs numpy, which would take
 half of what naming any model takes (0.1 of 0.2 s of CPU time, `python -c`, best of 5)."""
 _VERSION = 1
-"""Of what the converter writes: one more makes the files anew."""
+"""Numbers what the converter writes: one more makes the files anew."""
 
 
 class NotConvertible(ValueError):

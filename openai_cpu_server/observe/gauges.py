@@ -29,7 +29,7 @@ class GaugeReading(NamedTuple):
     status: EngineStatus
     kv: KVStats
     block_bytes: int
-    """Of a block of the prefix cache."""
+    """What a block of the prefix cache takes."""
 
     @classmethod
     def of(cls, model: str, engine: Engine) -> GaugeReading:

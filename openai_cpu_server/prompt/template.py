@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from openai_cpu_server.contract.model_info import FimTokens
-from openai_cpu_server.errors import InvalidRequest, TemplateFailed, TooManyValues
+from openai_cpu_server.errors import InvalidRequest, TemplateFailed, TooManyValues, wrong
 from openai_cpu_server.json_size import check_size
 
 Message = Mapping[str, object]
@@ -99,9 +99,7 @@ def arguments_object(arguments: object) -> object:
 
 
 def _no_text(param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid value for '{param}': only text is supported.", param=param, code="invalid_value"
-    )
+    return wrong(f"Invalid value for '{param}': only text is supported.", param)
 
 
 class PromptTemplate(Protocol):

@@ -113,7 +113,7 @@ class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 class ModelOpened(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     digest: bytes
-    """Of the facts."""
+    """Equal for equal facts."""
     facts: VocabularyFacts | None = None
 
 

@@ -106,7 +106,7 @@ class ReaderPool:
         `children`: processes that are there already, two at most, and are the pool's from here on. All others
         are started when they are needed, the first one at once."""
         self.deaths = 0
-        """Of processes that died of what they did, or were killed."""
+        """Counts processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
         self._readable = None if readable is None else sorted({str(path) for path in readable})

@@ -29,7 +29,7 @@ class RoutedRequest:
     id: str
     priority: Priority
     num_tokens: int
-    """Of its prompt, with what it has produced already if it is replayed."""
+    """The length of its prompt, with what it has produced already if it is replayed."""
     blocks: tuple[int, ...] = ()
     """The names of their whole blocks (`contract.replica.block_hashes`)."""
     prefers: str | None = None

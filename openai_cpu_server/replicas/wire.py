@@ -128,7 +128,7 @@ class FrameStream(asyncio.Protocol):
             self._giving_up = None
 
     def _end(self, begin: int) -> int | None:
-        """Of the frame that begins there; None: it is not here yet."""
+        """Where the frame ends that begins there; None: it is not here yet."""
         if len(self._unread) - begin < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(self._unread, begin)

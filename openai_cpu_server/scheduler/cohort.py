@@ -55,7 +55,7 @@ class Cohorts:
         self._last: Key = None
         self._switch_ms = 0.0
         self._credit = Credit(options.batch_floor, most=options.pace_ms)
-        """Of the batch work of waiting cohorts, in milliseconds."""
+        """What the batch work of waiting cohorts has earned, in milliseconds."""
         self._was_floor = False
         """Whether the last step was one that they have paid for so."""
 

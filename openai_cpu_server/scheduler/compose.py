@@ -93,7 +93,7 @@ class Composer:
         self._options = options
         self._slack = _Slack(options)
         self._credit = Credit(options.batch_floor, most=options.batch_stall_ms)
-        """Of batch work, in milliseconds. It saves for a step of its own."""
+        """What batch work has earned, in milliseconds. It saves for a step of its own."""
         self._has_passed_over = False
         """Whether the last step was one of batch work alone, and left out an interactive newcomer."""
 

@@ -284,7 +284,7 @@ class LearnedCosts:
     def __init__(self, model: StepCost, *, max_tokens: int, fills_tiles: bool) -> None:
         """`max_tokens`: the largest step."""
         self.model = model
-        """Of steps without an adapter; it may be replaced between two steps."""
+        """Predicts steps without an adapter; it may be replaced between two steps."""
         self._max_tokens = max_tokens
         self._fills_tiles = fills_tiles
         self.switch_ms = _GUESSED_SWITCH_MS

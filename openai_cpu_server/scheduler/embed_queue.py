@@ -72,7 +72,7 @@ class EmbedQueue:
 
     def __init__(self, *, batch_floor: float) -> None:
         self._credit = Credit(batch_floor)
-        """Of batch work, in tokens."""
+        """What batch work has earned, in tokens."""
         self._pending: dict[str, PendingEmbed] = {}
         self._turns = {priority: NestedTurns() for priority in Priority}
 

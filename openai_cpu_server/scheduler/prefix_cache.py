@@ -23,7 +23,7 @@ class _Branch:
     """A place where blocks begin: the root of a namespace, or the end of another block."""
 
     name: int = field(kw_only=True)
-    """Of the tokens up to here, as other machines know them (`contract.replica`)."""
+    """Names the tokens up to here, as other machines know them (`contract.replica`)."""
     children: dict[Tokens, _Block] = field(default_factory=dict)
     ordered: list[Tokens] = field(default_factory=list)
     """The keys of `children`, sorted: the one most like some tokens is next to where those would stand."""

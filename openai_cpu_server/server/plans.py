@@ -213,7 +213,7 @@ class MemoryShare(NamedTuple):
 
     @property
     def cache_bytes(self) -> int:
-        """Of the budget a quarter is for prefix caches, as of the machine where a model is alone."""
+        """A quarter of the budget is for prefix caches, as it is of the machine where a model is alone."""
         return (self.own_bytes or self.budget_bytes // self.num_models) // 4
 
 

@@ -269,6 +269,9 @@ async def test_a_long_conversation_is_shortened_where_that_is_allowed() -> None:
         assert error_of(refused)["param"] == "input"
         response = await made(http, input=long, truncation="auto")
         assert 200 < response["usage"]["input_tokens"] <= 380
+        image = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
+        unseen = await respond(http, input=[*long, image], truncation="auto")
+        assert error_of(unseen)["param"] == f"input[{len(long)}].content[0].type", "as the client counts"
         too_long = await respond(http, input="x" * 500, truncation="auto")
         assert error_of(too_long)["code"] == "context_length_exceeded"
 

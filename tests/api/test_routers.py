@@ -34,7 +34,7 @@ from tests.api.fake_engine import READY, FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, embedding_model, eventually, named, num_live
 from tests.api.sockets import content, opened
-from tests.api.talking import chat, complete, error_of, events
+from tests.api.talking import chat, complete, error_of, events, messages_error_of
 from tests.fakes import FAKE_EMBEDDER
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +44,10 @@ SURE, UNSURE = -2.0, -0.5
 """The fake's tokens have a log-probability of -1 each."""
 FORM = {"response_format": {"type": "json_object"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+SAID = {"role": "user", "content": "hi"}
+CALL = {"name": "f", "arguments": "{}"}
+CALLED = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": CALL}]}
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}
 
 
 def cascade(threshold: float, when: WhenStreaming = WhenStreaming.HOLD) -> Cascade:
@@ -349,6 +353,26 @@ async def test_it_is_listed_and_has_no_tokens_of_its_own() -> None:
         assert (refused.status_code, error_of(refused)["code"]) == (400, "wrong_model_kind")
         assert "'auto' is a router" in str(error_of(refused)["message"])
     assert "There is: little, big, vectors, auto, auto-too." in str(error_of(unknown)["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [SAID, CALLED]}, "messages"),
+        ("/v1/responses", {"input": [SAID, {"type": "function_call", "call_id": "1", **CALL}]}, "input"),
+        ("/v1/messages", {"messages": [SAID, USED], "max_tokens": 5}, None),
+    ],
+)
+async def test_what_it_cannot_read_is_blamed_in_the_words_of_the_client(
+    path: str, body: dict[str, object], param: str | None
+) -> None:
+    """A rule that counts tokens needs the prompt, so that it is made before there is a model."""
+    house = House(("auto", Rules((Rule(route="large", prompt_tokens_over=20),))))
+    async with client(house.app) as http:
+        refused = await http.post(path, json={"model": "auto", **body})
+    error = messages_error_of(refused) if param is None else error_of(refused)
+    assert (refused.status_code, error.get("param")) == (400, param)
+    assert "answers must follow" in str(error["message"])
 
 
 async def test_options_of_the_server_hold_for_both_models() -> None:

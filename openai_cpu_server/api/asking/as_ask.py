@@ -93,7 +93,7 @@ def _given(body: Body, fields: Fields, at: str = "") -> Iterator[AskedForm]:
 
 
 def shared_forms(body: SharedBody) -> Iterator[AskedForm]:
-    """Of the fields that families have alike."""
+    """The forms that fields of all families ask for."""
     return _given(body, _SHARED)
 
 

@@ -173,7 +173,7 @@ class _AskOnItsWay:
         self._ticket = context.ticket
 
     async def run(self, attempt: CascadeAttempt) -> RunningCall:
-        """Of a cascade: the small model's answer, if that is good enough; else the large one is asked."""
+        """Runs a cascade: the small model's answer, if that is good enough; else the large one is asked."""
         goal = await self._goal()
         routed = goal.routed
         if routed is None or routed.cascade is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar, Union
@@ -109,7 +110,7 @@ class Chunk(NamedTuple):
     """The event's name, in APIs whose events have names."""
 
 
-class Renderer:
+class Renderer(ABC):
     """Tells one answer as it comes. All methods return what is to be sent next, often nothing: this one says
     nothing but the answer, and what it failed with."""
 
@@ -128,13 +129,13 @@ class Renderer:
         """Nothing was said for a while. Nothing: a comment shows that the server lives."""
         return ()
 
+    @abstractmethod
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         """Raises GenerationFailed for an end that is nobody's result."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, figures: Figures) -> Sequence[Chunk]:
         """All sequences have ended well."""
-        raise NotImplementedError
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
         """The call has failed; nothing follows."""

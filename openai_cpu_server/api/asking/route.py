@@ -213,7 +213,7 @@ class BodyReader(msgspec.Struct, Generic[B], frozen=True):
         return self.ask(*parse(self.schema, data, lenient=lenient), num_bytes=len(data))
 
     def ask(self, body: B, ignored: Ignored, *, num_bytes: int) -> Ask:
-        """Of a body that was parsed elsewhere. Raises InvalidRequest."""
+        """What a body asks for that was parsed elsewhere. Raises InvalidRequest."""
         ask = self.as_ask(body)
         left_out = Ignored((*ignored.names, *ask.ignored.names))
         return msgspec.structs.replace(ask, num_bytes=num_bytes, ignored=left_out)

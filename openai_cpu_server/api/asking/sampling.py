@@ -32,7 +32,7 @@ _AS_SENT = (
 
 
 def sampling_of(body: Body) -> Sampling:
-    """Of the fields that this family's bodies have; what is called so and none of them was not checked.
+    """Reads the fields that this family's bodies have; what is called so and none of them was not checked.
 
     Raises InvalidRequest for a bias of what is no token id; `check_bias` knows which ids there are.
     """

@@ -32,7 +32,7 @@ def resolve_ranking(body: RerankBody, asking: ModelContext) -> PoolingCall:
 
 
 def _by_cosine(body: RerankBody, asking: ModelContext) -> PoolingCall:
-    """Of a model that embeds: query and documents become vectors."""
+    """Ranks by a model that embeds: query and documents become vectors."""
     reader = InputReader.of(asking, truncate=body.truncate)
     documents = _texts(body)
     read = reader.texts((body.query, *documents), ("query", *_params(documents)))
@@ -41,7 +41,7 @@ def _by_cosine(body: RerankBody, asking: ModelContext) -> PoolingCall:
 
 
 def _by_scores(body: RerankBody, asking: ModelContext) -> PoolingCall:
-    """Of a cross-encoder: each pair of query and document gets a score."""
+    """Ranks by a cross-encoder: each pair of query and document gets a score."""
     documents = _texts(body)
     request = embed_request(_pairs(body, documents, asking), body, asking, id_prefix=_PREFIX)
     squeezes = body.use_activation is not False and asking.info.architecture not in _SOFTMAX
@@ -49,7 +49,7 @@ def _by_scores(body: RerankBody, asking: ModelContext) -> PoolingCall:
 
 
 def _by_yes_or_no(body: RerankBody, asking: ModelContext) -> PoolingCall:
-    """Of a model that generates: it is asked about each document, and its first token is scored.
+    """Ranks by a model that generates: asked about each document, its first token is scored.
 
     The prompts begin alike, so the query is computed once.
     """

@@ -60,7 +60,7 @@ class ResponsesRoutes:
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
-        """Of a row of a batch job, which is stored only where it says so: the batch's output file has it."""
+        """Answers a row of a batch job. It is stored only where it says so: the output file has it."""
         read = await self._reader.read(data, context.identity, stores_unasked=False)
         for name in ("stream", "background"):
             if getattr(read.body, name):

@@ -75,7 +75,7 @@ _DISK_S = 1.0
 
 
 class DiskSpace(NamedTuple):
-    """Of a disk, in bytes."""
+    """What a disk has, in bytes."""
 
     total: int
     free: int
@@ -109,7 +109,7 @@ class StorageRoom:
         self._clock = clock
         self._space = space
         self._figures: dict[str, _Figure] = {}
-        """Of owners with limits."""
+        """What owners with limits have stored."""
         self._coming: dict[str, StoredAmount] = {}
         """Uploads that have not ended, by owner."""
         self._left: tuple[float, int] | None = None

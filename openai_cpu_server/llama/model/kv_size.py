@@ -120,7 +120,7 @@ DRAFT_KV_TYPE = KVType.F16
 """The fastest type."""
 _BATCH_TOKENS_MIN = 32
 LEAST_TOKENS = 512
-"""Of an encoder's input."""
+"""An encoder takes at least so long an input."""
 _SHARE_OF_MEMORY = 8
 """llama.cpp reserves a row of logits for each token of a step, also where it never computes one. They may
 take one part of so many of the free memory."""

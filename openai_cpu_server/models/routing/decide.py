@@ -113,7 +113,7 @@ class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What counts of one answer."""
 
     logprobs: tuple[float, ...]
-    """Of its tokens."""
+    """One for each of its tokens."""
     finish: FinishReason
     has_form: bool
     """It had to be JSON, or of another form."""

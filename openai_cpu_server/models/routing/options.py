@@ -64,7 +64,7 @@ class Cascade(msgspec.Struct, frozen=True, kw_only=True):
     small: str
     large: str
     mean_logprob: float
-    """Of an answer's tokens; below this it is not good enough."""
+    """Below this mean of its tokens an answer is not good enough."""
     when_streaming: WhenStreaming
 
 

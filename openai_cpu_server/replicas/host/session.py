@@ -116,7 +116,7 @@ class HostSession:
 
 
 class SessionRelay(AnswerSink):
-    """Of one request. `serves`: there is an engine that others are computed by."""
+    """Passes on what comes of one request. `serves`: there is an engine that others are computed by."""
 
     def __init__(self, request_id: str, session: HostSession, serves: Callable[[], bool]) -> None:
         self.session = session
@@ -148,8 +148,8 @@ class SessionRelay(AnswerSink):
 
 
 class TokenRelay(SessionRelay, TokenSink):
-    """Of a request that generates."""
+    """Passes on what a request generates."""
 
 
 class VectorRelay(SessionRelay, VectorSink):
-    """Of one that embeds."""
+    """Passes on what a request embeds."""

@@ -48,7 +48,7 @@ _OF_SCALING = (
     "down_after_s",
     "health_s",
 )
-"""Of `[ray]`, what neither kind of replica needs to know."""
+"""What neither kind of replica needs to know of `[ray]`."""
 _OF_ENGINES = ("memory_gb", "resources", "one_per_node", "pin", "retry_s", "cpus")
 _OF_API = ("api_replicas", "api_cpus", "ingress", "drain_s")
 _NO_LIMIT = 1_000_000
@@ -122,7 +122,7 @@ def _engines(settings: Settings, model: str) -> Application:
 
 
 def engine_name(model: str) -> str:
-    """Of a model's deployment: Ray allows no `/` and no `#` in it."""
+    """The name of a model's deployment: Ray allows no `/` and no `#` in it."""
     return "engine-" + "".join(char if char.isalnum() or char in "-_." else "_" for char in model)
 
 

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 
 class EngineReplica:
-    """Of one model. It counts as started when the model is loaded, or cannot be: then it says why, and the
-    others serve."""
+    """Computes one model. It counts as started when the model is loaded, or cannot be: then it says why, and
+    the others serve."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, settings: Settings, model: str

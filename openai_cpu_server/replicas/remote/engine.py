@@ -132,7 +132,7 @@ class ReplicasOverview:
         return tuple(best.values())
 
     def _reports(self) -> list[HostReport]:
-        """Of the replicas that stay; of those that go, where no other is."""
+        """What the replicas that stay have told; where there is none, those that go."""
         known = [one for one in self._carrier.replicas.values() if one.report is not None]
         staying = [one for one in known if not one.is_going] or known
         return [one.report for one in staying if one.report is not None]

@@ -27,7 +27,7 @@ class RequestPlace(NamedTuple):
 
 
 class RequestPlaces:
-    """Of all live requests; those without a place wait for one."""
+    """Where all live requests are; those without a place wait for one."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, AcceptedRequest] = {}
