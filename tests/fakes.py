@@ -26,9 +26,11 @@ from openai_cpu_server.contract.step import (
     Drop,
     Open,
     Restore,
+    RestoreState,
     Sample,
     Save,
     SavedBlock,
+    SaveState,
     ShareCells,
     Span,
     Step,
@@ -59,9 +61,9 @@ FAKE_INFO = ModelInfo(
     max_step_outputs=128,
     threads=1,
     end_tokens=frozenset({END_TOKEN}),
-    can_share=True,
-    can_trim=True,
 )
+STATEFUL = {"state_bytes": 100, "max_draft": 0}
+"""Facts of a model whose sequences have a state beside their cells."""
 
 FAKE_EMBEDDER = msgspec.structs.replace(
     FAKE_INFO,
@@ -71,8 +73,6 @@ FAKE_EMBEDDER = msgspec.structs.replace(
     context_trained=64,
     kv_tokens=0,
     kv_bytes_per_token=0,
-    can_share=False,
-    can_trim=False,
 )
 FAKE_RERANKER = msgspec.structs.replace(FAKE_EMBEDDER, kind=ModelKind.RERANKS, embedding_size=1)
 
@@ -223,6 +223,9 @@ class FakeBackend:
         self.cells: dict[int, list[Cell]] = {}
         self.opened: dict[int, Open] = {}
         self.blocks: dict[int, list[Cell]] = {}
+        self.states: dict[int, list[int]] = {}
+        """By slot, the tokens that its state has seen, where the memory has one."""
+        self.saved_states: dict[int, list[int]] = {}
         self.accepted: dict[int, int] = {}
         """By slot, tokens of its last draft."""
         self.num_computed = 0
@@ -242,7 +245,7 @@ class FakeBackend:
         self._interrupted.clear()
         for verb in step.verbs:
             self._do(verb)
-        if self._step_s and self._interrupted.wait(self._step_s):
+        if self._step_s and self._interrupted.wait(self._step_s) and step.may_be_interrupted:
             return StepResult(interrupted=True)
         assert step.num_tokens + step.padding <= self.info.max_step_tokens
         self._adapter = step.adapter
@@ -309,7 +312,8 @@ class FakeBackend:
         del self.adapters[key]
 
     def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
-        assert {block.number for block in blocks} == set(self.blocks)
+        states = {block.state for block in blocks} - {None}
+        assert {block.number for block in blocks} | states == self.blocks.keys() | self.saved_states.keys()
         Path(path).write_bytes(msgspec.msgpack.encode(blocks))
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
@@ -317,10 +321,14 @@ class FakeBackend:
             return ()
         blocks = msgspec.msgpack.decode(Path(path).read_bytes(), type=tuple[SavedBlock, ...])
         depth: dict[int | None, int] = {None: 0}
+        told: dict[int | None, list[int]] = {}
         for block in blocks:
             start = depth[block.parent]
             self.blocks[block.number] = [Cell(start + i, token) for i, token in enumerate(block.tokens)]
             depth[block.number] = start + len(block.tokens)
+            told[block.number] = [*told.get(block.parent, []), *block.tokens]
+            if block.state is not None:
+                self.saved_states[block.state] = told[block.number]
         return blocks
 
     def close(self) -> None:
@@ -330,14 +338,16 @@ class FakeBackend:
         match verb:
             case Open(slot=slot):
                 assert slot not in self.cells, f"slot {slot} is taken"
-                self.cells[slot], self.opened[slot] = [], verb
+                self.cells[slot], self.opened[slot], self.states[slot] = [], verb, []
             case Close(slot=slot):
                 del self.cells[slot]
                 del self.opened[slot]
+                del self.states[slot]
             case ShareCells(source=source, slot=slot, end=end):
                 assert self.cells[slot] == []
                 assert len(self.cells[source]) >= end, "shares what is not computed"
                 self.cells[slot] = self.cells[source][:end]
+                self.states[slot] = list(self.states[source])
             case Save(slot=slot, start=start, end=end, block=block):
                 assert block not in self.blocks
                 assert len(self.cells[slot]) >= end
@@ -347,8 +357,18 @@ class FakeBackend:
                 part = self.blocks[block][: end - start]
                 assert [c.position for c in part] == list(range(start, end))
                 self.cells[slot] += [Cell(c.position, c.token, c.adapter) for c in part]
+                self.states[slot] = []
+            case SaveState(slot=slot, end=end, state=state):
+                assert self.info.state_bytes
+                assert len(self.states[slot]) == end == len(self.cells[slot])
+                assert state not in self.blocks.keys() | self.saved_states.keys()
+                self.saved_states[state] = list(self.states[slot])
+            case RestoreState(state=state, slot=slot, end=end):
+                assert [cell.token for cell in self.cells[slot]] == self.saved_states[state]
+                assert end == len(self.cells[slot])
+                self.states[slot] = list(self.saved_states[state])
             case Drop(block=block):
-                del self.blocks[block]
+                del (self.blocks if block in self.blocks else self.saved_states)[block]
 
     def _allowed(self, span: Span) -> Span:
         """Its draft as far as the request's pattern allows it."""
@@ -380,13 +400,17 @@ class FakeBackend:
         if self._kill_on in span.tokens:
             os.kill(os.getpid(), self._kill_with)
         assert {cell.adapter for cell in cells} <= {self._adapter}, "cells of another adapter"
+        if self.info.state_bytes:
+            assert self.states[span.slot] == [cell.token for cell in cells], "a state of other tokens"
+            self.states[span.slot] += span.tokens + span.draft
         tokens = enumerate(span.tokens + span.draft)
         cells += [Cell(span.start + i, token, self._adapter) for i, token in tokens]
         self.num_computed += span.num_tokens
 
     def _sample_along(self, span: Span) -> tuple[list[Sample], str | None]:
         """What a step each would have sampled, as far as the draft is right; and why it went no further."""
-        assert not span.draft or (self.info.can_trim and not span.targets)
+        assert not span.draft or not span.targets
+        assert self.info.max_draft is None or len(span.draft) <= self.info.max_draft
         known = [cell.token for cell in self.cells[span.slot]][: span.start + len(span.tokens)]
         samples: list[Sample] = []
         output: list[int] = []
@@ -406,6 +430,7 @@ class FakeBackend:
         end = span.start + len(span.tokens)
         num_computed = len(cells) - end
         del cells[end + accepted :]
+        del self.states[span.slot][end + accepted :]
         num_thought = num_computed + (num_computed < span.num_to_draft)
         return Drafted(num_computed, accepted, num_known=len(cells), num_thought=num_thought)
 

@@ -282,7 +282,12 @@ class KVStats(msgspec.Struct, frozen=True, kw_only=True):
     """Held by more than one sequence."""
     cache_block_tokens: int
     cache_capacity_blocks: int
+    """For so many there would be room without states."""
     cache_blocks: int
+    cache_states: int
+    """Saved states, which only recurrent and hybrid memories have."""
+    cache_capacity_bytes: int
+    cache_bytes: int
     cache_evictions: int
     prompt_tokens: int
     """Prompt tokens of all requests that have run."""

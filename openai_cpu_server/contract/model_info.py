@@ -166,11 +166,14 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     end_tokens: frozenset[int]
     """Tokens that end a generation (EOS, EOT and their like)."""
-    can_share: bool
-    """Whether cells of a sequence's beginning can be shared, saved and restored."""
-    can_trim: bool
-    """Whether the end of a sequence can be removed, which recurrent,
-    hybrid and sliding-window memories cannot."""
+    state_bytes: int = 0
+    """Bytes of the state that each sequence has beside its cells, in recurrent and hybrid memories; 0: none.
+
+    Every token changes it. So a sequence with a state can begin where another one's was saved, or stands just
+    now; one without can begin behind any token that another has computed.
+    """
+    max_draft: int | None = None
+    """The most tokens at a sequence's end that can be taken back; None: any number."""
     draft_cost: float | None = None
     """The rough cost of a token in the draft model, as a share of this model's;
     None: there is no draft model."""

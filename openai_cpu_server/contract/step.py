@@ -34,7 +34,10 @@ class Close(msgspec.Struct, frozen=True):
 
 
 class ShareCells(msgspec.Struct, frozen=True):
-    """Let the open, empty `slot` hold the cells of positions 0 .. end-1 of `source` too, without copying."""
+    """Let the open, empty `slot` hold the cells of positions 0 .. end-1 of `source` too, without copying.
+
+    If `source` has computed just these, the slot gets its state, too.
+    """
 
     source: int
     slot: int
@@ -59,13 +62,29 @@ class Restore(msgspec.Struct, frozen=True):
     end: int
 
 
+class SaveState(msgspec.Struct, frozen=True):
+    """Copy the state of the slot, which has computed `end` tokens, to host memory."""
+
+    slot: int
+    end: int
+    state: int
+
+
+class RestoreState(msgspec.Struct, frozen=True):
+    """Put a saved state into the slot, whose cells are those of the same `end` tokens."""
+
+    state: int
+    slot: int
+    end: int
+
+
 class Drop(msgspec.Struct, frozen=True):
-    """Free a saved block."""
+    """Free a saved block or state; they share their numbers."""
 
     block: int
 
 
-Verb = Union[Open, Close, ShareCells, Save, Restore, Drop]
+Verb = Union[Open, Close, ShareCells, Save, Restore, SaveState, RestoreState, Drop]
 """What happens to slots and saved blocks, in order, before the spans are computed."""
 
 
@@ -82,7 +101,7 @@ class Span(msgspec.Struct, frozen=True):
     draft: tuple[int, ...] = ()
     """Tokens that may follow. They are computed behind `tokens`, which saves steps if they turn out right.
 
-    They are allowed only where a token is sampled, without targets, and where the memory can be trimmed.
+    They are allowed only where a token is sampled, without targets, and at most `ModelInfo.max_draft`.
     """
     num_to_draft: int = 0
     """How many tokens the backend's draft model is to draft, at most. It is an alternative to `draft`."""
@@ -111,6 +130,8 @@ class Step(msgspec.Struct, frozen=True):
     """Throw-away tokens to compute in a slot set aside, where a larger step is a faster one."""
     adapter: str | None = None
     """The key of the adapter that all spans are computed with; None: the model as it is."""
+    may_be_interrupted: bool = False
+    """Whether `interrupt` may end it: the backend keeps what it needs to go back to the beginning."""
 
     @property
     def num_tokens(self) -> int:
@@ -126,6 +147,8 @@ class SavedBlock(msgspec.Struct, frozen=True):
     """The block before it; None for the first of its namespace's chain."""
     namespace: str
     tokens: tuple[int, ...]
+    state: int | None = None
+    """The number of the state that is saved at its end; None: there is none."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -150,7 +150,7 @@ class EngineCore(Core[Step]):
         return self._is_measuring or super().is_worth_interrupting(command)
 
     def save_cache(self, path: str) -> None:
-        if not self._scheduler.kv_stats.cache_capacity_blocks:
+        if not self._scheduler.kv_stats.cache_capacity_bytes:
             return  # what an earlier run has left there stays
         for request_id in self._outputs.ids:
             self._outputs.end(request_id, FinishReason.CANCELLED)
@@ -183,7 +183,7 @@ class EngineCore(Core[Step]):
             # A request whose output is forced as a whole ends without a step.
             return self._figures(planned, StepResult(), 0.0, 0.0, {}) if self._outputs.num_forced else None
         timer, predicted_ms = self._timer, self._scheduler.predicted_ms(planned)
-        timer.begin(predicted_ms, may_interrupt=self._scheduler.may_interrupt(planned))
+        timer.begin(predicted_ms, may_interrupt=planned.may_be_interrupted)
         result = self._backend.execute(planned)
         timer.end(is_interrupted=result.interrupted)
         participants = self._scheduler.participants(planned)
@@ -353,11 +353,11 @@ def build_core(
     Without a curve it goes by a guess, until it has found time to `measure`.
     """
     info = backend.info
-    shares = info.can_share and options.experiment.prefix_sharing
+    reuses = options.experiment.prefix_sharing
     journal = PrefixJournal() if options.tells_forecast else None
-    cache = _cache(options, backend, journal) if shares else SavedPrefixes(0)
+    cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)
     scheduler = Scheduler(
-        limits=StepLimits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, shares),
+        limits=StepLimits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, reuses),
         ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=cache,
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),
@@ -394,20 +394,24 @@ def step_options(options: EngineOptions) -> StepOptions:
 
 def _speculator(options: EngineOptions, info: ModelInfo) -> Speculator | None:
     """None where nothing is to be drafted, or where wrong drafts could not be taken back."""
-    if options.speculation == "off" or not info.can_trim:
+    if options.speculation == "off" or info.max_draft == 0:
         return None
     return Speculator(
         LookupDrafter(info.end_tokens),
         ModelDrafter(info.draft_cost) if info.draft_cost is not None else None,
-        max_tokens=options.draft_max,
+        max_tokens=options.draft_max if info.max_draft is None else min(options.draft_max, info.max_draft),
         always=options.experiment.always_drafts,
     )
 
 
 def _cache(options: EngineOptions, backend: Backend, journal: PrefixJournal | None) -> SavedPrefixes:
     info = backend.info
-    block_bytes = BLOCK_TOKENS * info.kv_bytes_per_token
-    cache = SavedPrefixes(options.cache_bytes // block_bytes, journal=journal)
+    cache = SavedPrefixes(
+        options.cache_bytes,
+        block_bytes=BLOCK_TOKENS * info.kv_bytes_per_token,
+        state_bytes=info.state_bytes,
+        journal=journal,
+    )
     if options.cache_file is not None and cache.capacity:
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))

@@ -29,7 +29,6 @@ class LlamaBackend:
         self._adapters = NativeAdapters(loaded.model, loaded.context)
         self._slots = SlotTable(loaded, self._constraints)
         self._steps = StepRunner(loaded, self._slots, self._constraints, self._adapters)
-        self._can_interrupt = not loaded.model.is_recurrent
 
     @classmethod
     def load(
@@ -74,13 +73,9 @@ class LlamaBackend:
         return self._steps.run(step)
 
     def interrupt(self) -> None:
-        """End the running step early; without a running step this does nothing. Any thread may call it at any
-        time.
-
-        A state per sequence cannot be rolled back: models that have one finish their step.
-        """
-        if self._can_interrupt:
-            self._loaded.abort.press()
+        """End the running step early, if it may be interrupted; without a running step this does nothing. Any
+        thread may call it at any time."""
+        self._loaded.abort.press()
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         return self._loaded.vocabulary.piece(token, special=special and token not in self.info.end_tokens)

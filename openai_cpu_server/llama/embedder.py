@@ -210,8 +210,6 @@ def _info(
         max_step_outputs=INPUTS_MAX,
         threads=context.threads,
         end_tokens=vocabulary.end_tokens,
-        can_share=False,
-        can_trim=False,
         kernels=kernels,
         kind=model_kind(model.header),
         embedding_size=context.row_size,

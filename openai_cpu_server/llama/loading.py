@@ -13,16 +13,29 @@ import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter, Kernels, LoadedAdapter, ModelInfo
+from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import AdapterFailed, StartupError
 from openai_cpu_server.kernels.library import obstacle
 from openai_cpu_server.kernels.proof import kernels_in_use
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
-from openai_cpu_server.llama.cells.context import SLOTS_MAX, AbortSwitch, Context, ContextOptions
+from openai_cpu_server.llama.cells.context import (
+    SLOTS_MAX,
+    AbortSwitch,
+    Context,
+    ContextOptions,
+    TokenBatch,
+)
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.host import Machine, ThreadBinding
-from openai_cpu_server.llama.model.kv_size import DRAFT_KV_TYPE, KVType, MemoryRoom, batch_tokens
+from openai_cpu_server.llama.model.kv_size import (
+    CELLS_GRANULARITY,
+    DRAFT_KV_TYPE,
+    KVType,
+    MemoryRoom,
+    batch_tokens,
+)
 from openai_cpu_server.llama.model.model import Model, cells_fingerprint
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -142,14 +155,22 @@ _MOSTLY_Q4_0 = 2
 
 
 class SlotsSetAside(NamedTuple):
-    """Sequence ids behind those of the requests."""
+    """Slots behind those of the requests."""
 
     scratch: int
     """For cells that are being copied."""
     padding: int
+    kept: range
+    """For states to which an interrupted step goes back."""
+
+    @classmethod
+    def behind(cls, num_slots: int, num_kept: int) -> SlotsSetAside:
+        kept = num_slots + 2
+        return cls(num_slots, num_slots + 1, range(kept, kept + num_kept))
 
 
-_NUM_SET_ASIDE = len(SlotsSetAside._fields)
+_STATES_SHARE = 4
+"""The states that are kept for interruptions may take one part of so many of the free memory."""
 
 
 class LoadedParts(NamedTuple):
@@ -173,7 +194,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     computes nothing: it fills memory, with one thread.
     """
     kv_type = KVType.named(options.kv_type)
-    _require_sane(options)
+    _require_sane_threads(options)
     with ExitStack() as undo:
         header = GgufHeader(Path(options.model_path))
         draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
@@ -186,11 +207,15 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             raise StartupError(f"{model.path} ({model.header.architecture}) is no model that generates text.")
         vocabulary = Vocabulary(model)
         abort = AbortSwitch()
-        context_options = _context_options(options, room.pool_cells(options.kv_tokens), kv_type, machine)
-        cores = _cores(context_options)
+        cores = _cores(options, machine)
+        state_bytes = _state_bytes(model, abort) if model.is_recurrent else 0
+        set_aside = _slots_set_aside(options, model, state_bytes, room.free_bytes)
+        room = room.beside_states(state_bytes * (set_aside.kept.stop + options.max_seqs * model.has_window))
+        cells = room.pool_cells(options.kv_tokens)
+        context_options = _context_options(options, model, set_aside, cells, kv_type, machine)
         context = Context(model, context_options, abort, cores)
         undo.callback(context.close)
-        info = _info(options, model, vocabulary, context, room, kernels)
+        info = _info(options, model, vocabulary, context, room, kernels, state_bytes)
         fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
         draft_model = None
         if draft is not None:
@@ -199,13 +224,58 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
                 info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
             )
         undo.pop_all()
-    set_aside = SlotsSetAside(scratch=options.max_seqs, padding=options.max_seqs + 1)
     return LoadedParts(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
 
 
-def _cores(options: ContextOptions) -> ThreadBinding:
+def _cores(options: EngineOptions, machine: Machine) -> ThreadBinding:
     """Bind threads only if small and large steps have as many: a change of the number starts new threads."""
-    return ThreadBinding(options.threads if options.threads == options.threads_batch else 1)
+    threads = options.threads or machine.num_threads()
+    return ThreadBinding(threads if options.threads_batch in (None, threads) else 1)
+
+
+def _state_bytes(model: Model, abort: AbortSwitch) -> int:
+    """The bytes of a saved state, which llama.cpp tells only of a sequence that has one.
+
+    So a step is begun in a context of its own, and given up at once: it computes next to nothing. At a
+    position other than the first llama.cpp keeps the state that it has begun.
+    """
+    options = ContextOptions(
+        kv_cells=CELLS_GRANULARITY,
+        kv_type=KVType.F32,
+        num_slots=2,
+        batch_tokens=1,
+        outputs=2,
+        threads=1,
+        threads_batch=1,
+        flash_attention=True,
+    )
+    context = Context(model, options, abort, ThreadBinding(1))
+    try:
+        batch = TokenBatch(1)
+        batch.fill([Span(slot=0, start=1, tokens=(0,), sample=False)])
+        with abort.armed():
+            abort.press()
+            context.decode(batch)
+        context.share_state(0, 1)
+        return context.cells_bytes(1)
+    finally:
+        context.close()
+
+
+def _slots_set_aside(
+    options: EngineOptions, model: Model, state_bytes: int, free_bytes: int
+) -> SlotsSetAside:
+    """Raises `StartupError` if llama.cpp has not so many sequences."""
+    per_slot = 2 if model.has_window else 1
+    left = SLOTS_MAX - len(SlotsSetAside._fields) + 1 - per_slot * options.max_seqs
+    if options.max_seqs < 1 or left < 0:
+        most = (SLOTS_MAX - len(SlotsSetAside._fields) + 1) // per_slot
+        why = " (its windows need a second sequence for each)" if model.has_window else ""
+        raise StartupError(
+            f"--max-seqs must be between 1 and {most} for this model{why}, not {options.max_seqs}."
+        )
+    affordable = free_bytes // _STATES_SHARE // state_bytes if state_bytes else 0
+    return SlotsSetAside.behind(options.max_seqs, min(options.max_seqs, left, affordable))
 
 
 def _load_draft_model(
@@ -221,24 +291,31 @@ def _load_draft_model(
         repack = repacks(options, header, our_products=info.kernels.products.is_on)
         model = Model.open(header, repack=repack, on_progress=lambda fraction: None)
         undo.callback(model.close)
-        if not model.generates_text or model.is_recurrent or model.has_window:
+        if not model.generates_text or model.is_recurrent:
             raise StartupError(
                 f"{header.path} ({header.architecture}) cannot draft: "
                 "its memory of tokens cannot be cut back."
             )
         vocabulary = Vocabulary(model)
         require_same_tokens(large, vocabulary, str(header.path))
-        context = Context(model, _draft_context_options(options, info), abort, cores)
+        context = Context(model, _draft_context_options(options, info, model), abort, cores)
         undo.pop_all()
     return DraftModel(model, vocabulary, context, num_common=min(large.vocab_size, vocabulary.vocab_size))
 
 
-def _draft_context_options(options: EngineOptions, info: ModelInfo) -> ContextOptions:
-    """The draft model's options; it gets as many cells as the model has."""
+def _draft_context_options(options: EngineOptions, info: ModelInfo, model: Model) -> ContextOptions:
+    """The draft model's options; it gets as many cells as the model has. Raises `StartupError`."""
+    num_guarded = info.max_seqs if model.has_window else 0
+    if info.max_seqs + num_guarded > SLOTS_MAX:
+        raise StartupError(
+            f"--max-seqs must be at most {SLOTS_MAX // 2} with the draft model {model.path}: "
+            "its windows need a second sequence for each."
+        )
     return ContextOptions(
         kv_cells=info.kv_tokens,
         kv_type=DRAFT_KV_TYPE,
         num_slots=info.max_seqs,
+        num_guarded=num_guarded,
         batch_tokens=info.max_step_tokens,
         outputs=info.max_seqs,
         threads=info.threads,
@@ -247,10 +324,7 @@ def _draft_context_options(options: EngineOptions, info: ModelInfo) -> ContextOp
     )
 
 
-def _require_sane(options: EngineOptions) -> None:
-    slots_max = SLOTS_MAX - _NUM_SET_ASIDE
-    if not 1 <= options.max_seqs <= slots_max:
-        raise StartupError(f"--max-seqs must be between 1 and {slots_max}, not {options.max_seqs}.")
+def _require_sane_threads(options: EngineOptions) -> None:
     for name, threads in (("threads", options.threads), ("threads-batch", options.threads_batch)):
         if threads is not None and threads < 1:
             raise StartupError(f"--{name} must be at least 1, not {threads}.")
@@ -269,14 +343,22 @@ def repacks(options: EngineOptions, header: GgufHeader, *, our_products: bool) -
     return not our_products and header.get_int("general.file_type") == _MOSTLY_Q4_0
 
 
-def _context_options(options: EngineOptions, cells: int, kv_type: KVType, machine: Machine) -> ContextOptions:
+def _context_options(
+    options: EngineOptions,
+    model: Model,
+    set_aside: SlotsSetAside,
+    cells: int,
+    kv_type: KVType,
+    machine: Machine,
+) -> ContextOptions:
     threads = options.threads or machine.num_threads()
     return ContextOptions(
         kv_cells=cells,
         kv_type=kv_type,
-        num_slots=options.max_seqs + _NUM_SET_ASIDE,
+        num_slots=set_aside.kept.stop,
+        num_guarded=options.max_seqs if model.has_window else 0,
         batch_tokens=batch_tokens(options),
-        outputs=options.max_seqs + _SCORED_OUTPUTS,
+        outputs=max(options.max_seqs + _SCORED_OUTPUTS, set_aside.kept.stop),
         threads=threads,
         threads_batch=options.threads_batch or threads,
         flash_attention=options.flash_attention,
@@ -290,8 +372,8 @@ def _info(
     context: Context,
     room: MemoryRoom,
     kernels: Kernels,
+    state_bytes: int,
 ) -> ModelInfo:
-    can_share = not model.is_recurrent and not model.has_window
     return ModelInfo(
         path=str(model.path),
         description=model.description,
@@ -308,9 +390,7 @@ def _info(
         max_step_outputs=context.max_outputs,
         threads=context.threads,
         end_tokens=vocabulary.end_tokens,
-        can_share=can_share,
-        # A window's cells are reused as soon as it has passed them, even with `swa_full`: what was before
-        # the end of the sequence may be gone.
-        can_trim=can_share,
+        state_bytes=state_bytes,
+        max_draft=0 if state_bytes else None,
         kernels=kernels,
     )

@@ -19,9 +19,11 @@ from openai_cpu_server.contract.step import (
     Drop,
     Open,
     Restore,
+    RestoreState,
     Sample,
     Save,
     SavedBlock,
+    SaveState,
     ShareCells,
     TokenLogprob,
     Verb,
@@ -155,7 +157,12 @@ class SlotTable:
         self._draft_model = loaded.draft_model
         self._constraints = constraints
         self._store = BlockStore()
-        self._copies = CellCopies(self._context, self._store, scratch_slot=loaded.set_aside.scratch)
+        self._copies = CellCopies(
+            self._context,
+            self._store,
+            scratch_slot=loaded.set_aside.scratch,
+            empty_slot=loaded.set_aside.padding,
+        )
         self._candidates = Candidates(loaded.info.vocab_size)
         self._open_slots: dict[int, OpenSlot] = {}
 
@@ -215,9 +222,13 @@ class SlotTable:
                 self._require_held(slot, end)
                 self._store.put(block, self._copies.save(slot, start, end))
             case Restore(block, slot, start, end):
-                self._require_held(slot, start)
-                assert self._context.num_positions(slot) == start, f"slot {slot} holds more than {start}"
-                self._copies.restore(self._store.get(block), slot, start, end)
+                self._restore(slot, start, end, block)
+            case SaveState(slot, end, state):
+                self._require_exactly(slot, end)
+                self._store.put(state, self._copies.save_state(slot))
+            case RestoreState(state, slot, end):
+                self._copies.restore_state(self._store.get(state), slot)
+                self._require_exactly(slot, end)
             case Drop(block):
                 self._store.drop(block)
 
@@ -244,8 +255,19 @@ class SlotTable:
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
         self._context.share(verb.source, verb.slot, 0, verb.end)
 
+    def _restore(self, slot: int, start: int, end: int, block: int) -> None:
+        if not self._info.state_bytes:  # else how far it is can be told when it has its state
+            self._require_exactly(slot, start)
+        self._copies.restore(self._store.get(block), slot, start, end)
+        if not self._info.state_bytes:
+            self._require_exactly(slot, end)
+
+    def _require_exactly(self, slot: int, end: int) -> None:
+        assert slot in self._open_slots, f"slot {slot} is not open"
+        held = self._context.num_positions(slot)
+        assert held == end, f"slot {slot} holds {held} tokens, not {end}"
+
     def _require_held(self, slot: int, end: int) -> None:
-        assert self._info.can_share, "this model's memory cannot share, save and restore"
         assert slot in self._open_slots, f"slot {slot} is not open"
         held = self._context.num_positions(slot)
         assert held >= end, f"slot {slot} holds {held} tokens, not {end}"

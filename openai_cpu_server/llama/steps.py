@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -36,11 +37,12 @@ class StepRunner:
         self._context = loaded.context
         self._draft_model = loaded.draft_model
         self._padding_slot = loaded.set_aside.padding
+        self._kept_slots = loaded.set_aside.kept
         self._any_token = loaded.vocabulary.bos or 0
         self._slots = slots
         self._constraints = constraints
         self._adapters = adapters
-        self._batch = TokenBatch(loaded.info.max_step_tokens)
+        self._batch = TokenBatch(loaded.info.max_step_tokens, loaded.context.sequences)
 
     def warm_up(self) -> bool:
         """Compute one token and forget it. False: that was interrupted."""
@@ -61,7 +63,8 @@ class StepRunner:
 
         An interrupted step has done its verbs. Padding for which the pool has no room is left out.
         """
-        with self._abort.armed():
+        kept = self._kept(step)
+        with contextlib.nullcontext() if kept is None else self._abort.armed():
             verbs_ms = self._slots.apply(step.verbs)
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
@@ -69,14 +72,45 @@ class StepRunner:
             self._adapters.use(step.adapter)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
-            with self._constraints.foreseeing(self._constrained(spans)):
+            with self._constraints.foreseeing(self._constrained(spans)), self._keeping(kept or {}):
                 layout, decoded, padding = self._compute(spans, step.padding)
-        if decoded is DecodeOutcome.INTERRUPTED:
-            for span in spans:  # llama.cpp keeps what it finished
-                self._context.trim(span.slot, span.start)
-            return StepResult(interrupted=True, verbs_ms=verbs_ms)
+                if decoded is DecodeOutcome.INTERRUPTED:
+                    self._go_back(spans, kept or {})
+                    return StepResult(interrupted=True, verbs_ms=verbs_ms)
         result = self._result(step.spans, spans, layout, drafts, drafting_ms)
         return msgspec.structs.replace(result, padding=padding, verbs_ms=verbs_ms)
+
+    def _kept(self, step: Step) -> dict[int, int] | None:
+        """By slot, the one set aside that keeps its state while the step may be interrupted; None: it may
+        not, or there are not enough of them."""
+        if not step.may_be_interrupted:
+            return None
+        if not self._info.state_bytes:
+            return {}
+        slots = [span.slot for span in step.spans]
+        return (
+            dict(zip(slots, self._kept_slots, strict=False)) if len(slots) <= len(self._kept_slots) else None
+        )
+
+    @contextlib.contextmanager
+    def _keeping(self, kept: Mapping[int, int]) -> Iterator[None]:
+        """llama.cpp copies a state that another slot holds too when it is to change, so to keep one costs
+        nothing but its place."""
+        for slot, aside in kept.items():
+            self._context.share_state(slot, aside)
+        try:
+            yield
+        finally:
+            for aside in kept.values():
+                self._context.free_slot(aside)
+
+    def _go_back(self, spans: Sequence[Span], kept: Mapping[int, int]) -> None:
+        """Take back what an interrupted step has left: llama.cpp keeps what it finished."""
+        for span in spans:
+            if span.slot in kept:
+                self._context.rewind(span.slot, span.start, kept[span.slot])
+            else:
+                self._context.trim(span.slot, span.start)
 
     def computes_numbers(self) -> bool:
         """Compute a token apart, as long as there is a cell for it."""
@@ -113,7 +147,8 @@ class StepRunner:
         """The span, with its draft cut off before the first token that the constraint forbids."""
         if not span.draft:
             return span
-        assert self._info.can_trim, "this model's memory cannot give up what a draft has computed in vain"
+        most = self._info.max_draft
+        assert most is None or len(span.draft) <= most, "more than this model's memory can take back"
         length = self._slots[span.slot].num_allowed(span.draft)
         return msgspec.structs.replace(span, draft=span.draft[:length])
 

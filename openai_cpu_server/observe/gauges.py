@@ -28,13 +28,10 @@ class GaugeReading(NamedTuple):
     model: str
     status: EngineStatus
     kv: KVStats
-    block_bytes: int
-    """What a block of the prefix cache takes."""
 
     @classmethod
     def of(cls, model: str, engine: Engine) -> GaugeReading:
-        info, kv = engine.info, engine.kv_stats() or _NO_KV
-        return cls(model, engine.status(), kv, kv.cache_block_tokens * info.kv_bytes_per_token if info else 0)
+        return cls(model, engine.status(), engine.kv_stats() or _NO_KV)
 
 
 class EngineGauges(Collector):
@@ -117,14 +114,19 @@ _OF_KV: tuple[tuple[str, str, Callable[[GaugeReading], float]], ...] = (
     ),
     ("ocs_prefix_cache_blocks", "Blocks that the prefix cache holds.", lambda one: one.kv.cache_blocks),
     (
+        "ocs_prefix_cache_states",
+        "States that the prefix cache holds (recurrent and hybrid memory).",
+        lambda one: one.kv.cache_states,
+    ),
+    (
         "ocs_prefix_cache_capacity_bytes",
         "Bytes that the prefix cache may hold.",
-        lambda one: one.kv.cache_capacity_blocks * one.block_bytes,
+        lambda one: one.kv.cache_capacity_bytes,
     ),
     (
         "ocs_prefix_cache_bytes",
         "Bytes that the prefix cache holds.",
-        lambda one: one.kv.cache_blocks * one.block_bytes,
+        lambda one: one.kv.cache_bytes,
     ),
 )
 

@@ -200,11 +200,11 @@ class _Composition:
         if not prefilling:
             return
         plan, first, apart = self.plan, prefilling[0], self.plan.copy()
-        unread = sum(sequence.pending for sequence in prefilling)
+        unread = sum(map(plan.left_of, prefilling))
         fits, least = self._prices.fit(plan, first, unread, budget_ms), min(TILE_TOKENS, unread)
         reason = StepReason.PROMPT if fits >= least else StepReason.LEAST
         end = plan.num_tokens + max(fits, least)
-        plan.add(first, min(first.pending, -(-max(fits, least) // 2)), reason)
+        plan.add(first, -(-max(fits, least) // 2), reason)
         for sequence in sorted(prefilling, key=plan.left_of):
             num_tokens = min(plan.left_of(sequence), end - plan.num_tokens)
             if num_tokens > 0 and self._is_better_together(prefilling, sequence, num_tokens, apart):
@@ -232,10 +232,10 @@ class _Composition:
         decoding = [sequence for sequence in wanted.batch_decoding if sequence in self.plan.parts]
         self._add_forced(decoding, budget_ms, reason or StepReason.FORCED)
         for sequence in wanted.batch_prefilling:
-            self._add_within(sequence, sequence.pending, budget_ms, reason or StepReason.PROMPT)
+            self._add_within(sequence, sequence.readable, budget_ms, reason or StepReason.PROMPT)
         if not self.plan.num_tokens:
             for sequence in wanted.batch[:1]:
-                self.plan.add(sequence, min(TILE_TOKENS, sequence.pending), StepReason.LEAST)
+                self.plan.add(sequence, TILE_TOKENS, StepReason.LEAST)
 
     def fill_tile(self, sequences: Seq[Sequence]) -> None:
         """Grow the step with pending tokens as far as these cost next to nothing, or save time."""

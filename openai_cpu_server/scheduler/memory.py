@@ -8,7 +8,8 @@ from itertools import chain
 
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
-from openai_cpu_server.contract.step import Close, Drop, Open, Save, Verb
+from openai_cpu_server.contract.step import Close, Drop, Open, Save, SaveState, Verb
+from openai_cpu_server.scheduler.checkpoints import Checkpoints
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.reuse import PrefixReuse
 from openai_cpu_server.scheduler.sequence import Sequence
@@ -135,6 +136,7 @@ class SequenceMemory:
         self.ledger = ledger
         self.cache = cache
         self.running: dict[int, Sequence] = {}
+        self._checkpoints = Checkpoints(cache.has_states)
         self._num_slots = num_slots
         self._free_slots = list(reversed(range(num_slots)))
         self._verbs: list[Verb] = []
@@ -165,7 +167,7 @@ class SequenceMemory:
     def place(self, sequence: Sequence, reuse: PrefixReuse) -> None:
         """Give a waiting sequence a slot with the cells that it reuses. The caller has asked `has_place`."""
         slot = self._free_slots.pop()
-        sequence.run(slot, reuse.num_tokens)
+        sequence.run(slot, reuse.num_tokens, self._checkpoints.stops(sequence, reuse))
         self.running[slot] = sequence
         self._verbs.append(_open(sequence))
         self._verbs += reuse.verbs(slot)
@@ -174,6 +176,12 @@ class SequenceMemory:
         self.ledger.grow(slot, reuse.num_tokens)
         self.cache.use(sequence.tokens[: reuse.num_tokens], sequence.request.cells_namespace)
         self._count(sequence, reuse)
+
+    def save_at_stop(self, sequence: Sequence) -> None:
+        """Save what a running sequence has computed, if it has stopped for that."""
+        while sequence.stops and sequence.stops[0] <= sequence.computed:
+            if sequence.stops.pop(0) == sequence.computed:
+                self._save(sequence)
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a running sequence out of its slot: save what it has computed, then free its cells."""
@@ -195,8 +203,11 @@ class SequenceMemory:
             pool_blocks_used=self.ledger.num_used,
             pool_blocks_shared=self.ledger.num_shared,
             cache_block_tokens=BLOCK_TOKENS,
-            cache_capacity_blocks=self.cache.capacity,
+            cache_capacity_blocks=self.cache.capacity_blocks,
             cache_blocks=len(self.cache),
+            cache_states=self.cache.num_states,
+            cache_capacity_bytes=self.cache.capacity,
+            cache_bytes=self.cache.used,
             cache_evictions=self.cache.num_evictions,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
@@ -229,6 +240,8 @@ class SequenceMemory:
         )
         self._verbs += [Drop(number) for number in insertion.dropped]
         self._verbs += [Save(sequence.slot, start, end, number) for number, start, end in insertion.saved]
+        if insertion.state is not None:
+            self._verbs.append(SaveState(sequence.slot, sequence.computed, insertion.state))
 
     def _count(self, sequence: Sequence, reuse: PrefixReuse) -> None:
         """Count prompt tokens and reused ones, only when a request runs for the first time."""

@@ -101,8 +101,8 @@ class StepPlan:
         return self.parts.get(sequence, 0) + self.drafts.get(sequence, 0)
 
     def left_of(self, sequence: Sequence) -> int:
-        """How many pending tokens of the sequence are not planned yet."""
-        return sequence.pending - self.parts.get(sequence, 0)
+        """How many tokens of the sequence this step can still compute, beside those planned."""
+        return sequence.readable - self.parts.get(sequence, 0)
 
     def room_for(self, sequence: Sequence) -> int:
         """How many of its tokens there is room for; scoring needs a row of logits for each."""
@@ -125,13 +125,13 @@ class StepPlan:
 
     def add(self, sequence: Sequence, num_tokens: int, reason: StepReason) -> None:
         """Plan further tokens of the sequence, as many as there is room for."""
-        num_tokens = min(num_tokens, self.room_for(sequence))
+        num_tokens = min(num_tokens, self.left_of(sequence), self.room_for(sequence))
         if num_tokens <= 0:
             return
         self._count(sequence, num_tokens)
         self.assignments.append(Assignment(sequence, num_tokens, reason))
         self.parts[sequence] = self.parts.get(sequence, 0) + num_tokens
-        ends = self.left_of(sequence) == 0
+        ends = sequence.pending == self.parts[sequence]
         self._outputs_left -= num_tokens if sequence.is_scoring else ends
         self._scored_left -= num_tokens * sequence.is_scoring
 

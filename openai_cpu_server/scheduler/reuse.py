@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
-from openai_cpu_server.contract.step import Restore, ShareCells, Verb
+from openai_cpu_server.contract.step import Restore, RestoreState, ShareCells, Verb
 from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes, common_prefix
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
@@ -23,6 +23,10 @@ class PrefixReuse:
     """How many tokens' cells `source` shares."""
     restored: tuple[tuple[int, int, int], ...] = ()
     """(block, start, end): saved blocks, or their first parts, for the positions behind what is shared."""
+    state: int | None = None
+    """The saved state at their end; None: there is none, or `source` shares its own."""
+    parts_at: int = 0
+    """Where its tokens part from all that others have computed, or will have."""
 
     @property
     def num_tokens(self) -> int:
@@ -30,7 +34,9 @@ class PrefixReuse:
 
     def verbs(self, slot: int) -> list[Verb]:
         share: list[Verb] = [] if self.source is None else [ShareCells(self.source.slot, slot, self.shared)]
-        return share + [Restore(block, slot, start, end) for block, start, end in self.restored]
+        cells = [Restore(block, slot, start, end) for block, start, end in self.restored]
+        state = [] if self.state is None else [RestoreState(self.state, slot, self.num_tokens)]
+        return [*share, *cells, *state]
 
 
 NOTHING = PrefixReuse()
@@ -42,24 +48,44 @@ def find_reuse(
     """The longest prefix that can be reused now; None if the newcomer should wait.
 
     It waits where a running sequence of no worse lane is computing a longer common prefix, of at least
-    `WORTH_WAITING` tokens.
+    `WORTH_WAITING` tokens. Where the memory has a state, that one is made to stop there.
     """
     limit = newcomer.reusable
     kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
     match = cache.match(newcomer.tokens, newcomer.request.cells_namespace, limit)
-    source = max(kin, key=lambda pair: min(pair[1], pair[0].computed), default=None)
-    shared = min(source[1], source[0].computed) if source else 0
-    now = max(shared, match.num_tokens)
+    live = [(s, _ready(s, common, has_states=cache.has_states)) for s, common in kin]
+    joined = max(live, key=lambda pair: pair[1], default=None)
+    now = max(joined[1] if joined else 0, match.num_tokens)
     lane = policy.lane(newcomer)
-    soon = max((common for s, common in kin if policy.lane(s) <= lane and s.computed < common), default=0)
+    later = [(s, common) for s, common in kin if policy.lane(s) <= lane and s.computed < common]
+    soon = max((common for _, common in later), default=0)
     if soon > now and soon >= WORTH_WAITING:
+        if cache.has_states:
+            next(s for s, common in later if common == soon).stop_at(soon)
         return None
-    if source is None or shared == 0:
-        return PrefixReuse(restored=_pieces(match, 0))
-    if match.num_tokens <= shared:
-        return PrefixReuse(source[0], shared)
+    parts_at = max([match.known, *(common for _, common in kin)])
+    if joined is not None and 0 < joined[1] == now:
+        return PrefixReuse(joined[0], now, parts_at=parts_at)
+    # Cells may come from one that has gone on since the state that the cache has was saved.
+    source = max(kin, key=lambda pair: min(pair[1], pair[0].computed), default=None)
+    shared = min(source[1], source[0].computed, now) if source else 0
+    if source and shared == now > 0:
+        return PrefixReuse(source[0], shared, state=match.state, parts_at=parts_at)
     whole = shared // BLOCK_TOKENS * BLOCK_TOKENS
-    return PrefixReuse(source[0] if whole else None, whole, _pieces(match, whole // BLOCK_TOKENS))
+    return PrefixReuse(
+        source[0] if source and whole else None,
+        whole,
+        _pieces(match, whole // BLOCK_TOKENS),
+        match.state,
+        parts_at,
+    )
+
+
+def _ready(source: Sequence, common: int, *, has_states: bool) -> int:
+    """How many of the common tokens another can begin with now: those computed, if a state is no obstacle."""
+    if has_states:
+        return source.computed if source.computed <= common else 0
+    return min(source.computed, common)
 
 
 def _pieces(match: PrefixMatch, skip: int) -> tuple[tuple[int, int, int], ...]:

@@ -73,7 +73,7 @@ _TOLD_WHY = 32
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What one step of the backend can hold, and what its memory can do.
+    """What one step of the backend can hold.
 
     `step_tokens` and `step_outputs` are the most tokens and rows of logits of one step.
     """
@@ -81,7 +81,8 @@ class StepLimits:
     num_slots: int
     step_tokens: int
     step_outputs: int
-    can_share: bool = True
+    reuses: bool = True
+    """Whether what one sequence has computed serves others (off: a benchmark's contestant)."""
 
 
 class Scheduler:
@@ -111,7 +112,7 @@ class Scheduler:
         self._limits = limits
         self._experiment = options.experiment
         self._speculator = speculator
-        reused = cache if limits.can_share else None
+        reused = cache if limits.reuses else None
         self._memory = SequenceMemory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
         self._waiting = WaitingRoom(policy)
         self.sequences = LiveSequences(self._memory, self._waiting, reused, speculator)
@@ -197,8 +198,13 @@ class Scheduler:
             self._drafts = self._speculator.drafts(self.plan, prices, limits)
             spans = self._claims.with_drafts(self.plan, spans, self._drafts)
         self._cohorts.account(self._turn, self.plan, prices.ms(self.plan), self._memory.running.values())
-        padding = self._claims.padding(self.plan, prices)
-        return Step(self._memory.take_verbs(), spans, padding, self._turn.key)
+        return Step(
+            self._memory.take_verbs(),
+            spans,
+            self._claims.padding(self.plan, prices),
+            self._turn.key,
+            bool(spans) and self._may_be_interrupted,
+        )
 
     def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
         """The spans of the next step without drafts; it keeps their plan."""
@@ -239,14 +245,14 @@ class Scheduler:
         """How long the step that `schedule` has just returned will take, in milliseconds."""
         return self._drafts.drafting_ms + self.costs.predict_ms(step, self.plan.attended)
 
-    def may_interrupt(self, step: Step) -> bool:
-        """Whether an interactive newcomer may throw this step away: nobody interactive runs.
+    @property
+    def _may_be_interrupted(self) -> bool:
+        """Whether an interactive newcomer may throw a step away: nobody interactive runs.
 
         A step of batch work alone beside interactive work is one that it has saved for, and no long one: were
         that thrown away, batch work would lose its share wherever newcomers come often.
         """
-        running = self._memory.running.values()
-        return bool(step.spans) and all(s.request.priority is Priority.BATCH for s in running)
+        return all(s.request.priority is Priority.BATCH for s in self._memory.running.values())
 
     def forget_adapter(self, key: str) -> None:
         """The adapter is gone, and no sequence uses it."""
@@ -274,6 +280,8 @@ class Scheduler:
         self.costs.executed(step)
         self.expectations.computed(self.plan, step.adapter)
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
+        for sequence in self.participants(step):
+            self._memory.save_at_stop(sequence)
         if self._speculator is not None:
             self._speculator.learn(_model_outcomes(step, result, running), result.drafting_ms)
         return advances

@@ -8,6 +8,7 @@ scheduler's concern (`batch_floor`).
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right, insort
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 
@@ -75,6 +76,8 @@ class Sequence:
         """How many of its tokens were saved when it came."""
         self.shared_prefixes: dict[int, int] = {}
         """Length of the prefix that it has in common with another's prompt, by the arrival of that one."""
+        self.stops: list[int] = []
+        """Ascending, how many tokens are computed where a step has to end: the state there is to be saved."""
         self._num_to_read = len(self.tokens)
         """How many tokens it had when it last began to run."""
         self._status = SequenceStatus.WAITING
@@ -93,6 +96,17 @@ class Sequence:
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def readable(self) -> int:
+        """How many of these one step may compute."""
+        at = bisect_right(self.stops, self.computed)
+        return (self.stops[at] if at < len(self.stops) else len(self.tokens)) - self.computed
+
+    def stop_at(self, num_tokens: int) -> None:
+        """Let a step end where so many tokens are computed."""
+        if num_tokens not in self.stops:
+            insort(self.stops, num_tokens)
 
     @property
     def expected_pending(self) -> int:
@@ -138,11 +152,12 @@ class Sequence:
             return ()
         return self.request.tokens[start + 1 : end + 1]
 
-    def run(self, slot: int, num_reused: int) -> None:
+    def run(self, slot: int, num_reused: int, stops: list[int]) -> None:
         """Move to running, in a slot that has the cells of the first `num_reused` tokens already."""
         self._move(SequenceStatus.RUNNING)
         self._slot = slot
         self.computed = num_reused
+        self.stops = stops
         self._num_to_read = len(self.tokens)
         self.shared_prefixes.clear()
 

@@ -312,8 +312,6 @@ def _info(
         max_step_outputs=options.max_seqs,
         threads=options.threads or Machine().num_threads(),
         end_tokens=vocabulary.end_tokens,
-        can_share=False,
-        can_trim=False,
         kind=kind,
         embedding_size=(1 if kind is ModelKind.RERANKS else width) if embeds else 0,
         max_input_tokens=min(trained, options.kv_tokens or trained) if embeds else 0,

@@ -126,7 +126,7 @@ class SimReplica:
         if self._step is None or self._was_interrupted or live.request.priority is not Priority.INTERACTIVE:
             return False
         left_ms = 1000 * (self._ends_s - now_s)
-        return left_ms > self._preempt_ms and self._scheduler.may_interrupt(self._step)
+        return left_ms > self._preempt_ms and self._step.may_be_interrupted
 
     def interrupt(self, now_s: float) -> None:
         """The step's work is lost."""

@@ -112,7 +112,7 @@ def test_figures_of_steps_add_up() -> None:
 
 
 def test_nothing_is_drafted_for_a_memory_that_cannot_be_trimmed() -> None:
-    made = ran("always", quoting(), can_trim=False)
+    made = ran("always", quoting(), max_draft=0)
     assert told(made, "a") == told(ran("off", quoting()), "a")
     assert made.finish().drafted_tokens == 0
 

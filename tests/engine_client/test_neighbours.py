@@ -108,7 +108,7 @@ class Machine:
         scheduler = model.scheduler
         step = scheduler.schedule(beside_interactive=self._is_beside or model.was_interrupted)
         end_s = self.now_s + scheduler.predicted_ms(step) / 1000
-        may_interrupt = scheduler.may_interrupt(step) and not model.was_interrupted
+        may_interrupt = step.may_be_interrupted and not model.was_interrupted
         model.was_interrupted = may_interrupt and self._interrupted_at(model, end_s) is not None
         if model.was_interrupted:
             model.backend.execute(Step(verbs=step.verbs))

@@ -18,7 +18,7 @@ from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.drafts import Drafter, ModelDrafter, SequenceDraft
 from openai_cpu_server.scheduler.speculation.speculator import Speculator
-from tests.fakes import END_TOKEN, FAKE_INFO, FakeBackend, adapted, forced_token, next_token
+from tests.fakes import END_TOKEN, FAKE_INFO, STATEFUL, FakeBackend, adapted, forced_token, next_token
 
 Spans = dict[str, int]
 """Tokens that each request computed in a step."""
@@ -135,7 +135,9 @@ class Driver:
         cache_blocks: int = 0,
         policy: PriorityPolicy | None = None,
         tiles: tuple[int, ...] = (),
-        can_share: bool = True,
+        reuses: bool = True,
+        stateful: bool = False,
+        cache_bytes: int | None = None,
         floor: float = 0.1,
         mixes: bool = True,
         continuous: bool = True,
@@ -146,19 +148,25 @@ class Driver:
     ) -> None:
         """`drafter`: every draft of it, or of the fake's draft model, is computed, as far as there is room.
 
+        `reuses`: nobody begins with what others have computed if not. `stateful`: sequences have a state, of
+        100 times the size of a saved block; `cache_bytes` in place of `cache_blocks`.
         `always`: even where that does not pay; else there is no draft model. `elapsed_ms`: what a step really
         takes.
         """
         info = msgspec.structs.replace(
-            FAKE_INFO, max_seqs=slots, kv_tokens=kv_tokens, max_step_tokens=max(idle, slots + 16)
+            FAKE_INFO,
+            max_seqs=slots,
+            kv_tokens=kv_tokens,
+            max_step_tokens=max(idle, slots + 16),
+            **(STATEFUL if stateful else {}),
         )
         self.now_s = 0.0
         self.cost = cost or TokenCost(tiles)
         self._elapsed_ms = elapsed_ms
         self._always = always
         self._info = info
-        self._limits = StepLimits(slots, info.max_step_tokens, outputs, can_share)
-        self._cache_blocks = cache_blocks
+        self._limits = StepLimits(slots, info.max_step_tokens, outputs, reuses)
+        self._cache_bytes = cache_blocks if cache_bytes is None else cache_bytes
         self._options = StepOptions(
             stream_rate=1000 / decoding,
             stall_ms=stall or min(4 * decoding, idle),
@@ -183,7 +191,7 @@ class Driver:
     def _start(self) -> None:
         self.backend = FakeBackend(self._info, fault_on=FAULTY)
         self.ledger = KVLedger(self._info.kv_tokens // 16, 16)
-        self.cache = SavedPrefixes(self._cache_blocks)
+        self.cache = SavedPrefixes(self._cache_bytes, state_bytes=self._info.state_bytes)
         self.scheduler = Scheduler(
             limits=self._limits,
             ledger=self.ledger,
@@ -259,7 +267,7 @@ class Driver:
         step = self.scheduler.schedule()
         names = [s.request.id for s in self.scheduler.participants(step)]
         self.predicted_ms.append(self.scheduler.predicted_ms(step))
-        self.interruptible.append(self.scheduler.may_interrupt(step))
+        self.interruptible.append(step.may_be_interrupted)
         self.paddings.append(step.padding)
         self.scheduler.check()
         if interrupt:

@@ -188,9 +188,9 @@ def test_shortest_first_and_nobody_for_ever_last() -> None:
 def test_only_steps_without_interactive_work_may_be_interrupted() -> None:
     driver = Driver()
     driver.submit(request("b", priority=BATCH))
-    assert driver.scheduler.may_interrupt(driver.scheduler.schedule())
+    assert driver.scheduler.schedule().may_be_interrupted
     driver.submit(request("i"))
-    assert not driver.scheduler.may_interrupt(driver.scheduler.schedule())
+    assert not driver.scheduler.schedule().may_be_interrupted
 
 
 def under(pattern: str, **more: object) -> dict[str, object]:

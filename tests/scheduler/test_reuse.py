@@ -181,8 +181,8 @@ def test_a_scored_prompt_is_computed_whole() -> None:
     assert driver.num_scores["b"] == 132
 
 
-def test_memory_that_cannot_share_is_left_alone() -> None:
-    driver = Driver(can_share=False, idle=256)
+def test_nothing_is_reused_where_that_is_off() -> None:
+    driver = Driver(reuses=False, idle=256)
     requests = [prefixed(name, 128) for name in "ab"]
     driver.run(*requests)
     assert driver.cached == {"a": 0, "b": 0}

@@ -224,8 +224,9 @@ def _constraint(prompt: int) -> Constraint | None:
     st.sampled_from([(), (16,), (16, 32)]),
     st.none() | st.builds(KnowingDrafter, st.integers(0, 99)) | st.builds(SilentDrafter),
     st.integers(0, 3),
+    st.booleans(),
 )
-@settings(max_examples=200)
+@settings(max_examples=300)
 def test_whatever_happens_every_request_ends_with_its_own_output(
     script: list[Action],
     slots: int,
@@ -235,6 +236,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     tiles: tuple[int, ...],
     drafter: KnowingDrafter | SilentDrafter | None,
     num_adapters: int,
+    stateful: bool,
 ) -> None:
     driver = Driver(
         slots=slots,
@@ -242,10 +244,11 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
         decoding=24,
         idle=32,
         outputs=30,
-        cache_blocks=cache_blocks,
+        cache_bytes=cache_blocks * (101 if stateful else 1),
         policy=policy(),
         tiles=tiles,
-        drafter=drafter,
+        drafter=None if stateful else drafter,
+        stateful=stateful,
     )
     asked = {}
     cancelled = set()
@@ -268,9 +271,11 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     driver.run()
     assert driver.backend.cells == {}
     assert driver.ledger.num_used == 0
-    assert len(driver.backend.blocks) == len(driver.cache) <= cache_blocks
+    assert len(driver.backend.blocks) == len(driver.cache)
+    assert len(driver.backend.saved_states) == driver.cache.num_states
+    assert driver.cache.used <= driver.cache.capacity
     assert len(driver.finished) == len(set(driver.finished))
-    assert not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == set(asked)
+    assert stateful or not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == set(asked)
     for name in set(asked) - cancelled:
         assert driver.outputs[name] == alone(asked[name])
         assert driver.num_scores[name] == (len(asked[name].tokens) - 1) * asked[name].prompt_logprobs

@@ -180,7 +180,10 @@ def _cache(held: Sequence[EngineCache]) -> PrefixCache:
     return PrefixCache(
         block_tokens=held[0].kv.cache_block_tokens,
         capacity=amount(lambda kv: kv.cache_capacity_blocks),
-        used=amount(lambda kv: kv.cache_blocks),
+        used=msgspec.structs.replace(
+            amount(lambda kv: kv.cache_blocks),
+            bytes=sum(each.kv.cache_bytes for each in held),  # with those of states
+        ),
         evictions=sum(each.kv.cache_evictions for each in held),
     )
 

@@ -79,9 +79,9 @@ def _fill(probe: Probe, context: int, chunk: int) -> float:
 def _decode(probe: Probe, info: ModelInfo, num_sequences: int) -> float:
     """Milliseconds per sequence of a step in which each decodes, if possible behind cells of its own."""
     room = (info.kv_tokens - _RESERVE) // probe.held(0)
-    slots = range(min(num_sequences, info.max_seqs - 1, room if info.can_share else num_sequences))
+    slots = range(min(num_sequences, info.max_seqs - 1, room))
     new = [slot for slot in slots if not probe.held(slot)]
-    if info.can_share and new:
+    if new:
         probe.copy(0, new)
     step_ms = min(probe.compute(dict.fromkeys(slots, 1)) for _ in range(_REPEATS))
     return step_ms / len(slots)

@@ -41,17 +41,42 @@ class BatchLayout(NamedTuple):
     num_outputs: int
 
 
+class SlotSequences(NamedTuple):
+    """The sequence ids that llama.cpp knows a slot by: its number, and that of its guard if it has one.
+
+    llama.cpp takes over a cell that a window has passed if exactly one sequence owns it. The guard is a
+    second, silent owner, so that the cell stays: for others that begin like this sequence, and for itself
+    where its end is taken back. It costs nothing but its number.
+    """
+
+    num_guarded: int = 0
+    """Slots, the first ones, that have a guard."""
+    first_guard: int = 0
+    """The guard of slot 0."""
+
+    def of(self, slot: int) -> tuple[int, ...]:
+        return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
+
+    def add_guards(self, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
+        """(tokens, 2): behind each token's slot write its guard; (tokens,): how many it has."""
+        if self.num_guarded:
+            slots[:, 1] = slots[:, 0] + self.first_guard
+            counts[:] = np.where(slots[:, 0] < self.num_guarded, 2, 1)
+
+
 class TokenBatch:
     """A `llama_batch` whose arrays belong to numpy, so that there is nothing to free."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
+        """`sequences`: of slots that are guarded; None: none is."""
         self.capacity = capacity
+        self._sequences = sequences or SlotSequences()
         self._tokens = np.zeros(capacity, np.int32)
         self._positions = np.zeros(capacity, np.int32)
-        self._slots = np.zeros(capacity, np.int32)
+        self._slots = np.zeros((capacity, 2), np.int32)
         self._wants_logits = np.zeros(capacity, np.int8)
         self._slot_counts = np.ones(capacity, np.int32)
-        row = self._slots.itemsize * np.arange(capacity, dtype=np.uintp)
+        row = self._slots.strides[0] * np.arange(capacity, dtype=np.uintp)
         self._slot_pointers = np.uintp(self._slots.ctypes.data) + row
         self.native = self._native()
 
@@ -80,7 +105,8 @@ class TokenBatch:
         assert 0 < count <= self.capacity, f"{count} tokens in a step of at most {self.capacity}"
         self._tokens[:count] = tokens
         self._positions[:count] = positions
-        self._slots[:count] = slots
+        self._slots[:count, 0] = slots
+        self._sequences.add_guards(self._slots[:count], self._slot_counts[:count])
         self._wants_logits[:count] = wants
         self.native.n_tokens = count
 
@@ -169,6 +195,8 @@ Logits = npt.NDArray[np.float32]
 
 SLOTS_MAX = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
+_NO_POSITION = 2**31 - 2
+"""Where no cell is."""
 
 
 class DecodeFailed(ServerError):
@@ -188,6 +216,8 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cells: int
     kv_type: KVType
     num_slots: int
+    num_guarded: int = 0
+    """Slots, the first ones, whose cells stay also where a window has passed them."""
     batch_tokens: int
     """The most tokens that one step may have."""
     outputs: int
@@ -229,6 +259,7 @@ class Context(OwnedContext):
     ) -> None:
         """Raises `StartupError`."""
         super().__init__(model, _params(options), abort, cores)
+        self.sequences = SlotSequences(options.num_guarded, options.num_slots)
         self.max_outputs = options.outputs
         """The most rows of logits that one step may have."""
         self._vocab_size = int(llama_cpp.llama_vocab_n_tokens(model.vocab))
@@ -282,19 +313,33 @@ class Context(OwnedContext):
             raise DecodeFailed(f"llama.cpp does not take an adapter (code {code}).")
 
     def free_slot(self, slot: int) -> None:
-        """Remove all cells of the slot. This never fails."""
-        llama_cpp.llama_memory_seq_rm(self._live_memory, slot, -1, -1)
+        """Remove all cells of the slot, and its state. This never fails."""
+        for sequence in self.sequences.of(slot):
+            llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 
     def trim(self, slot: int, start: int) -> None:
-        """Remove the cells from position `start` on."""
-        if not llama_cpp.llama_memory_seq_rm(self._live_memory, slot, start, -1):
-            raise DecodeFailed(
-                f"Slot {slot} cannot be trimmed to {start} tokens: this model's memory cannot."
-            )
+        """Remove the cells from position `start` on. A state must stand there, or be able to go back; from 0
+        on it goes, too."""
+        for sequence in self.sequences.of(slot):
+            if not llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, start, -1):
+                raise DecodeFailed(
+                    f"Slot {slot} cannot be trimmed to {start} tokens: this model's memory cannot."
+                )
 
     def share(self, source: int, slot: int, start: int, end: int) -> None:
-        """Let `slot` hold the cells of positions start .. end-1 of `source` too. Copies nothing."""
-        llama_cpp.llama_memory_seq_cp(self._live_memory, source, slot, start, end)
+        """Let `slot` hold the cells of positions start .. end-1 of `source` too, and give it the state of
+        `source` in place of its own. Copies nothing: a state is copied when one of the two changes it."""
+        for sequence in self.sequences.of(slot):
+            llama_cpp.llama_memory_seq_cp(self._live_memory, source, sequence, start, end)
+
+    def share_state(self, source: int, slot: int) -> None:
+        """Give `slot` the state of `source` in place of its own; none if that has none."""
+        self.share(source, slot, _NO_POSITION, _NO_POSITION + 1)
+
+    def rewind(self, slot: int, start: int, kept: int) -> None:
+        """Set a slot back to its first `start` tokens, whose state the slot `kept` holds."""
+        self.share_state(kept, slot)
+        self.trim(slot, start)
 
     def cells_bytes(self, slot: int) -> int:
         """The number of bytes that `read_cells` writes."""
@@ -350,11 +395,13 @@ def common_params(*, flash_attention: bool) -> llama_cpp.llama_context_params:
 
 
 def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
-    assert options.num_slots <= min(SLOTS_MAX, options.outputs)
+    num_sequences = options.num_slots + options.num_guarded
+    assert num_sequences <= SLOTS_MAX
+    assert options.num_slots <= options.outputs
     params = common_params(flash_attention=options.flash_attention)
     params.n_ctx = options.kv_cells
     params.n_batch = params.n_ubatch = options.batch_tokens
-    params.n_seq_max = options.num_slots
+    params.n_seq_max = num_sequences
     params.n_outputs_max = options.outputs
     params.n_outputs_max_per_seq = options.outputs
     params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
@@ -363,17 +410,20 @@ def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
 
 
 class CellCopies:
-    """Saves cells and restores them. The scratch slot holds a part of the cells during the work, and nothing
-    otherwise.
+    """Saves cells and states, and restores them. The scratch slot holds a part of the cells during the work,
+    and nothing otherwise.
 
-    To save takes no free cells. To restore n cells takes as many free ones, rounded up to whole parts (but
-    never more than the block has); what is too many is free again at the end.
+    llama.cpp writes cells and state of a sequence together, so the scratch slot holds either cells without a
+    state, or a state without cells. To save takes no free cells. To restore n cells takes as many free ones,
+    rounded up to whole parts (but never more than the block has); what is too many is free again at the end.
     """
 
-    def __init__(self, context: Context, store: BlockStore, *, scratch_slot: int) -> None:
+    def __init__(self, context: Context, store: BlockStore, *, scratch_slot: int, empty_slot: int) -> None:
+        """`empty_slot` holds neither cells nor a state while cells are copied."""
         self._context = context
         self._store = store
         self._scratch = scratch_slot
+        self._empty = empty_slot
         self._sizes: dict[int, int] = {}
         """The bytes of a part, by its number of cells; they never change."""
 
@@ -382,30 +432,48 @@ class CellCopies:
         sizes = tuple(self._size(slot, first, last) for first, last in _parts(start, end))
         cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
         for index, (first, last) in enumerate(_parts(start, end)):
-            self._context.share(slot, self._scratch, first, last)
+            self._take(slot, first, last)
             self._context.read_cells(self._scratch, cells.part(index))
             self._context.free_slot(self._scratch)
         return cells
 
+    def save_state(self, slot: int) -> SavedCells:
+        """Save the slot's state. Raises `DecodeFailed`."""
+        self._context.share_state(slot, self._scratch)
+        size = self._context.cells_bytes(self._scratch)
+        state = SavedCells(self._store.allocate(size), (size,))
+        self._context.read_cells(self._scratch, state.data)
+        self._context.free_slot(self._scratch)
+        return state
+
+    def restore_state(self, state: SavedCells, slot: int) -> None:
+        """Give the slot a saved state. Its cells must be those of the same tokens. Raises `DecodeFailed`."""
+        self._context.write_cells(self._scratch, state.data)
+        self._context.share_state(self._scratch, slot)
+        self._context.free_slot(self._scratch)
+
     def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """Restore the first end-start cells of a block that was saved from position `start` on.
-        Raises `DecodeFailed`."""
+        """Restore the first end-start cells of a block that was saved from position `start` on. The slot has
+        no state behind that. Raises `DecodeFailed`."""
         parts = list(_parts(start, end))
         assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
         for index, (first, last) in enumerate(parts):
             self._context.write_cells(self._scratch, cells.part(index))
             self._context.share(self._scratch, slot, first, last)
             self._context.free_slot(self._scratch)
-        held = self._context.num_positions(slot)
-        assert held == end, f"slot {slot} holds {held} tokens, not {end}: the block is of other positions"
 
     def _size(self, slot: int, start: int, end: int) -> int:
         count = end - start
         if count not in self._sizes:
-            self._context.share(slot, self._scratch, start, end)
+            self._take(slot, start, end)
             self._sizes[count] = self._context.cells_bytes(self._scratch)
             self._context.free_slot(self._scratch)
         return self._sizes[count]
+
+    def _take(self, slot: int, start: int, end: int) -> None:
+        """Put cells of the slot into the scratch slot, without a state."""
+        self._context.share(slot, self._scratch, start, end)
+        self._context.share_state(self._empty, self._scratch)
 
 
 def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:

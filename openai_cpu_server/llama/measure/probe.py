@@ -11,12 +11,24 @@ from types import TracebackType
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS, ModelInfo
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.contract.step import Backend, Close, Drop, Open, Restore, Save, Span, Step
+from openai_cpu_server.contract.step import (
+    Backend,
+    Close,
+    Drop,
+    Open,
+    Restore,
+    RestoreState,
+    Save,
+    SaveState,
+    Span,
+    Step,
+    Verb,
+)
 
 _SAMPLING = Sampling(seed=0)
 """OpenAI's defaults: drawing a token is part of a step's cost."""
-_BLOCK = -1
-"""The number of the probe's saved block. The cache's numbers are not negative."""
+_BLOCK, _STATE = -1, -2
+"""The numbers of the probe's saved block and state. The cache's numbers are not negative."""
 
 
 class Disturbed(Exception):
@@ -49,7 +61,8 @@ class Probe:
         if self._is_wanted():
             raise Disturbed
         self._open(slot for slot in sizes if slot not in self._held)
-        step = Step(spans=tuple(self._span(slot, size) for slot, size in sizes.items()))
+        spans = tuple(self._span(slot, size) for slot, size in sizes.items())
+        step = Step(spans=spans, may_be_interrupted=True)
         started = time.perf_counter()
         result = self._backend.execute(step)
         seconds = time.perf_counter() - started
@@ -60,7 +73,7 @@ class Probe:
         return 1000 * seconds
 
     def copy(self, source: int, slots: Sequence[int]) -> None:
-        """Give new slots a copy of the source's cells. This works only where cells can be saved."""
+        """Give new slots a copy of the source's cells and state."""
         self.save(source)
         self.restore(slots)
         self.drop()
@@ -68,29 +81,38 @@ class Probe:
     def save(self, source: int) -> None:
         """Keep a copy of the source's cells outside of the pool, until `drop`."""
         self._saved = self._held[source]
-        self._backend.execute(Step(verbs=(Save(source, 0, self._saved, _BLOCK),)))
+        state = (SaveState(source, self._saved, _STATE),) if self._has_states else ()
+        self._do(Save(source, 0, self._saved, _BLOCK), *state)
 
     def restore(self, slots: Sequence[int]) -> None:
         """Give new slots the cells that were saved."""
         self._open(slots)
-        restored = tuple(Restore(_BLOCK, slot, 0, self._saved) for slot in slots)
-        self._backend.execute(Step(verbs=restored))
+        for slot in slots:
+            state = (RestoreState(_STATE, slot, self._saved),) if self._has_states else ()
+            self._do(Restore(_BLOCK, slot, 0, self._saved), *state)
         self._held.update(dict.fromkeys(slots, self._saved))
 
     def drop(self) -> None:
         """Free what was saved."""
-        self._backend.execute(Step(verbs=(Drop(_BLOCK),)))
+        self._do(Drop(_BLOCK), *((Drop(_STATE),) if self._has_states else ()))
         self._saved = 0
 
     def close(self) -> None:
         """Free all slots."""
-        self._backend.execute(Step(verbs=tuple(Close(slot) for slot in self._held)))
+        self._do(*(Close(slot) for slot in self._held))
         self._held.clear()
+
+    @property
+    def _has_states(self) -> bool:
+        return self._backend.info.state_bytes > 0
+
+    def _do(self, *verbs: Verb) -> None:
+        self._backend.execute(Step(verbs=verbs))
 
     def _open(self, slots: Iterable[int]) -> None:
         opening = tuple(Open(slot, _SAMPLING, prompt=()) for slot in slots)
         if opening:
-            self._backend.execute(Step(verbs=opening))
+            self._do(*opening)
             self._held.update({verb.slot: 0 for verb in opening})
 
     def _span(self, slot: int, size: int) -> Span:

@@ -148,6 +148,16 @@ class MemoryRoom(NamedTuple):
         draft_cell = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
         return cls(max(0, free_bytes - weights), bytes_per_cell(header, kv_type), draft_cell)
 
+    def beside_states(self, num_bytes: int) -> MemoryRoom:
+        """The room for cells beside the states of sequences. Raises `StartupError`."""
+        if num_bytes > self.free_bytes:
+            raise StartupError(
+                f"Not enough memory for the states of sequences: they need {_megabytes(num_bytes)}, but "
+                f"{_megabytes(self.free_bytes)} can be had beside the weights; ask for fewer sequences "
+                "(--max-seqs)."
+            )
+        return self._replace(free_bytes=self.free_bytes - num_bytes)
+
     @property
     def token_bytes(self) -> int:
         return self.cell_bytes + self.draft_cell_bytes
