@@ -32,6 +32,7 @@ from openai_cpu_server.contract.step import (
 from openai_cpu_server.llama.cells.block_store import (
     BadCacheFile,
     BlockStore,
+    StoredBlock,
     read_cache_file,
     write_cache_file,
 )
@@ -181,8 +182,7 @@ class SlotTable:
 
     def save_to(self, path: str, blocks: Sequence[SavedBlock]) -> None:
         """Write these blocks to a file. Raises OSError; then the file is as it was before."""
-        saved = [(block, self._store.get(block.number)) for block in blocks]
-        write_cache_file(Path(path), self._fingerprint, saved)
+        write_cache_file(Path(path), self._fingerprint, map(self._stored, blocks))
 
     def load_from(self, path: str) -> tuple[SavedBlock, ...]:
         """Load saved blocks into an empty cache, under the numbers that they had. Their bytes stay in the
@@ -201,14 +201,20 @@ class SlotTable:
             logger.warning(
                 "%d blocks of the prefix cache %s are damaged and left out.", file.num_damaged, path
             )
-        for block, cells in file.blocks:
+        for block, cells, state in file.blocks:
             self._store.put(block.number, cells)
-        return tuple(block for block, _ in file.blocks)
+            if block.state is not None and state is not None:
+                self._store.put(block.state, state)
+        return tuple(stored.block for stored in file.blocks)
 
     def close(self) -> None:
         while self._open_slots:
             self._open_slots.popitem()[1].close()
         self._store.close()
+
+    def _stored(self, block: SavedBlock) -> StoredBlock:
+        state = None if block.state is None else self._store.get(block.state)
+        return StoredBlock(block, self._store.get(block.number), state)
 
     def _do(self, verb: Verb) -> None:
         match verb:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Open, Sample, Span, Step, StepResult, Verb
 from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.host import Machine
 
 GREEDY = Sampling(seed=0, temperature=0)
@@ -122,6 +124,26 @@ def execute_and_press(backend: LlamaBackend, step: Step) -> StepResult:
     finally:
         done.set()
         presser.join()
+
+
+@contextmanager
+def abort_at(backend: LlamaBackend, question: int) -> Iterator[None]:
+    """Steps are interrupted when llama.cpp asks for the so manieth time whether to go on: between two nodes
+    of its graph."""
+    context, abort = backend._loaded.context, backend._loaded.abort
+    asked = itertools.count(1)
+
+    @llama_cpp.ggml_abort_callback
+    def is_time(_data: object) -> bool:
+        return next(asked) >= question
+
+    llama_cpp.llama_set_abort_callback(context.handle, is_time, None)
+    try:
+        yield
+    finally:
+        params = llama_cpp.llama_context_default_params()
+        abort.connect(params)
+        llama_cpp.llama_set_abort_callback(context.handle, params.abort_callback, params.abort_callback_data)
 
 
 def generate(

@@ -6,7 +6,9 @@ import mmap
 import os
 import struct
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -37,7 +39,8 @@ def _fresh(num_bytes: int) -> Bytes:
 
 
 class SavedCells(NamedTuple):
-    """Cells of consecutive positions in llama.cpp's format, in one or more parts one after the other."""
+    """Cells of consecutive positions in llama.cpp's format, in one or more parts one after the other; or a
+    state, in one."""
 
     data: Bytes
     """The bytes of all parts. It is read-only where it is a view of a mapped file."""
@@ -54,22 +57,20 @@ class BlockStore:
 
     def __init__(self) -> None:
         self._blocks: dict[int, SavedCells] = {}
-        self._spares: list[Bytes] = []
-        self._largest = 0
-        """The bytes of a whole block, as far as is known."""
-
-    @property
-    def spare_bytes(self) -> int:
-        """Memory of dropped blocks that is kept for the next blocks."""
-        return len(self._spares) * self._largest
+        self._spares: OrderedDict[int, list[Bytes]] = OrderedDict()
+        """By number of bytes, the size last that was asked for last: whole blocks have one, and so have
+        states."""
+        self.spare_bytes = 0
+        """Memory of dropped blocks that is kept for the next ones."""
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Memory for a block. Its content is undefined."""
-        if num_bytes > self._largest:
-            self._largest = num_bytes
-            self._spares.clear()
-        is_whole = num_bytes == self._largest
-        return self._spares.pop() if is_whole and self._spares else _fresh(num_bytes)
+        """Memory for a block or a state. Its content is undefined."""
+        spares = self._spares.setdefault(num_bytes, [])
+        self._spares.move_to_end(num_bytes)
+        if not spares:
+            return _fresh(num_bytes)
+        self.spare_bytes -= num_bytes
+        return spares.pop()
 
     def put(self, number: int, cells: SavedCells) -> None:
         assert number not in self._blocks, f"block {number} is saved already"
@@ -80,12 +81,20 @@ class BlockStore:
         return self._blocks[number]
 
     def drop(self, number: int) -> None:
-        """Free a block. Memory of whole blocks is kept for new ones, which mostly are whole, too."""
+        """Free a block. Its memory is kept for new ones of its size, as far as there is a place for that."""
         data = self.get(number).data
         del self._blocks[number]
-        is_whole = len(data) == self._largest
-        if data.flags.writeable and is_whole and self.spare_bytes + len(data) <= _SPARE_BYTES:
-            self._spares.append(data)
+        if not data.flags.writeable:
+            return
+        self._spares.setdefault(len(data), []).append(data)
+        self.spare_bytes += len(data)
+        while self.spare_bytes > _SPARE_BYTES:
+            size, spares = next(iter(self._spares.items()))
+            if spares:
+                spares.pop()
+                self.spare_bytes -= size
+            else:
+                del self._spares[size]
 
     def close(self) -> None:
         self._blocks.clear()
@@ -104,17 +113,36 @@ class BadCacheFile(ServerError):
     """The file cannot be used here; the message says why, in a few words."""
 
 
+class StoredBlock(NamedTuple):
+    block: SavedBlock
+    cells: SavedCells
+    state: SavedCells | None
+    """None: the block has none."""
+
+    @property
+    def parts(self) -> list[SavedCells]:
+        return [self.cells] if self.state is None else [self.cells, self.state]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(size for part in self.parts for size in part.sizes)
+
+    @property
+    def checksum(self) -> int:
+        return reduce(lambda sum_, part: zlib.crc32(part.data.data, sum_), self.parts, 0)
+
+
 class CacheFile(NamedTuple):
     """What was in a file of this form:
 
         head    magic, version, checksum of the rest of head and index, bytes of the index, bytes of the file
         index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
-        cells   of each block, from the start of a page on
+        cells   of each block, from the start of a page on, and behind them its state if it has one
 
     The cells are people's prompts: `private_files` writes them whole, for this user alone.
     """
 
-    blocks: list[tuple[SavedBlock, SavedCells]]
+    blocks: list[StoredBlock]
     """Parents before children; the cells are views of the mapped file."""
     num_damaged: int
     """Blocks left out: their cells are not what was written, or they continue such a block."""
@@ -125,6 +153,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     """Byte at which the cells begin, counted from the first page behind the index."""
     sizes: tuple[int, ...]
+    """The bytes of each part; the last is the state's, if the block has one."""
     checksum: int
 
 
@@ -137,15 +166,16 @@ class _Index(msgspec.Struct, frozen=True):
         return sum(_whole_pages(sum(entry.sizes)) for entry in self.entries)
 
 
-def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[tuple[SavedBlock, SavedCells]]) -> None:
+def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[StoredBlock]) -> None:
     """Write the file. Raises OSError; then the file is as it was before."""
     blocks = list(blocks)
     index = _Index(fingerprint, tuple(_entries(blocks)))
     with replacing(path) as file:
         file.write(_sealed(index))
-        for _, cells in blocks:
+        for stored in blocks:
             _fill_page(file)
-            file.write(cells.data.data)
+            for part in stored.parts:
+                file.write(part.data.data)
         _fill_page(file)
 
 
@@ -164,11 +194,11 @@ def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
     return CacheFile(blocks, num_damaged=len(index.entries) - len(blocks))
 
 
-def _entries(blocks: Iterable[tuple[SavedBlock, SavedCells]]) -> Iterator[_Entry]:
+def _entries(blocks: Iterable[StoredBlock]) -> Iterator[_Entry]:
     offset = 0
-    for block, cells in blocks:
-        yield _Entry(block, offset, cells.sizes, zlib.crc32(cells.data.data))
-        offset += _whole_pages(len(cells.data))
+    for stored in blocks:
+        yield _Entry(stored.block, offset, stored.sizes, stored.checksum)
+        offset += _whole_pages(sum(stored.sizes))
 
 
 def _sealed(index: _Index) -> bytes:
@@ -202,13 +232,22 @@ def _decoded(index: memoryview) -> _Index:
         raise BadCacheFile(f"its index is not as expected ({error})") from None
 
 
-def _sound_blocks(index: _Index, cells: memoryview) -> Iterator[tuple[SavedBlock, SavedCells]]:
+def _sound_blocks(index: _Index, cells: memoryview) -> Iterator[StoredBlock]:
     sound: set[int | None] = {None}
     for entry in index.entries:
         data = cells[entry.offset : entry.offset + sum(entry.sizes)]
         if entry.block.parent in sound and zlib.crc32(data) == entry.checksum:
             sound.add(entry.block.number)
-            yield entry.block, SavedCells(np.frombuffer(data, np.uint8), entry.sizes)
+            yield _stored(entry, np.frombuffer(data, np.uint8))
+
+
+def _stored(entry: _Entry, data: Bytes) -> StoredBlock:
+    if entry.block.state is None:
+        return StoredBlock(entry.block, SavedCells(data, entry.sizes), None)
+    *sizes, of_state = entry.sizes
+    end = sum(sizes)
+    cells = SavedCells(data[:end], tuple(sizes))
+    return StoredBlock(entry.block, cells, SavedCells(data[end:], (of_state,)))
 
 
 def _mapped(file: BinaryIO) -> memoryview:

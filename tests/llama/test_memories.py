@@ -1,0 +1,255 @@
+"""Every kind of memory gives what full attention gives: prefixes, interruption, preemption, saved cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from random_model.architectures import VOCAB, Architecture
+
+from openai_cpu_server.contract.messages import EngineOptions, Submit
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.step import (
+    Drop,
+    Restore,
+    RestoreState,
+    Save,
+    SaveState,
+    ShareCells,
+    Span,
+    Step,
+)
+from openai_cpu_server.engine.generating import EngineCore, build_core
+from openai_cpu_server.llama.backend import LlamaBackend
+from tests.llama.driver import (
+    GREEDY,
+    abort_at,
+    do,
+    execute_and_press,
+    feed,
+    generate,
+    holding,
+    loaded,
+    logprobs,
+    small,
+)
+from tests.tiny_model import tiny_model_path
+
+TEXT = tuple(3 + (7 * i * i + 3 * i) % (VOCAB - 10) for i in range(400))
+OTHER = tuple(3 + (5 * i * i + 11 * i) % (VOCAB - 10) for i in range(400))
+TIE = 0.05
+"""Steps of other sizes round differently: so far apart may two logprobs be that would be equal."""
+
+
+@dataclass
+class Served:
+    backend: LlamaBackend
+    options: EngineOptions
+
+
+@pytest.fixture(scope="module")
+def served(architecture: Architecture) -> Iterator[Served]:
+    path = tiny_model_path(shape=architecture.name)
+    more = {"kv_tokens": 2048, "max_seqs": 6, "prefill_tokens": 256, "kv_type": "f32", "threads": 1}
+    with loaded(path, **more) as backend:
+        yield Served(backend, small(path, cache_bytes=2**26, **more))
+
+
+def close_to(
+    backend: LlamaBackend, got: Sequence[tuple[int, float]], want: Sequence[tuple[int, float]]
+) -> None:
+    expected = dict(want)
+    assert [logprob for _, logprob in got] == pytest.approx([expected[t] for t, _ in got], abs=TIE)
+
+
+def test_it_is_the_memory_that_it_is_said_to_be(served: Served, architecture: Architecture) -> None:
+    assert (served.backend.info.state_bytes > 0) == architecture.memory.has_state
+
+
+def test_a_beginning_is_shared_saved_and_restored(served: Served) -> None:
+    """Also behind what windows have passed, while others come and take all cells that are free for them."""
+    backend = served.backend
+    text = TEXT[:150] + OTHER[:20]
+    with holding(backend, 0, text[:150], text[150:169]):
+        want = logprobs(backend, 0, 169, text[169:])
+    with holding(backend, 0, TEXT[:64], TEXT[64:150]):
+        do(backend, *saved(backend, 0, 150))
+        feed(backend, 0, 150, TEXT[150:250], sample=False)
+        with holding(backend, 1, OTHER[:128], OTHER[128:256]):
+            with holding(backend, 2):
+                do(backend, ShareCells(0, 2, 150), *restored_state(backend, 2, 150))
+                feed(backend, 2, 150, text[150:169], sample=False)
+                close_to(backend, logprobs(backend, 2, 169, text[169:]), want)
+            with holding(backend, 3):
+                do(backend, Restore(1, 3, 0, 64), Restore(2, 3, 64, 128), Restore(3, 3, 128, 150))
+                do(backend, *restored_state(backend, 3, 150))
+                feed(backend, 3, 150, text[150:169], sample=False)
+                close_to(backend, logprobs(backend, 3, 169, text[169:]), want)
+    numbers = (1, 2, 3, 4) if backend.info.state_bytes else (1, 2, 3)
+    do(backend, *map(Drop, numbers))
+
+
+def saved(backend: LlamaBackend, slot: int, end: int) -> list[Save | SaveState]:
+    """Blocks 1, 2, ..., and the state as number 4."""
+    borders = [*range(0, end, 64), end]
+    cells = [Save(slot, start, stop, i) for i, (start, stop) in enumerate(pairwise(borders), 1)]
+    return [*cells, SaveState(slot, end, 4)] if backend.info.state_bytes else cells
+
+
+def restored_state(backend: LlamaBackend, slot: int, end: int) -> tuple[RestoreState, ...]:
+    return (RestoreState(4, slot, end),) if backend.info.state_bytes else ()
+
+
+def test_an_interrupted_step_leaves_no_trace(served: Served) -> None:
+    backend = served.backend
+    texts = TEXT[:256], OTHER[:41], OTHER[:80]
+    with holding(backend, 0, TEXT[:100]), holding(backend, 1, OTHER[:40]), holding(backend, 2):
+        spans = (
+            Span(0, 100, TEXT[100:256], True),
+            Span(1, 40, OTHER[40:41], True),
+            Span(2, 0, OTHER[:80], True),
+        )
+        step = Step(spans=spans, may_be_interrupted=True)
+        was_interrupted = []
+        for at_node in (1, 5, 20, 60):
+            with abort_at(backend, at_node):
+                was_interrupted.append(backend.execute(step).interrupted)
+        assert all(was_interrupted)
+        result = backend.execute(step)
+    assert not result.interrupted
+    for slot, text in enumerate(texts):
+        with holding(backend, 3, text[:-1]):
+            want = logprobs(backend, 3, len(text) - 1, text[-1:])
+        sample = result.samples[slot].logprob
+        assert sample is not None
+        close_to(backend, sample.top, want)
+
+
+def test_a_step_that_may_not_be_interrupted_goes_on(served: Served) -> None:
+    backend = served.backend
+    with holding(backend, 0, TEXT[:100]):
+        assert not execute_and_press(backend, Step(spans=(Span(0, 100, TEXT[100:140], True),))).interrupted
+
+
+def asked(name: str, prompt: Sequence[int], output: int = 12, **more: object) -> GenerationRequest:
+    return GenerationRequest(
+        id=name,
+        tokens=tuple(prompt),
+        max_tokens=output,
+        sampling=msgspec.structs.replace(GREEDY, ignore_eos=True),
+        **more,
+    )
+
+
+class Run:
+    """An engine's core over the backend."""
+
+    def __init__(self, served: Served, **more: object) -> None:
+        self.options = msgspec.structs.replace(served.options, **more)
+        self.core: EngineCore = build_core(self.options, served.backend, None)
+        self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.scheduler = self.core._scheduler
+
+    def submit(self, *requests: GenerationRequest) -> None:
+        for one in requests:
+            self.core.handle(Submit(one))
+
+    def step(self) -> None:
+        for message in self.core.step():
+            for event in getattr(message, "events", ()):
+                self.tokens.setdefault(event.id, []).extend(event.tokens)
+                if event.finish is not None:
+                    assert event.finish.error is None
+                    self.cached[event.id] = event.finish.cached_tokens
+        self.scheduler.check()
+
+    def run(self, *requests: GenerationRequest) -> None:
+        self.submit(*requests)
+        while self.core.has_work:
+            self.step()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leaves nothing behind in the backend."""
+        if error[0] is None:
+            self.scheduler.clear_cache()
+            self.run()
+
+
+def test_requests_that_begin_alike_compute_that_once(served: Served) -> None:
+    backend = served.backend
+    requests = [asked(f"r{i}", TEXT[:300] + OTHER[20 * i : 20 * i + 30]) for i in range(5)]
+    with Run(served) as run:
+        run.run(*requests)
+        assert sorted(run.cached.values()) == [0, 300, 300, 300, 300]
+        for one in requests:
+            assert_same(backend, one, run.tokens[one.id])
+        # Again, and now from the cache; and the next turn of one of them.
+        late = asked("late", TEXT[:300] + OTHER[200:240])
+        turn = asked("turn", (*requests[2].tokens, *run.tokens["r2"], *OTHER[300:320]))
+        run.run(late, turn)
+        assert run.cached["late"] == 300
+        assert run.cached["turn"] >= 300
+        assert_same(backend, late, run.tokens["late"])
+        assert_same(backend, turn, run.tokens["turn"])
+
+
+def test_a_conversation_goes_on_where_it_was(served: Served) -> None:
+    with Run(served) as run:
+        tokens = TEXT[:100]
+        for number in range(4):
+            turn = asked(f"t{number}", tokens, output=80)
+            run.run(turn)
+            tokens = (*tokens, *run.tokens[turn.id], *OTHER[10 * number : 10 * number + 5])
+        assert [run.cached[f"t{i}"] for i in range(4)] == [0, 179, 264, 349]
+        assert_same(served.backend, turn, run.tokens[turn.id])
+
+
+def test_preempted_sequences_resume_where_they_were(served: Served) -> None:
+    """Two do not fit into the pool together."""
+    with Run(served) as run:
+        batch = [
+            asked(f"b{i}", OTHER[i * 50 : i * 50 + 300] * 3, 100, priority=Priority.BATCH) for i in range(2)
+        ]
+        run.submit(*batch)
+        for _ in range(20):
+            run.step()
+        person = asked("p", TEXT[:400] * 2)
+        run.run(person)
+        for one in [*batch, person]:
+            assert_same(served.backend, one, run.tokens[one.id])
+
+
+def test_a_saved_cache_serves_after_a_restart(served: Served, tmp_path: Path) -> None:
+    path = str(tmp_path / "cache")
+    with Run(served) as before:
+        before.run(asked("a", TEXT[:300], 20))
+        before.core.save_cache(path)
+    with Run(served, cache_file=path) as after:
+        turn = asked("b", (*TEXT[:300], *before.tokens["a"], *OTHER[:30]))
+        after.run(turn)
+        assert after.cached["b"] == 319
+        assert_same(served.backend, turn, after.tokens["b"])
+
+
+def assert_same(backend: LlamaBackend, one: GenerationRequest, got: Sequence[int]) -> None:
+    """The tokens are those of the request alone, up to a tie."""
+    assert len(got) == one.max_tokens
+    want = generate(backend, one.tokens, one.max_tokens, one.sampling, chunk=128)
+    for at, (mine, right) in enumerate(zip(got, want, strict=True)):
+        if mine != right:
+            text = (*one.tokens, *want[:at])
+            with holding(
+                backend, 5, *[text[i : i + 128] for i in range(0, len(text) - 1, 128)][:-1] or [text[:-1]]
+            ):
+                held = (len(text) - 2) // 128 * 128 or len(text) - 1
+                top = dict(logprobs(backend, 5, held, text[held:]))
+            assert abs(top[mine] - top[right]) < TIE, f"token {at}: {mine} instead of {right}"
+            return
