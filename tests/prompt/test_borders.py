@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from itertools import product, takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +14,16 @@ from hypothesis import strategies as st
 
 from openai_cpu_server.contract.model_info import ControlToken
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed
-from openai_cpu_server.llama.model.vocabulary import control_tokens
-from openai_cpu_server.prompt.chat import ControlNames
+from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens
+from openai_cpu_server.prompt.chat import ControlNames, needs_special_tokens, render_chat
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, ChatPrompts, Conversation
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import switch, template_reasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.prompt.test_literals import TEMPLATES, TOOL, UNUSABLE, controls, prompts, vocabulary
+from tests.prompt.test_literals import DEMO, TEMPLATES, TOOL, UNUSABLE, controls, prompts
 from tests.prompt.test_reasoning_templates import template
+from tests.tiny_model import tiny_model_path
 
 Messages = list[dict[str, Any]]
 
@@ -131,15 +134,28 @@ PIECES = ["a", "the ", " ", "\n", "\n\n", "é", "<|im_end|>", "<|", ".", "1"]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from(CHATML), st.lists(TEXTS, min_size=6, max_size=6), st.sampled_from(["", "system"]))
-def test_real_tokens_agree_up_to_the_borders(name: str, texts: list[str], role: str) -> None:
-    """Whatever a tokenizer merges, and whatever texts spell; and the tokens are those of the whole text."""
-    demo, compiled = vocabulary(), template(name)
-    names = ControlNames(control_tokens(demo))
-    asked_for = ChatPrompts(compiled, demo, format_for(compiled), names, template_reasoning(compiled))
+@functools.cache
+def opened(path: Path) -> Vocabulary:
+    return Vocabulary.open(path)
+
+
+@settings(max_examples=100)
+@given(
+    st.sampled_from([DEMO, tiny_model_path()]),
+    st.sampled_from(CHATML),
+    st.lists(TEXTS, min_size=6, max_size=6),
+    st.booleans(),
+)
+def test_real_tokens_agree_up_to_the_borders(
+    path: Path, name: str, texts: list[str], has_system: bool
+) -> None:
+    """Whatever tokenizers merge, byte pairs or SentencePiece, and whatever texts spell. The tokens are those
+    of the whole text."""
+    real, compiled = opened(path), template(name)
+    names, reasoning = ControlNames(control_tokens(real)), template_reasoning(compiled)
+    asked_for = ChatPrompts(compiled, real, format_for(compiled), names, reasoning)
     system, who, me, what, so, zoe = texts
-    head = [said("system", system)] * bool(role)
+    head = [said("system", system)] * has_system
     messages = [*head, said("user", who), said("assistant", me), said("user", what)]
     asked = made(asked_for, messages, [])
     if asked is None:
@@ -154,8 +170,9 @@ def test_real_tokens_agree_up_to_the_borders(name: str, texts: list[str], role: 
         assert other is not None
         assert asked.tokens[:border] == other.tokens[:border]
     if not any("<|" in text or "|>" in text for text in texts):
-        shown = demo.decode(asked.tokens, special=True)
-        assert list(asked.tokens) == demo.encode(shown, add_special=False, parse_special=True)
+        text = render_chat(compiled, messages, reasoning=reasoning).text
+        add_special = needs_special_tokens(text, bos_text=real.bos_text)
+        assert list(asked.tokens) == real.encode(text, add_special=add_special, parse_special=True)
 
 
 def borders(
