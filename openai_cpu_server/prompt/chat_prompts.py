@@ -212,9 +212,8 @@ def marked_chat(messages: Sequence[Message], written: Written, render: Render) -
 def _blanks(before: str, opening: str) -> str:
     """What the template writes more before an answer of before than it does where it asks for one: some set a
     blank there."""
-    if before.rstrip() != opening.rstrip():
-        return ""
-    return before.removeprefix(opening) if before.startswith(opening) else ""
+    is_more = before.startswith(opening) and before.rstrip() == opening.rstrip()
+    return before[len(opening) :] if is_more else ""
 
 
 _ELSE = "\ue000"
@@ -240,8 +239,8 @@ def _ends_with(messages: Sequence[Message], role: str) -> bool:
 
 
 def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
-    """How long the beginnings of its text are that stay: what another conversation has too, and what stands
-    before the end of the last user's text, which is found by what stands behind that of the other."""
+    """Lengths of the text that stays: what another conversation has too; and all before another last text of
+    the user, whose own end is found by what the template writes behind it in the other."""
     yield _common_length(chat.text, other)
     _, said, behind = other.rpartition(_ELSE)
     if said and _ends_with(chat.messages, "user") and chat.text.endswith(behind):
@@ -249,8 +248,8 @@ def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
 
 
 def _common_length(one: str, other: str) -> int:
-    """How much both begin with. It compares slices: characters one by one would take longer than rendering
-    them."""
+    """How much both begin with. It compares slices: one character after the other would take longer than the
+    rendering did."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
@@ -361,7 +360,7 @@ class ChatPrompts:
 
     def _borders(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
         """Where to cut the text: each time behind the last control token that other conversations have too.
-        Tokenisers cut there anyway, whatever follows."""
+        Tokenisers cut there anyway, whatever follows, unless the token takes the white space behind it."""
         names = self.names.places(chat.text)
         ends = [name.end for name in names if not name.token.strips_behind]
         borders = set()
