@@ -109,6 +109,7 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
         group="",
         route="",
         pin=False,
+        borders=(),
         sampling=msgspec.structs.replace(request.sampling, seed=seed),
     )
 

@@ -267,6 +267,11 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
 
     tokens: tuple[int, ...]
     """The prompt, which has at least one token."""
+    borders: tuple[int, ...] = ()
+    """Lengths of beginnings of the prompt, ascending, behind which other prompts are likely to differ: the
+    system prompt and tools, all before the last user's text, all before the answer. The last may be all of
+    the prompt. (): nothing is known.
+    """
     max_tokens: int
     """The most output tokens; 0 computes (and scores) the prompt only."""
     sampling: Sampling

@@ -53,7 +53,7 @@ class ControlNames:
             start = first.start()
             if start < behind:
                 continue
-            ends = (start + length for length in self._lengths[text[start]])
+            ends = (min(start + length, len(text)) for length in self._lengths[text[start]])
             found = next((end for end in ends if text[start:end] in self._tokens), None)
             if found is not None:
                 behind = found

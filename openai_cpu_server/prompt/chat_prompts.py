@@ -4,16 +4,18 @@ tokenised."""
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.model_info import Tokenizer
+from openai_cpu_server.contract.model_info import SequenceMarks, Tokenizer
 from openai_cpu_server.errors import InvalidRequest, PromptFarTooLong, TemplateFailed
 from openai_cpu_server.prompt.chat import ChatText, ControlNames, Literals, needs_special_tokens, render_chat
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
@@ -154,8 +156,37 @@ Render = Callable[[Sequence[Message]], str]
 """Renders messages, up to where the model's next answer begins."""
 
 
-def written_parts(messages: Sequence[Message], written: Written, render: Render) -> list[str] | None:
-    """The prompt's text before, between and behind the written answers.
+@dataclass(frozen=True)
+class MarkedChat:
+    """A rendered conversation, with a mark for each answer that stands there as the tokens of before."""
+
+    messages: Sequence[Message]
+    """They have the marks too."""
+    text: str
+    tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """By mark."""
+    blanks: str = ""
+    """What stands before such an answer, and not where the model began to write it: it is left out."""
+
+    @property
+    def plain(self) -> str:
+        """The text alone."""
+        return "".join(part for part in self.parts(0, len(self.text)) if isinstance(part, str))
+
+    def parts(self, start: int, end: int) -> Iterator[str | Sequence[int]]:
+        """This stretch of it as texts, and tokens between them. No mark is cut."""
+        if not self.tokens:
+            yield self.text[start:end]
+            return
+        texts = re.split(f"({'|'.join(self.tokens)})", self.text[start:end])
+        for before, mark in zip(texts[::2], texts[1::2], strict=False):
+            yield before.removesuffix(self.blanks)
+            yield self.tokens[mark]
+        yield texts[-1]
+
+
+def marked_chat(messages: Sequence[Message], written: Written, render: Render) -> MarkedChat | None:
+    """The conversation with the written answers as tokens.
 
     A template writes an answer of before from its text: it trims white space, and writes calls anew from
     their arguments. Tokenised again, even the very same text can become other tokens than those that were
@@ -164,37 +195,69 @@ def written_parts(messages: Sequence[Message], written: Written, render: Render)
     None: the template does not show a plain answer where one of these stands.
     """
     places = sorted(written)
-    marks = [f"w{secrets.token_hex(12)}w" for _ in places]
-    marked = list(messages)
+    marks = {f"w{secrets.token_hex(12)}w": written[place] for place in places}
+    told = list(messages)
     for place, mark in zip(places, marks, strict=True):
-        marked[place] = {"role": "assistant", "content": mark}
+        told[place] = {"role": "assistant", "content": mark}
     try:
-        parts = _split(render(marked), marks)
-        opening = render(marked[: places[0]])
+        text, opening = render(told), render(told[: places[0]])
     except (TemplateFailed, InvalidRequest):
         return None
-    return parts and _without_blanks(parts, opening)
+    if re.findall("|".join(marks), text) != [*marks]:
+        return None
+    first, _, _ = text.partition(next(iter(marks)))
+    return MarkedChat(told, text, marks, _blanks(first, opening))
 
 
-def _split(text: str, marks: Sequence[str]) -> list[str] | None:
-    """None: a mark is missing, or stands there twice, or elsewhere."""
-    parts = []
-    for mark in marks:
-        if text.count(mark) != 1:
-            return None
-        before, _, text = text.partition(mark)
-        parts.append(before)
-    return [*parts, text]
+def _blanks(before: str, opening: str) -> str:
+    """What the template writes more before an answer of before than it does where it asks for one: some set a
+    blank there."""
+    is_more = before.startswith(opening) and before.rstrip() == opening.rstrip()
+    return before[len(opening) :] if is_more else ""
 
 
-def _without_blanks(parts: Sequence[str], opening: str) -> list[str]:
-    """The parts, each ending where the model began to write: some templates set a blank before an answer of
-    before that they do not set when they ask for one."""
-    first = parts[0]
-    if first == opening or first.rstrip() != opening.rstrip() or not first.startswith(opening):
-        return list(parts)
-    blanks = first[len(opening) :]
-    return [part.removesuffix(blanks) for part in parts[:-1]] + [parts[-1]]
+_ELSE = "\ue000"
+"""What is said in other conversations: no text begins with this character, which is for private use."""
+
+
+def parting_conversations(messages: Sequence[Message]) -> list[Sequence[Message]]:
+    """Others that begin as this one does: one with another first text, what becomes of this one, and, where
+    functions have been called, what becomes of it when that is done again."""
+    user, answer = {"role": "user", "content": _ELSE}, {"role": "assistant", "content": _ELSE}
+    head = [*takewhile(lambda each: each.get("role") in ("system", "developer"), messages)]
+    finished = messages[:-1] if _ends_with(messages, "assistant") else messages
+    parting: list[Sequence[Message]] = [[*head, user], [*finished, answer, user]]
+    if _ends_with(messages, "tool"):
+        # Many templates keep thoughts between calls, and leave them out when a user has spoken again.
+        calls = (at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant")
+        parting += [[*messages, *messages[at:]] for at in islice(calls, 1)]
+    return parting
+
+
+def _ends_with(messages: Sequence[Message], role: str) -> bool:
+    return bool(messages) and messages[-1].get("role") == role
+
+
+def _shared_lengths(chat: MarkedChat, other: str) -> Iterator[int]:
+    """Lengths of the text that stays: what another conversation has too; and all before another last text of
+    the user, whose own end is found by what the template writes behind it in the other."""
+    yield _common_length(chat.text, other)
+    _, said, behind = other.rpartition(_ELSE)
+    if said and _ends_with(chat.messages, "user") and chat.text.endswith(behind):
+        yield len(chat.text) - len(behind)
+
+
+def _common_length(one: str, other: str) -> int:
+    """How much both begin with. It compares slices: one character after the other would take longer than the
+    rendering did."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
@@ -204,6 +267,8 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     """Where the output begins."""
     wants_thoughts: bool
     """The model surely thinks first."""
+    borders: tuple[int, ...] = ()
+    """As a `GenerationRequest` has them."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,15 +333,17 @@ class ChatPrompts:
         # Templates leave out what a model thought before earlier answers, and the tokens that it wrote have
         # that, too.
         written = asked.written if self.reasoning is None else {}
-        parts = written_parts(messages, written, lambda those: rendered(those).text) if written else None
-        if parts is not None:
-            return ChatPrompt(self._spliced(parts, written, literals, asked), ThinkingStage.BEHIND, False)
-        text, stage = rendered(messages)
-        tokens = self._encoded(text, literals, asked.most_tokens)
+        chat = marked_chat(messages, written, lambda those: rendered(those).text) if written else None
+        stage, wants_thoughts = ThinkingStage.BEHIND, False
+        if chat is None:
+            text, stage = rendered(messages)
+            chat = MarkedChat(messages, text)
+            wants_thoughts = self.reasoning is not None and self.reasoning.wants_thoughts(text)
+        require_room(self.tokenizer, chat.plain, asked.most_tokens)
+        tokens, borders = self._encoded(chat, self._borders(chat, rendered), literals)
         if not tokens:
             raise TemplateFailed("The chat template rendered nothing.")
-        wants_thoughts = self.reasoning is not None and self.reasoning.wants_thoughts(text)
-        return ChatPrompt(tokens, stage, wants_thoughts and not asked.thinks_not)
+        return ChatPrompt(tokens, stage, wants_thoughts and not asked.thinks_not, borders)
 
     def _rendered(
         self, template: PromptTemplate, asked: Conversation, messages: Sequence[Message]
@@ -291,19 +358,35 @@ class ChatPrompts:
             thinks_not=asked.thinks_not,
         )
 
-    def _encoded(self, text: str, literals: Literals, most_tokens: int | None) -> tuple[int, ...]:
-        require_room(self.tokenizer, text, most_tokens)
-        add_special = needs_special_tokens(text, bos_text=self.tokenizer.bos_text)
-        return tuple(literals.encode(text, self.tokenizer, add_special=add_special))
+    def _borders(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
+        """Where to cut the text: each time behind the last control token that other conversations have too.
+        Tokenisers cut there anyway, whatever follows, unless the token takes the white space behind it."""
+        names = self.names.places(chat.text)
+        ends = [name.end for name in names if not name.token.strips_behind]
+        borders = set()
+        for other in parting_conversations(chat.messages) if ends else ():
+            try:
+                told = rendered(other).text
+            except (TemplateFailed, InvalidRequest):
+                continue  # the template refuses it: nobody will get that far
+            for length in _shared_lengths(chat, told):
+                borders.update(ends[: bisect_right(ends, length)][-1:])
+        return sorted(borders)
 
-    def _spliced(
-        self, parts: Sequence[str], written: Written, literals: Literals, asked: Conversation
-    ) -> tuple[int, ...]:
-        tokens = [*self._encoded(parts[0], literals, asked.most_tokens)]
-        for place, part in zip(sorted(written), parts[1:], strict=True):
-            require_room(self.tokenizer, part, asked.most_tokens)
-            tokens += [*written[place], *literals.encode(part, self.tokenizer, add_special=False)]
-        return tuple(tokens)
+    def _encoded(
+        self, chat: MarkedChat, borders: Sequence[int], literals: Literals
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens, and how many of them are before each border."""
+        add_special = needs_special_tokens(chat.text, bos_text=self.tokenizer.bos_text)
+        around = self.tokenizer.marks if add_special else SequenceMarks()
+        tokens, lengths = [*around.begin], []
+        for start, end in pairwise((0, *borders, len(chat.text))):
+            for part in chat.parts(start, end):
+                if isinstance(part, str):
+                    part = literals.encode(part, self.tokenizer, add_special=False)
+                tokens += part
+            lengths.append(len(tokens))
+        return (*tokens, *around.end), tuple(lengths[:-1])
 
 
 def require_room(tokenizer: Tokenizer, text: str, most_tokens: int | None) -> None:

@@ -125,6 +125,7 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
     stage: ThinkingStage
     wants_thoughts: bool
+    borders: tuple[int, ...]
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):

@@ -126,7 +126,7 @@ class ReadPrompts:
         )
         result = self._pool.do(work, model=self._key, lane=_lane(len(told)))
         assert isinstance(result, Rendered)
-        return ChatPrompt(result.tokens, result.stage, result.wants_thoughts)
+        return ChatPrompt(result.tokens, result.stage, result.wants_thoughts, result.borders)
 
 
 class ReadRerank:

@@ -147,7 +147,7 @@ class ReaderWorker:
                 most_tokens=work.most_tokens,
             )
         )
-        return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts)
+        return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts, prompt.borders)
 
 
 def _kind(error: ServerError) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
 
-from openai_cpu_server.api.asking.ask import AskedMessage
+from openai_cpu_server.api.asking.ask import AskedConversation, AskedMessage
+from openai_cpu_server.api.asking.call import ModelContext
 from openai_cpu_server.api.asking.prompts import last_turn
-from openai_cpu_server.api.asking.resolve import fingerprint
+from openai_cpu_server.api.asking.resolve import fingerprint, resolve
+from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.contract.request import Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from openai_cpu_server.http.context import Sender
 from tests.api.calls import tokens_of
+from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, refused
+from tests.api.serving import served
 from tests.fakes import FAKE_INFO, VOCAB_SIZE
 
 
@@ -290,6 +295,26 @@ def test_a_last_message_of_the_assistant_is_continued() -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Sure, "}]
     (prompt,) = chat(messages=messages).prompts
     assert prompt.tokens == (0, 300, *tokens_of("hi"), 301, *tokens_of("Sure, "))
+
+
+def test_all_choices_know_where_other_prompts_part_from_theirs() -> None:
+    """`<s><|system|>..`, which is no control token here, `<|user|>`, three letters, `<|assistant|>`."""
+    messages = [{"role": "system", "content": "s"}, user("abc")]
+    begun = len("<|system|>s") + 2
+    assert [request.borders for request in chat(messages=messages, n=2).requests] == [(begun, begun + 4)] * 2
+    raw = complete(prompt=["<|user|>abc<|assistant|>", "x"])
+    assert [request.borders for request in raw.requests] == [(), ()]
+
+
+def test_a_shortened_conversation_has_borders_of_its_own() -> None:
+    turns = [user("x" * CONTEXT), {"role": "assistant", "content": "y"}]
+    said = [AskedMessage(message) for message in [*turns, user("now")]]
+    ask = CHAT.reader.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
+    forgetful = msgspec.structs.replace(ask, prompt=AskedConversation(said, "messages", may_forget=True))
+    chosen = served(FakeEngine()).choose(None, None)
+    call = resolve(forgetful, ModelContext(chosen, FAKE_INFO, Sender(), OPTIONS))
+    (request,) = call.requests
+    assert (request.tokens, request.borders) == ((0, 300, *tokens_of("now"), 301), (2, 6))
 
 
 def test_text_parts_and_the_developer_are_understood() -> None:

@@ -8,13 +8,16 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.framing import LENGTH, read_command
 from openai_cpu_server.contract.messages import CancelRequest, Submit
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.engine_client.child import ClientChannel
+from openai_cpu_server.engine_client.live import AcceptedRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -64,6 +67,17 @@ async def test_many_tokens_go_in_slices_and_in_order() -> None:
         assert await received(engine, 11) == [*map(str, range(10)), "-3"]
         channel.send(submit(10, (1, 2)), CancelRequest(id="10"))
         assert await received(engine, 2) == ["10", "-10"]
+
+
+async def test_who_goes_on_after_a_crash_says_all_that_was_said_before() -> None:
+    request = submit(0, (7, 8, 9)).request
+    asked = msgspec.structs.replace(request, borders=(1, 3), stop=("x",))
+    answer = GenerationAnswer([asked], cancel=lambda _: None, clock=lambda: 0.0)
+    live = AcceptedRequest(asked, answer, 0.0, output=[5, 6])
+    async with linked() as (channel, _, engine):
+        channel.send(live.submit())
+        (length,) = LENGTH.unpack(await engine.readexactly(LENGTH.size))
+        assert read_command(await engine.readexactly(length)) == Submit(request=asked, output=(5, 6))
 
 
 async def test_inputs_to_embed_are_tokens_too() -> None:

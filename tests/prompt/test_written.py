@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from openai_cpu_server.prompt.chat import ControlNames
-from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation, Message, Written, written_parts
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation, Message, Written, marked_chat
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_tokenizer import FakeTokenizer
@@ -60,7 +60,7 @@ def test_a_template_that_shows_no_such_answer_is_left_alone() -> None:
     def render(given: Sequence[Mapping[str, object]]) -> str:
         return ChatTemplate(strict, bos_text="", eos_text="").render(given)
 
-    assert written_parts([USER, said("x"), USER], {1: (7,)}, render) is None
+    assert marked_chat([USER, said("x"), USER], {1: (7,)}, render) is None
 
 
 def test_a_blank_that_only_history_has_is_left_out() -> None:

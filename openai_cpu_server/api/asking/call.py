@@ -43,6 +43,8 @@ class Prompt(msgspec.Struct, frozen=True):
     echo: str | None = None
     turn: LastTurn | None = None
     """The last user turn, where answers to similar ones are kept."""
+    borders: tuple[int, ...] = ()
+    """As a `GenerationRequest` has them."""
 
 
 class AnswerReuse(msgspec.Struct, frozen=True):

@@ -116,7 +116,7 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
         output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
     compares = asking.options.compares_turns and ask.cache is not False
     turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
-    return PreparedPrompts([Prompt(prompt.tokens, turn=turn)], output, left_out)
+    return PreparedPrompts([Prompt(prompt.tokens, turn=turn, borders=prompt.borders)], output, left_out)
 
 
 def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel) -> PlannedOutput:
@@ -241,6 +241,7 @@ def _requests(
             alike,
             id=f"{call_id}/{index * choices + choice}",
             tokens=prompt.tokens,
+            borders=prompt.borders,
             max_tokens=room.tokens,
             sampling=for_choice(alike.sampling, choice),
         )

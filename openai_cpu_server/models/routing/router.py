@@ -83,6 +83,7 @@ def _question(
     return GenerationRequest(
         id=f"route-{secrets.token_hex(12)}/0",
         tokens=prompt.tokens,
+        borders=prompt.borders,
         max_tokens=max(map(len, names)) + _SPARE_TOKENS,
         sampling=Sampling(seed=0, temperature=0),
         priority=who.priority,
