@@ -295,8 +295,6 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     else they are silent."""
     pin: bool = False
     """Keep the prompt in the prefix cache for good."""
-    borders: tuple[int, ...] = ()
-    """Ascending lengths of beginnings of the prompt at which other prompts may part from it."""
 
     @property
     def num_tokens(self) -> int:

@@ -57,7 +57,8 @@ from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import CostModel
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from openai_cpu_server.scheduler.memory import KVLedger
-from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import POLICIES, Sequence, SequenceStatus
 from openai_cpu_server.scheduler.speculation.drafts import LookupDrafter, ModelDrafter
@@ -412,7 +413,7 @@ def _cache(options: EngineOptions, backend: Backend, journal: PrefixJournal | No
         state_bytes=info.state_bytes,
         journal=journal,
     )
-    if options.cache_file is not None and cache.capacity:
+    if options.cache_file is not None and options.cache_bytes:
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
     return cache

@@ -1,16 +1,17 @@
-"""The books of slots, of the KV pool in blocks, and of the prefix cache; and the verbs for the backend."""
+"""The books of slots, of the KV pool in blocks, and of the prefix cache; where sequences stop so that a state
+is saved; and the verbs for the backend."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Close, Drop, Open, Save, SaveState, Verb
-from openai_cpu_server.scheduler.checkpoints import Checkpoints
-from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.prefix_cache import LEAST_STATE_TOKENS, SavedPrefixes
 from openai_cpu_server.scheduler.reuse import PrefixReuse
 from openai_cpu_server.scheduler.sequence import Sequence
 
@@ -115,6 +116,43 @@ class KVLedger:
             assert self.num_held(slot) >= self.blocks_for(num_tokens), f"slot {slot} holds too little"
 
 
+INTERVAL_TOKENS = 512
+"""In a long prompt a state is saved each so many tokens, also where nobody is known to part: to compute them
+again takes a second or two. Who needs the room drops those first that save least."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The plan for one model. Without a state nobody has to stop."""
+
+    has_states: bool
+    interval: int = INTERVAL_TOKENS
+
+    def stops(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
+        """Where a sequence that begins with this reuse is to stop on its way to the end of its tokens.
+
+        It stops where its prompt is known to part from others': where it does from what is saved or running
+        now, and at the borders that its renderer has told. Between these it stops at multiples of the
+        interval, which are the same for all that share a beginning. Stops are apart.
+        """
+        if not self.has_states:
+            return []
+        begin, end = reuse.num_tokens, len(sequence.tokens)
+        borders = sorted({reuse.parts_at, *sequence.request.borders})
+        found: list[int] = []
+        for border in borders:
+            if self._is_apart(begin, found, border) and border < end:
+                found.append(border)
+        for multiple in range(begin - begin % self.interval + self.interval, end, self.interval):
+            if all(abs(multiple - other) >= LEAST_STATE_TOKENS for other in (begin, *found, end)):
+                found.append(multiple)
+        return sorted(found)
+
+    @staticmethod
+    def _is_apart(begin: int, found: list[int], border: int) -> bool:
+        return border - (found[-1] if found else begin) >= LEAST_STATE_TOKENS
+
+
 HEADROOM_TOKENS = 32
 """Output that admission foresees for each sequence, so that it is not released as soon as it decodes: two
 blocks of the pool. `scripts/regress.py sensitivity memory.HEADROOM_TOKENS`: with room in the pool 0 to 128
@@ -197,18 +235,19 @@ class SequenceMemory:
         self._verbs += [Drop(number) for number in self.cache.clear()]
 
     def stats(self) -> KVStats:
+        cache = self.cache.totals
         return KVStats(
             block_tokens=self.ledger.block_size,
             pool_blocks=self.ledger.num_blocks,
             pool_blocks_used=self.ledger.num_used,
             pool_blocks_shared=self.ledger.num_shared,
             cache_block_tokens=BLOCK_TOKENS,
-            cache_capacity_blocks=self.cache.capacity_blocks,
-            cache_blocks=len(self.cache),
-            cache_states=self.cache.num_states,
-            cache_capacity_bytes=self.cache.capacity,
-            cache_bytes=self.cache.used,
-            cache_evictions=self.cache.num_evictions,
+            cache_capacity_blocks=cache.capacity_blocks,
+            cache_blocks=cache.blocks,
+            cache_states=cache.states,
+            cache_capacity_bytes=cache.capacity_bytes,
+            cache_bytes=cache.used_bytes,
+            cache_evictions=cache.evictions,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
         )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Restore, RestoreState, ShareCells, Verb
-from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes, common_prefix
+from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
+from openai_cpu_server.scheduler.prefix_tree import common_prefix
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
 WORTH_WAITING = BLOCK_TOKENS

@@ -109,8 +109,8 @@ def logprobs(backend: LlamaBackend, slot: int, start: int, tokens: Sequence[int]
     return logprob.top
 
 
-def execute_and_press(backend: LlamaBackend, step: Step) -> StepResult:
-    """Interrupt from another thread, from before the step to its end."""
+def execute_and_press(backend: LlamaBackend, step: Step, *, may: bool = True) -> StepResult:
+    """Interrupt from another thread, from before the step, which may be interrupted, to its end."""
     done = threading.Event()
 
     def press() -> None:
@@ -120,7 +120,7 @@ def execute_and_press(backend: LlamaBackend, step: Step) -> StepResult:
     presser = threading.Thread(target=press)
     presser.start()
     try:
-        return backend.execute(step)
+        return backend.execute(msgspec.structs.replace(step, may_be_interrupted=may))
     finally:
         done.set()
         presser.join()

@@ -61,16 +61,20 @@ def test_only_some_memory_is_kept_for_the_next() -> None:
     assert store.spare_bytes == 63 * MEGABYTE
 
 
-def test_memory_of_the_last_blocks_of_texts_is_not_kept_nor_what_turns_out_to_be_such() -> None:
+def test_the_size_that_was_asked_for_longest_ago_makes_room() -> None:
     store = BlockStore()
-    store.put(1, saved(store, MEGABYTE))
-    store.put(2, saved(store, MEGABYTE - 1))
-    store.drop(2)
-    assert store.spare_bytes == 0
-    store.drop(1)
-    assert store.spare_bytes == MEGABYTE
-    assert len(store.allocate(2 * MEGABYTE)) == 2 * MEGABYTE
-    assert store.spare_bytes == 0
+    for number in range(10):
+        store.put(number, saved(store, MEGABYTE - number))
+    for number in range(10):
+        store.drop(number)
+    blocks = [saved(store, MEGABYTE) for _ in range(60)]
+    for number, block in enumerate(blocks):
+        store.put(number, block)
+    for number in range(60):
+        store.drop(number)
+    assert 63 * MEGABYTE < store.spare_bytes <= 64 * MEGABYTE
+    kept = {block.data.ctypes.data for block in blocks}
+    assert {store.allocate(MEGABYTE).ctypes.data for _ in range(60)} <= kept
 
 
 def test_what_is_not_ours_to_write_is_not_used_again() -> None:

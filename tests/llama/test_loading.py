@@ -59,8 +59,7 @@ def test_facts(tiny: Path) -> None:
     assert (info.kv_tokens, info.kv_type, info.max_seqs, info.context_trained) == (512, "f16", 4, 4096)
     assert (info.max_step_tokens, info.max_step_outputs) == (64, 68)
     assert (info.vocab_size, info.end_tokens) == (1024, frozenset({2, 260}))
-    assert info.can_trim
-    assert info.can_share
+    assert (info.state_bytes, info.max_draft) == (0, None)
     assert info.num_parameters > 1_000_000
     assert info.threads >= 1
 
@@ -210,8 +209,8 @@ def test_missing_parts(tiny: Path, tmp_path: Path, failure: Failure) -> None:
     ("changes", "line"),
     [
         ({"kv_type": "q2_k"}, "Unknown KV type 'q2_k'; known are f32, f16, bf16, q8_0."),
-        ({"max_seqs": 255}, "--max-seqs must be between 1 and 254, not 255."),
-        ({"max_seqs": 0}, "--max-seqs must be between 1 and 254, not 0."),
+        ({"max_seqs": 255}, "--max-seqs must be between 1 and 254 for this model, not 255."),
+        ({"max_seqs": 0}, "--max-seqs must be between 1 and 254 for this model, not 0."),
         ({"threads": 0}, "--threads must be at least 1, not 0."),
         ({"kv_tokens": 0}, "A KV pool of 0 tokens is too small."),
         ({"prefill_tokens": 0}, "A step must be allowed at least 1 token."),
@@ -238,10 +237,10 @@ def test_the_most_slots(tiny: Path) -> None:
         assert len(backend.execute(Step(spans=spans)).samples) == 64
 
 
-def test_recurrent_models_are_served_without_trimming_and_interruption(tiny: Path, tmp_path: Path) -> None:
+def test_recurrent_models_have_a_state_and_no_cells(tiny: Path, tmp_path: Path) -> None:
     with loaded(mamba(tiny, tmp_path / "mamba.gguf")) as backend:
-        assert not backend.info.can_trim
-        assert not backend.info.can_share
+        assert backend.info.state_bytes > 0
+        assert backend.info.max_draft == 0
         assert backend.info.kv_bytes_per_token == 0
         expected = generate(backend, PROMPT, 8)
         assert generate(backend, PROMPT, 8, slot=2) == expected
@@ -256,6 +255,5 @@ def test_window_models_compute_the_same_in_any_chunks(tiny: Path, tmp_path: Path
         info = backend.info
         prompt = (PROMPT * 3)[:100]
         assert generate(backend, prompt[:60], 8) == generate(backend, prompt[:60], 8, chunk=9)
-    assert not info.can_trim
-    assert not info.can_share
+    assert (info.state_bytes, info.max_draft) == (0, None)
     assert info.kv_tokens * info.kv_bytes_per_token / 2**20 == pytest.approx(kv_megabytes(lines), abs=0.012)

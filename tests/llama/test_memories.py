@@ -132,7 +132,8 @@ def test_an_interrupted_step_leaves_no_trace(served: Served) -> None:
 def test_a_step_that_may_not_be_interrupted_goes_on(served: Served) -> None:
     backend = served.backend
     with holding(backend, 0, TEXT[:100]):
-        assert not execute_and_press(backend, Step(spans=(Span(0, 100, TEXT[100:140], True),))).interrupted
+        step = Step(spans=(Span(0, 100, TEXT[100:200], True),))
+        assert not execute_and_press(backend, step, may=False).interrupted
 
 
 def asked(name: str, prompt: Sequence[int], output: int = 12, **more: object) -> GenerationRequest:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS, PrefixNews, block_hashes
 from openai_cpu_server.contract.request import Priority
-from openai_cpu_server.scheduler.prefix_cache import PrefixJournal, SavedPrefixes
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
+from openai_cpu_server.scheduler.prefix_tree import PrefixJournal
 from tests.scheduler.driver import Driver, request
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE

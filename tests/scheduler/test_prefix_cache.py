@@ -45,7 +45,7 @@ def test_a_longer_last_block_takes_the_place_of_the_one_that_it_begins_with() ->
     assert (grown.saved, grown.dropped) == (((2, B, B + 30),), (1,))
     whole = cache.insert(text(1, 9), "")
     assert (whole.saved, whole.dropped) == (((3, B, 2 * B),), (2,))
-    assert cache.num_evictions == 0
+    assert cache.totals.evictions == 0
     cache.check()
 
 
