@@ -63,7 +63,7 @@ def test_every_number_of_the_stats() -> None:
         "cache": {
             "block_tokens": 64,
             "capacity": {"blocks": 100, "tokens": 6400, "bytes": 12800},
-            "used": {"blocks": 7, "tokens": 448, "bytes": 896},
+            "used": {"blocks": 7, "tokens": 448, "bytes": 2896},
             "evictions": 3,
         },
         "savings": {

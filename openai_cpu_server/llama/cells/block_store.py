@@ -99,6 +99,7 @@ class BlockStore:
     def close(self) -> None:
         self._blocks.clear()
         self._spares.clear()
+        self.spare_bytes = 0
 
 
 _MAGIC = b"OCS-KV\r\n"
