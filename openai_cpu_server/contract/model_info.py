@@ -83,6 +83,8 @@ class CostCurve(msgspec.Struct, frozen=True, kw_only=True):
     """(tokens, milliseconds) without attention, by tokens ascending: points of a staircase."""
     attended_ms: float
     """Milliseconds per pair of a token and a cell that it attends to."""
+    state_ms: float = 0.0
+    """Milliseconds for each state that a pass over the weights reads and writes."""
 
 
 def attended_pairs(start: int, num_tokens: int) -> int:

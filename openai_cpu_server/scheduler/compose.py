@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -199,6 +200,9 @@ class _Composition:
         """
         if not prefilling:
             return
+        if self.plan.in_equal_parts:
+            self._read_level(prefilling, budget_ms)
+            return
         plan, first, apart = self.plan, prefilling[0], self.plan.copy()
         unread = sum(map(plan.left_of, prefilling))
         fits, least = self._prices.fit(plan, first, unread, budget_ms), min(TILE_TOKENS, unread)
@@ -209,6 +213,24 @@ class _Composition:
             num_tokens = min(plan.left_of(sequence), end - plan.num_tokens)
             if num_tokens > 0 and self._is_better_together(prefilling, sequence, num_tokens, apart):
                 plan.add(sequence, num_tokens, reason)
+
+    def _read_level(self, prefilling: Seq[Sequence], budget_ms: float) -> None:
+        """Give the first prompt in order and the shortest one equally many tokens: each other length would be
+        another pass over the weights."""
+        plan = self.plan
+        chosen = list(dict.fromkeys([prefilling[0], min(prefilling, key=plan.left_of)]))
+
+        def ms(level: int) -> float:
+            trial = plan.copy()
+            for sequence in chosen:
+                trial.add(sequence, level, StepReason.PROMPT)
+            return self._prices.ms(trial)
+
+        most = max(map(plan.left_of, chosen))
+        level = most if ms(most) <= budget_ms else bisect_right(range(1, most), budget_ms, key=ms)
+        reason = StepReason.PROMPT if level * len(chosen) >= TILE_TOKENS else StepReason.LEAST
+        for sequence in chosen:
+            plan.add(sequence, max(level, -(-TILE_TOKENS // len(chosen))), reason)
 
     def _is_better_together(
         self, prefilling: Seq[Sequence], sequence: Sequence, num_tokens: int, apart: StepPlan

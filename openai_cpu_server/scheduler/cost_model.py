@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
+
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
 from openai_cpu_server.contract.step import Restore, Save, Step, StepResult, Verb
-from openai_cpu_server.scheduler.plan import StepCost, StepPrices
+from openai_cpu_server.scheduler.plan import Pass, StepCost, StepPrices, StepSize, equal_passes
 
 _WORTH_PADDING = 0.98
 """A step is padded only where it is predicted to take at most this share of its time.
@@ -66,7 +68,10 @@ kernels.
 
 
 class CostModel:
-    """milliseconds = all * (tile[n] * table[n] + attention * price * attended pairs).
+    """milliseconds = all * (tile[n] * table[n] + attention * price * attended pairs
+    + state * price * states).
+
+    A step in several passes takes the time of each.
 
     The table comes from a measured curve; the factors start at 1 and follow what steps really take. A tile's
     sizes share one factor, so that learning does not disturb what the curve says of sizes side by side.
@@ -80,6 +85,7 @@ class CostModel:
         self._slope = _slope(self._measured)
         self._all = _Factor(_RATE_ALL)
         self._attention = _Factor(_RATE_TERM)
+        self._states = _Factor(_RATE_TERM)
         self._tiles: dict[int, _Factor] = {}
         self._learned = list(self._measured)
         """Milliseconds by tokens: the measured table times the tiles' factors."""
@@ -95,11 +101,13 @@ class CostModel:
     @property
     def curve(self) -> CostCurve:
         """What the model has learned, as a curve: it predicts the same up to the last measured point."""
-        learned = CostCurve(step_ms=tuple(enumerate(self._learned))[1:], attended_ms=self._curve.attended_ms)
-        return _scaled(learned, self._all.value, self._attention.value)
+        learned = msgspec.structs.replace(self._curve, step_ms=tuple(enumerate(self._learned))[1:])
+        return _scaled(learned, self._all.value, self._attention.value, self._states.value)
 
-    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
-        return self._all.value * (self._step_ms(num_tokens) + self._attention_ms(attended))
+    def predict_ms(self, size: StepSize, attended: int = 0) -> float:
+        passes = _passes(size)
+        ms = sum(self._step_ms(each.tokens) for each in passes)
+        return self._all.value * (ms + self._attention_ms(attended) + self._states_ms(passes))
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
         larger = range(num_tokens + 1, self._growth_limit(num_tokens, limit) + 1)
@@ -116,17 +124,22 @@ class CostModel:
     def _growth_limit(self, num_tokens: int, limit: int) -> int:
         return min(limit, -(-num_tokens // TILE_TOKENS) * TILE_TOKENS, self._last)
 
-    def refine(self, num_tokens: int, attended: int, actual_ms: float) -> None:
+    def refine(self, size: StepSize, attended: int, actual_ms: float) -> None:
         """Learn from a step that was not interrupted. Each term learns by its share of the predicted time."""
-        if num_tokens <= 0 or actual_ms <= 0:
+        passes = [each for each in _passes(size) if each.tokens > 0]
+        if not passes or actual_ms <= 0:
             return
-        predicted = max(self.predict_ms(num_tokens, attended), 1e-6)
+        predicted = max(self.predict_ms(size, attended), 1e-6)
         error = math.log(actual_ms / predicted)
         error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
-        share = self._all.value * self._attention_ms(attended) / predicted
+        share = self._all.value * error / predicted
+        tiles = [(each.tokens, share * self._step_ms(each.tokens)) for each in passes]
+        attention, states = share * self._attention_ms(attended), share * self._states_ms(passes)
         self._all.learn(error)
-        self._attention.learn(error * share)
-        self._learn_tile(num_tokens, error * max(0.0, 1.0 - share))
+        self._attention.learn(attention)
+        self._states.learn(states)
+        for num_tokens, part in tiles:
+            self._learn_tile(num_tokens, part)
 
     def _learn_tile(self, num_tokens: int, error: float) -> None:
         first = (min(num_tokens, self._last) - 1) // TILE_TOKENS * TILE_TOKENS + 1
@@ -137,6 +150,9 @@ class CostModel:
 
     def _attention_ms(self, attended: int) -> float:
         return self._attention.value * self._curve.attended_ms * attended
+
+    def _states_ms(self, passes: Iterable[Pass]) -> float:
+        return self._states.value * self._curve.state_ms * sum(each.states for each in passes)
 
     def _step_ms(self, num_tokens: int) -> float:
         """The time of a step whose tokens attend to nothing.
@@ -165,14 +181,19 @@ class _Factor:
         self.value = math.exp(self._log)
 
 
-def _scaled(curve: CostCurve, factor: float, attention: float = 1.0) -> CostCurve:
-    """The curve with all its prices times `factor`, that of attention also times `attention`.
+def _passes(size: StepSize) -> Sequence[Pass]:
+    return (Pass(size, 0),) if isinstance(size, int) else size
+
+
+def _scaled(curve: CostCurve, factor: float, attention: float = 1.0, states: float = 1.0) -> CostCurve:
+    """The curve with all its prices times `factor`, those of attention and of states also times theirs.
 
     A price below 0 becomes 0.
     """
     return CostCurve(
         step_ms=tuple((n, factor * max(0.0, ms)) for n, ms in curve.step_ms),
         attended_ms=factor * attention * max(0.0, curve.attended_ms),
+        state_ms=factor * states * max(0.0, curve.state_ms),
     )
 
 
@@ -262,8 +283,8 @@ class AdapterSlowdown:
     base: StepCost
     factor: float = _GUESSED_SLOWDOWN
 
-    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
-        return self.factor * self.base.predict_ms(num_tokens, attended)
+    def predict_ms(self, size: StepSize, attended: int = 0) -> float:
+        return self.factor * self.base.predict_ms(size, attended)
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
         return self.base.cheapest_size(num_tokens, limit)
@@ -271,8 +292,8 @@ class AdapterSlowdown:
     def free_size(self, num_tokens: int, limit: int) -> int:
         return self.base.free_size(num_tokens, limit)
 
-    def refine(self, num_tokens: int, attended: int, actual_ms: float) -> None:
-        plain_ms = self.base.predict_ms(num_tokens, attended)
+    def refine(self, size: StepSize, attended: int, actual_ms: float) -> None:
+        plain_ms = self.base.predict_ms(size, attended)
         if plain_ms > 0:
             seen = min(max(actual_ms / plain_ms, 1.0), _MOST)
             self.factor += _NEW * (seen - self.factor)
@@ -281,12 +302,16 @@ class AdapterSlowdown:
 class LearnedCosts:
     """The scheduler asks it for the prices that it plans with, and tells it how long each step took."""
 
-    def __init__(self, model: StepCost, *, max_tokens: int, fills_tiles: bool) -> None:
-        """`max_tokens`: the largest step."""
+    def __init__(
+        self, model: StepCost, *, max_tokens: int, fills_tiles: bool, equal_parts: bool = False
+    ) -> None:
+        """`max_tokens`: the largest step. `equal_parts`: as in `StepRoom`; such steps are not padded, for
+        padding would be a part, too."""
         self.model = model
         """Predicts steps without an adapter; it may be replaced between two steps."""
         self._max_tokens = max_tokens
-        self._fills_tiles = fills_tiles
+        self._fills_tiles = fills_tiles and not equal_parts
+        self._equal_parts = equal_parts
         self.switch_ms = _GUESSED_SWITCH_MS
         """What it takes to compute with another adapter than the last step did."""
         self._slowdowns: dict[str, AdapterSlowdown] = {}
@@ -309,9 +334,9 @@ class LearnedCosts:
     def predict_ms(self, step: Step, attended: int) -> float:
         """How long the step will take, without drafting. `attended`: pairs of a token and a cell."""
         copying_ms = self._copies.predict_ms(step.verbs)
-        size = step.num_tokens + step.padding
-        if not size:
+        if not step.spans:
             return copying_ms
+        size = self._size(step)
         switch_ms = self.switch_ms if self._is_switch(step) else 0.0
         return copying_ms + switch_ms + self.of(step.adapter).predict_ms(size, attended)
 
@@ -324,9 +349,9 @@ class LearnedCosts:
         self._copies.learn(step.verbs, result.verbs_ms)
 
     def learn(
-        self, step: Step, result: StepResult, *, size: int, attended: int, elapsed_ms: float
+        self, step: Step, result: StepResult, *, size: StepSize, attended: int, elapsed_ms: float
     ) -> float | None:
-        """Learn that `size` tokens, with `attended` pairs, took so long: without verbs, but with drafting.
+        """Learn that this size, with `attended` pairs, took so long: without verbs, but with drafting.
 
         Returns what was predicted for that; None: the step had to switch, and says only what that takes.
         """
@@ -341,6 +366,11 @@ class LearnedCosts:
 
     def forget_adapter(self, key: str) -> None:
         self._slowdowns.pop(key, None)
+
+    def _size(self, step: Step) -> StepSize:
+        if self._equal_parts:
+            return equal_passes(span.num_tokens for span in step.spans)
+        return step.num_tokens + step.padding
 
     def _is_switch(self, step: Step) -> bool:
         return step.adapter != self._computed_with

@@ -6,7 +6,7 @@ import copy
 import enum
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -49,6 +49,34 @@ class StepRoom(NamedTuple):
     """Rows of logits."""
     scored: int
     """How many of these rows may score prompt tokens."""
+    equal_parts: bool = False
+    """Whether it computes a step in passes, as it does where sequences have states: first as many tokens of
+    each as the shortest part has, then of those that are left, and so on."""
+
+
+class Pass(NamedTuple):
+    """One pass over the weights."""
+
+    tokens: int
+    states: int
+    """How many states it reads and writes."""
+
+
+StepSize = int | tuple[Pass, ...]
+"""The tokens of a step that is one pass, or its passes."""
+
+
+def equal_passes(lengths: Iterable[int]) -> tuple[Pass, ...]:
+    """The passes of a step with so many tokens of each sequence."""
+    passes: list[Pass] = []
+    left = sorted(lengths)
+    done = 0
+    while left:
+        length = left[0]
+        passes.append(Pass((length - done) * len(left), len(left)))
+        done = length
+        left = left[bisect_right(left, length) :]
+    return tuple(passes)
 
 
 class StepPlan:
@@ -85,6 +113,22 @@ class StepPlan:
             left = parts.get(sequence, 0) - limited.parts.get(sequence, 0)
             limited.add(sequence, min(num_tokens, left), reason)
         return limited
+
+    @property
+    def size(self) -> StepSize:
+        return equal_passes(map(self.num_of, self.parts)) if self._room.equal_parts else self.num_tokens
+
+    def size_with(self, sequence: Sequence, num_tokens: int) -> StepSize:
+        """Its size with so many further tokens of the sequence."""
+        if not self._room.equal_parts:
+            return self.num_tokens + num_tokens
+        others = (self.num_of(other) for other in self.parts if other is not sequence)
+        return equal_passes([*others, self.num_of(sequence) + num_tokens])
+
+    @property
+    def in_equal_parts(self) -> bool:
+        """As `StepRoom` has it."""
+        return self._room.equal_parts
 
     @property
     def room(self) -> int:
@@ -157,7 +201,7 @@ class StepPlan:
 class StepCost(Protocol):
     """What the scheduler asks of the cost model. Times are in milliseconds."""
 
-    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
+    def predict_ms(self, size: StepSize, attended: int = 0) -> float:
         """The time that a step takes. `attended`: pairs of a token and a cell that it attends to."""
         ...
 
@@ -171,7 +215,7 @@ class StepCost(Protocol):
         it with tokens that must be computed anyway, not with padding."""
         ...
 
-    def refine(self, num_tokens: int, attended: int, actual_ms: float) -> None:
+    def refine(self, size: StepSize, attended: int, actual_ms: float) -> None:
         """Learn from a step that was computed and took `actual_ms`."""
         ...
 
@@ -192,16 +236,20 @@ class StepPrices:
 
     def ms(self, plan: StepPlan) -> float:
         """The time of the step as it is planned, without padding."""
-        return self.cost.predict_ms(plan.num_tokens, plan.attended)
+        return self.cost.predict_ms(plan.size, plan.attended)
 
     def ms_with(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> float:
         """The time of the step with so many further tokens of the sequence, without padding."""
         attended = plan.attended + plan.pairs(sequence, num_tokens)
-        return self.cost.predict_ms(plan.num_tokens + num_tokens, attended)
+        return self.cost.predict_ms(plan.size_with(sequence, num_tokens), attended)
 
     def padded_ms(self, plan: StepPlan, num_further: int = 0) -> float:
         """The time of the step with padding, and with further tokens that attend to nothing."""
-        size = self.padded_size(plan.num_tokens + num_further)
+        size = plan.size
+        if isinstance(size, int):
+            size = self.padded_size(size + num_further)
+        elif num_further:
+            size = (*size, Pass(num_further, 1))
         return self.cost.predict_ms(size, plan.attended)
 
     def padded_size(self, num_tokens: int) -> int:

@@ -117,7 +117,10 @@ class Scheduler:
         self._waiting = WaitingRoom(policy)
         self.sequences = LiveSequences(self._memory, self._waiting, reused, speculator)
         self.costs = LearnedCosts(
-            cost, max_tokens=limits.step_tokens, fills_tiles=self._experiment.tile_filling
+            cost,
+            max_tokens=limits.step_tokens,
+            fills_tiles=self._experiment.tile_filling,
+            equal_parts=cache.has_states,
         )
         self.expectations = Expectations(
             self.sequences,
@@ -239,7 +242,7 @@ class Scheduler:
         """The room of a step. Few enough prompt tokens are scored that all others have an output left."""
         outputs = self._limits.step_outputs
         scored = max(1, outputs - len(self._memory.running) + 1)
-        return StepRoom(self._limits.step_tokens, outputs, scored)
+        return StepRoom(self._limits.step_tokens, outputs, scored, self._memory.cache.has_states)
 
     def predicted_ms(self, step: Step) -> float:
         """How long the step that `schedule` has just returned will take, in milliseconds."""
@@ -288,8 +291,8 @@ class Scheduler:
 
     def _learn_time(self, step: Step, result: StepResult, elapsed_ms: float) -> None:
         """Teach the costs, and the speculator, what the step took, the time of its verbs taken off."""
-        plan, num_missing = without_missing_drafts(self.plan, step, result, self._memory.running)
-        size = step.num_tokens - num_missing + result.padding
+        plan = without_missing_drafts(self.plan, step, result, self._memory.running)
+        size = plan.size + result.padding if isinstance(plan.size, int) else plan.size
         predicted_ms = self.costs.learn(
             step, result, size=size, attended=plan.attended, elapsed_ms=elapsed_ms
         )

@@ -169,15 +169,14 @@ def _cut(sample: Sample, num_tokens: int) -> Sample:
 
 def without_missing_drafts(
     plan: StepPlan, step: Step, result: StepResult, running: Mapping[int, Sequence]
-) -> tuple[StepPlan, int]:
-    """The plan as it was carried out, and how many of the step's draft tokens were not computed.
+) -> StepPlan:
+    """The plan as it was carried out, without draft tokens that were not computed.
 
     `running` are the sequences by slot, before the result is applied to them.
     """
-    actual, num_missing = plan.copy(), 0
+    actual = plan.copy()
     for span in step.spans:
         missing = span.num_drafted - result.drafted.get(span.slot, NOTHING_DRAFTED).num_computed
         if missing:
             actual.drop_draft(running[span.slot], missing)
-            num_missing += missing
-    return actual, num_missing
+    return actual

@@ -13,6 +13,7 @@ from openai_cpu_server.contract.step import Step, StepResult
 from openai_cpu_server.errors import ConstraintFailed
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.memory import KVLedger
+from openai_cpu_server.scheduler.plan import StepSize
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.scheduler import Scheduler, StepLimits
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence, SequenceStatus
@@ -61,11 +62,13 @@ class TokenCost:
         """`step_ms`: the time that a step takes beside its tokens."""
         self._step_ms = step_ms
         self._tiles = tiles
-        self.learned: list[tuple[int, float]] = []
+        self.learned: list[tuple[StepSize, float]] = []
 
-    def predict_ms(self, num_tokens: int, attended: int = 0) -> float:
+    def predict_ms(self, size: StepSize, attended: int = 0) -> float:
         assert attended >= 0
-        return self._step_ms + num_tokens
+        if isinstance(size, int):
+            return self._step_ms + size
+        return sum(self._step_ms + each.tokens for each in size)
 
     def cheapest_size(self, num_tokens: int, limit: int) -> int:
         return next((t for t in self._tiles if t - 8 < num_tokens <= t <= limit), num_tokens)
@@ -73,8 +76,8 @@ class TokenCost:
     def free_size(self, num_tokens: int, limit: int) -> int:
         return self.cheapest_size(num_tokens, limit)
 
-    def refine(self, num_tokens: int, attended: int, actual_ms: float) -> None:
-        self.learned.append((num_tokens, actual_ms))
+    def refine(self, size: StepSize, attended: int, actual_ms: float) -> None:
+        self.learned.append((size, actual_ms))
 
 
 class KnowingDrafter:

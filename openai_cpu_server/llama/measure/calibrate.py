@@ -21,12 +21,14 @@ from openai_cpu_server.llama.measure.probe import CONTEXT, AttentionPrice, Distu
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 4
+_VERSION = 5
 """The version of the way to measure: a change makes old curves void."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DECODES = 32
 """The most sequences that decode in a measured step; a prompt has the rest of its tokens.
 Each samples a token."""
+_STATES = 16
+"""The most sequences of the step that tells the price of a state."""
 _ROUNDS = 4
 _STEEPEST_FALL = 1.6
 """A size costs at most this many times what a larger size costs.
@@ -208,6 +210,7 @@ class _Calibration:
         self._watch = watch
         self._best: dict[int, float] = {}
         self._attended_ms: float | None = None
+        self._state_ms: float | None = None if info.state_bytes else 0.0
         self._context = CONTEXT
         """The most cells that the next attempt to measure the price of attention computes."""
         largest = min(info.max_step_tokens, info.kv_tokens)
@@ -217,7 +220,8 @@ class _Calibration:
 
     @property
     def is_done(self) -> bool:
-        return self._attended_ms is not None and not self._pending and not self._rounds_left
+        is_priced = self._attended_ms is not None and self._state_ms is not None
+        return is_priced and not self._pending and not self._rounds_left
 
     def go_on(self, probe: Probe) -> None:
         """Do the next piece. Raises `Disturbed`."""
@@ -226,14 +230,19 @@ class _Calibration:
                 self._time_next(probe)
             elif self._attended_ms is None:
                 self._attended_ms = self._price_attention(probe)
+            elif self._state_ms is None:
+                self._state_ms = self._price_state(probe)
             else:
                 self._pending.extend(self._best)
                 self._rounds_left -= 1
 
     def curve(self) -> CostCurve:
         assert self._attended_ms is not None
-        points = {n: self._bare(n, self._attended_ms) for n in sorted(self._best)}
-        return CostCurve(step_ms=_without_peaks(points), attended_ms=self._attended_ms)
+        assert self._state_ms is not None
+        points = {n: self._bare(n, self._attended_ms, self._state_ms) for n in sorted(self._best)}
+        return CostCurve(
+            step_ms=_without_peaks(points), attended_ms=self._attended_ms, state_ms=self._state_ms
+        )
 
     def _price_attention(self, probe: Probe) -> float:
         """Measure the price of attention, which is the longest piece.
@@ -242,6 +251,17 @@ class _Calibration:
         least = min(_LEAST_CONTEXT, _LEAST_CHUNKS * chunk)
         context, self._context = self._context, max(self._context // 2, least)
         return AttentionPrice(probe, self._info, self._watch, chunk=chunk, context=context).measure()
+
+    def _price_state(self, probe: Probe) -> float:
+        """What a token costs more in a sequence of its own than behind others of one sequence."""
+        size = max((n for n in self._best if n <= min(_STATES, self._info.max_seqs)), default=1)
+        if size < 2:
+            return 0.0
+        times = []
+        for _ in range(_ROUNDS):
+            probe.close()
+            times.append(probe.compute(dict.fromkeys(range(size), 1)))
+        return max(0.0, min(times) - self._best[size]) / (size - 1)
 
     def _time_next(self, probe: Probe) -> None:
         """Time the next size if the budget allows; else end the round. The smallest size is always timed."""
@@ -260,13 +280,16 @@ class _Calibration:
         return self._best[nearest] * size / nearest
 
     def _shape(self, size: int) -> dict[int, int]:
+        """As in serving; where sequences have states, one pass over the weights."""
+        if self._info.state_bytes:
+            return {0: size}
         decodes = min(size, _DECODES, self._info.max_seqs)
         return {0: size - decodes + 1} | dict.fromkeys(range(1, decodes), 1)
 
-    def _bare(self, size: int, attended_ms: float) -> float:
-        """The time of a size, without what its own prompt paid for attention."""
-        own = attended_pairs(0, self._shape(size)[0])
-        return max(self._best[size] - attended_ms * own, 0.5 * self._best[size])
+    def _bare(self, size: int, attended_ms: float, state_ms: float) -> float:
+        """The time of a size, without what its own prompt paid for attention and its state."""
+        own_ms = attended_ms * attended_pairs(0, self._shape(size)[0]) + state_ms
+        return max(self._best[size] - own_ms, 0.5 * self._best[size])
 
 
 def _without_peaks(points: dict[int, float]) -> tuple[tuple[int, float], ...]:
