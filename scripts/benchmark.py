@@ -27,8 +27,9 @@ from bench.bench import Bench
 from bench.circumstances import circumstances
 from bench.contestants import Variant
 from bench.failures import described
+from bench.llama_sources import SetupFailed
 from bench.options import add_options, model_of, settle
-from bench.peer_setup import SetupFailed, set_up
+from bench.peer_setup import set_up
 from bench.peers import BEST_FLAGS, KEYS, PeerPaths, PeerUnusable, absent, peers
 from bench.prose import prompts_for
 from bench.report import show, show_goals, write

@@ -28,7 +28,7 @@ put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: 
 pytest_plugins = ["tests.skips"]
 
 _TESTS = Path(__file__).parent
-_SERVERS = {"cli", "e2e", "engine_client", "fuzz", "page"}
+_SERVERS = {"architectures", "cli", "e2e", "engine_client", "fuzz", "page"}
 """Folders of tests that start processes; the files beside the folders mostly do so too."""
 _TOGETHER = {
     "tests/page/": "one browser",

@@ -6,19 +6,15 @@ All of it lies in the user's cache, under the version that our server runs on: e
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Sequence
 from pathlib import Path
 
+from bench.llama_sources import VERSION, Say, jobs, llama_cpp_in, run, unpacked_sources
 from openai_cpu_server.config.folders import user_cache_dir
 
-_PACKAGE = "llama-cpp-python"
 _EXAMPLE_NEEDS = ("openai", "safetensors", "websockets")
 """The packages that the example server imports beside the `server` extra."""
 _OPENVINO_NEEDS = ("openvino-genai>=2026.4", "starlette", "uvicorn")
@@ -36,15 +32,9 @@ _CMAKE = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
 
-Say = Callable[[str], None]
-
-
-class SetupFailed(Exception):
-    """A peer could not be built; the message ends with the end of the log."""
-
 
 def peers_dir() -> Path:
-    return user_cache_dir() / "peers" / version(_PACKAGE)
+    return user_cache_dir() / "peers" / VERSION
 
 
 def built_llama_server() -> Path:
@@ -76,7 +66,7 @@ def set_up(say: Say) -> None:
     if built_llama_server().is_file() and peer_python().is_file():
         return
     with tempfile.TemporaryDirectory(dir=peers_dir(), prefix="partial-") as folder:
-        sources = _sources(Path(folder), say)
+        sources = unpacked_sources(Path(folder), say)
         shutil.copy(sources / "examples" / "server" / "server.py", example_server())
         if not built_llama_server().is_file():
             _build(sources, Path(folder) / "build", say)
@@ -86,21 +76,10 @@ def set_up(say: Say) -> None:
             _make_venv(peer_python().parents[1], (f"{sources}[server]", *_EXAMPLE_NEEDS))
 
 
-def _sources(folder: Path, say: Say) -> Path:
-    """The folder of the unpacked sources."""
-    named = f"{_PACKAGE}=={version(_PACKAGE)}"
-    say(f"downloading the sources of {named}")
-    _run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _PACKAGE, named], cwd=folder)
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    return folder / archive.name.removesuffix(".tar.gz")
-
-
 def _build(sources: Path, tree: Path, say: Say) -> None:
-    say(f"building llama-server with {_jobs()} jobs (CMAKE_BUILD_PARALLEL_LEVEL): some minutes")
-    _run(["cmake", "-S", str(sources / "vendor" / "llama.cpp"), "-B", str(tree), *_CMAKE])
-    _run(["cmake", "--build", str(tree), "--target", "llama-server", "--parallel", _jobs()])
+    say(f"building llama-server with {jobs()} jobs (CMAKE_BUILD_PARALLEL_LEVEL): some minutes")
+    run(["cmake", "-S", str(llama_cpp_in(sources)), "-B", str(tree), *_CMAKE])
+    run(["cmake", "--build", str(tree), "--target", "llama-server", "--parallel", jobs()])
     shutil.move(tree / "bin" / "llama-server", built_llama_server())
 
 
@@ -108,23 +87,8 @@ def _make_venv(folder: Path, packages: Sequence[str]) -> None:
     """Make a venv. It gets its name once it is whole."""
     partial = folder.with_name(f"{folder.name}-partial")
     shutil.rmtree(partial, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(partial)])
+    run([sys.executable, "-m", "venv", str(partial)])
     pip = [str(partial / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
-    build = {"CMAKE_ARGS": _KERNELS, "CMAKE_BUILD_PARALLEL_LEVEL": _jobs()}
-    _run([*pip, *packages], extra=build)
+    build = {"CMAKE_ARGS": _KERNELS, "CMAKE_BUILD_PARALLEL_LEVEL": jobs()}
+    run([*pip, *packages], extra=build)
     partial.rename(folder)
-
-
-def _jobs() -> str:
-    return os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
-
-
-def _run(command: list[str], *, cwd: Path | None = None, extra: Mapping[str, str] | None = None) -> None:
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, env={**os.environ, **(extra or {})}, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise SetupFailed(f"there is no {command[0]} on this machine") from None
-    if done.returncode != 0:
-        raise SetupFailed(f"{' '.join(command[:4])} ... fails:\n{(done.stdout + done.stderr)[-2000:]}")

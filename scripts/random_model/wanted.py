@@ -1,4 +1,4 @@
-"""Asks llama.cpp which tensors a model has whose file says this of itself, and thinks of weights for them."""
+"""Asks llama.cpp which tensors a model has whose file says this of itself; random weights for any tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,26 @@ from gguf import GGUFWriter
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.model.native import native_log
 from random_model.architectures import Architecture, Facts
-from random_model.tensors import LOGIT_STD, QUERY_KEY_GAIN, Constant, Matrix, Negative, Quant, Tensor
+from random_model.tensors import (
+    LOGIT_STD,
+    QUERY_KEY_GAIN,
+    TIED_EMBEDDING_STD,
+    Constant,
+    Matrix,
+    Negative,
+    Quant,
+    Tensor,
+)
 
-_Shapes = dict[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
+"""Of tensors, by name; the columns come last."""
 
-_NAMES_OF_LAST_NORM = ("output_norm", "token_embd_norm")
+_EMBEDDINGS = "token_embd.weight"
+"""They are the output matrix too, if there is no other."""
+_LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
 """The first of them that a model has stands before its output matrix."""
+_FACTORS = ("norm", "rope_f", "scale")
+"""Parts of names of what something is multiplied with or divided by."""
 _SLOW_DECAY = -4.0
 """RWKV's state keeps 0.99 of itself per token (exp(-0.6 sigmoid(x)))."""
 _OFFSET_STD = 0.3
@@ -47,38 +61,50 @@ def add_facts(writer: GGUFWriter, facts: Facts) -> None:
 
 def wanted_tensors(model: Architecture, quiet: list[int]) -> list[Tensor]:
     """All of them with f32 weights. `quiet` are tokens that should hardly ever be sampled."""
-    shapes = {name: shape for name, shape in _shapes(model).items() if not name.endswith(_FOR_QUANTISED)}
-    last_norm = next(f"{name}.weight" for name in _NAMES_OF_LAST_NORM if f"{name}.weight" in shapes)
-    return [
-        Constant(name, shape, LOGIT_STD) if name == last_norm else _weights(name, shape, model, quiet)
-        for name, shape in shapes.items()
-    ]
+    return weights_for(
+        _shapes(model), quiet, embedding_std=model.embedding_std, query_key_norm=model.query_key_norm
+    )
 
 
-def _weights(name: str, shape: tuple[int, ...], model: Architecture, quiet: list[int]) -> Tensor:
-    """Scaled so that a normalised input gives an output of about 1 per element."""
-    kind, f32 = name.removeprefix("blk.").lstrip("0123456789."), Quant.F32.base
-    if "norm" in kind and kind.endswith("weight"):
-        is_of_query = kind.startswith(("attn_q_norm", "attn_k_norm"))
-        return Constant(name, shape, model.query_key_norm if is_of_query else 1.0)
-    if kind.startswith(("ffn_norm", "rope_freqs", "layer_output_scale")):
-        return Constant(name, shape)
+def weights_for(
+    shapes: Shapes, quiet: list[int], *, embedding_std: float, query_key_norm: float
+) -> list[Tensor]:
+    """Scaled so that a normalised input gives each layer an output of about 1 per element."""
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_FOR_QUANTISED)}
+    rows, logit_std, is_tied = tuple(quiet), LOGIT_STD, "output.weight" not in shapes
+    if is_tied:
+        embedding_std = TIED_EMBEDDING_STD
+        logit_std /= TIED_EMBEDDING_STD * math.sqrt(shapes[_EMBEDDINGS][-1])
+    found = {name: _weights(name, shape, rows, query_key_norm) for name, shape in shapes.items()}
+    found[_EMBEDDINGS] = _f32(_EMBEDDINGS, shapes[_EMBEDDINGS], embedding_std, rows if is_tied else ())
+    for last_norm in [name for name in _LAST_NORMS if name in shapes][:1]:
+        found[last_norm] = Constant(last_norm, shapes[last_norm], logit_std)
+    return list(found.values())
+
+
+def _weights(name: str, shape: tuple[int, ...], quiet: tuple[int, ...], query_key_norm: float) -> Tensor:
+    kind = name.removeprefix("blk.").lstrip("0123456789.")
+    if kind in ("attn_q_norm.weight", "attn_k_norm.weight"):
+        return Constant(name, shape, query_key_norm)
     if kind == "time_mix_w0.weight":
         return Constant(name, shape, _SLOW_DECAY)
     if kind == "ssm_a":
         return Negative(name, shape, least=-0.5, most=-0.01)
-    if kind == "token_embd.weight":
-        return Matrix(name, shape, f32, model.embedding_std)
+    if any(part in kind for part in _FACTORS) and not kind.endswith("bias"):
+        return Constant(name, shape)
     if len(shape) == 1:
-        return Matrix(name, shape, f32, _OFFSET_STD)
+        return _f32(name, shape, _OFFSET_STD)
     gain = QUERY_KEY_GAIN if kind in ("attn_q.weight", "attn_k.weight") else 1.0
-    rows = tuple(quiet) if kind == "output.weight" else ()
-    return Matrix(name, shape, f32, gain / math.sqrt(shape[-1]), rows)
+    return _f32(name, shape, gain / math.sqrt(shape[-1]), quiet if kind == "output.weight" else ())
 
 
-def _shapes(model: Architecture) -> _Shapes:
-    """Names and shapes, columns last. Raises RuntimeError with the reason of llama.cpp."""
-    found: _Shapes = {}
+def _f32(name: str, shape: tuple[int, ...], std: float, quiet_rows: tuple[int, ...] = ()) -> Matrix:
+    return Matrix(name, shape, Quant.F32.base, std, quiet_rows)
+
+
+def _shapes(model: Architecture) -> Shapes:
+    """Raises RuntimeError with the reason of llama.cpp."""
+    found: Shapes = {}
 
     def note(tensor: int, _: object) -> None:
         sizes = tuple((ctypes.c_int64 * 4).from_address(tensor + _OFFSET_OF_SIZES))

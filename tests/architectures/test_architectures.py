@@ -1,0 +1,242 @@
+"""Each architecture of llama.cpp that generates text has what any model has here: its beginnings are given
+back, it is interrupted, killed, restarted and drafted for, and answers as plain llama.cpp does.
+
+An engine process serves each. `pytest -m slow tests/architectures -n 2` takes some minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.messages import EngineOptions, Finish
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.scheduling import Experiment, Scheduling
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.errors import StartupError
+from tests.architectures.generated import generated_models, readable
+from tests.architectures.plain import PlainLlama
+
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.anyio, pytest.mark.timeout(600)]
+
+GENERATING = Path(__file__).with_name("generating.txt").read_text().split()
+DIFFUSION = ["dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"]
+
+TIE_NATS = 0.25
+"""Steps of other sizes round differently: of two tokens that are so near each other either may come."""
+ENGINE = (
+    *(sys.executable, "-m", "openai_cpu_server.kernels.front"),
+    *("openai_cpu_server.engine.process", "console"),
+)
+LENGTH, LONGEST = 24, 60
+TOKENS = range(4, 128)
+"""All are in every vocabulary; those before them are control tokens."""
+
+_numbers = itertools.count()
+_random = random.Random(1)
+
+
+def text(length: int) -> list[int]:
+    return _random.choices(TOKENS, k=length)
+
+
+STORY = text(96)
+LONGER = STORY + text(40)
+NEXT_QUESTION = text(20)
+NEIGHBOURS = [text(60), text(130)]
+LONG_PROMPTS = [text(190) for _ in range(6)]
+PERSON = text(30)
+DOOMED = [text(50), text(70), text(20)]
+
+
+class Got(NamedTuple):
+    tokens: list[int]
+    finish: Finish
+
+
+async def ask(
+    engine: EngineClient,
+    prompt: Sequence[int],
+    length: int = LENGTH,
+    priority: Priority = Priority.INTERACTIVE,
+    begun: asyncio.Event | None = None,
+) -> Got:
+    """`begun` is set with the first token."""
+    request = GenerationRequest(
+        id=f"{next(_numbers)}/0",
+        tokens=tuple(prompt),
+        max_tokens=length,
+        sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
+        priority=priority,
+        top_logprobs=0,
+    )
+    tokens: list[int] = []
+    async with engine.generate([request]) as answer:
+        async for event in answer:
+            tokens += event.tokens
+            if begun is not None:
+                begun.set()
+    assert event.finish is not None
+    assert event.finish.is_good, event.finish
+    return Got(tokens, event.finish)
+
+
+def engine_of(model: Path, **more: object) -> EngineClient:
+    options = EngineOptions(
+        **{
+            "model_path": str(model),
+            "kv_tokens": 4096,
+            "max_seqs": 8,
+            "threads": 1,
+            "prefill_tokens": 1024,
+            "cache_bytes": 2**28,
+            "calibrate": "never",
+            "scheduling": Scheduling(preempt_threshold_ms=0.0),
+            "log_level": "warning",
+            **more,
+        }
+    )
+    return EngineClient(Supervisor(ENGINE, options), max_queue=1000)
+
+
+@asynccontextmanager
+async def running(engine: EngineClient) -> AsyncIterator[EngineClient]:
+    """Raises what it ends with if it does not start."""
+    task = asyncio.create_task(engine.run())
+    try:
+        while engine.state is not EngineState.READY:
+            await asyncio.sleep(0.01)
+            if task.done():
+                task.result()
+        yield engine
+    finally:
+        await engine.close()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Comparison:
+    """What one model answered, beside what plain llama.cpp answers."""
+
+    def __init__(self, plain: PlainLlama) -> None:
+        self._plain = plain
+        self.differences: list[str] = []
+        self.missing: list[str] = []
+        """What of the promises for all memories was not kept."""
+
+    def expect(self, kept: object, promise: str) -> None:
+        if not kept:
+            self.missing.append(promise)
+
+    def same(self, story: str, prompt: Sequence[int], got: Got) -> None:
+        expected = self._plain.answer(prompt, len(got.tokens))
+        places = zip(got.tokens, expected.tokens, expected.logprobs, strict=True)
+        for i, (token, wanted, logprobs) in enumerate(places):
+            if token != wanted:
+                distance = max(logprobs) - logprobs[token]
+                if distance > TIE_NATS:
+                    self.differences.append(f"{story}: parts at token {i}, by {distance:.2f} nats")
+                return
+
+
+@pytest.fixture(scope="session")
+def models() -> Path:
+    return generated_models()
+
+
+def test_the_generator_makes_just_these_models(models: Path) -> None:
+    assert sorted(path.stem for path in models.iterdir()) == sorted([*GENERATING, *DIFFUSION])
+
+
+@pytest.mark.parametrize("name", DIFFUSION)
+async def test_a_diffusion_model_is_refused_in_a_sentence(name: str, models: Path, tmp_path: Path) -> None:
+    model = readable(models / f"{name}.gguf", tmp_path / "model.gguf")
+    with pytest.raises(StartupError, match=r"diffusion.*\.$"):
+        await engine_of(model).run()
+
+
+@pytest.mark.parametrize("name", GENERATING)
+async def test_an_architecture(name: str, models: Path, tmp_path: Path) -> None:
+    model = readable(models / f"{name}.gguf", tmp_path / "model.gguf")
+    cache_file = str(tmp_path / "cache")
+    with PlainLlama(model) as plain:
+        seen = Comparison(plain)
+        async with running(engine_of(model, cache_file=cache_file)) as engine:
+            await reuses(engine, seen)
+            await is_interrupted(engine, seen)
+            await outlives_its_engine(engine, seen)
+            await ask(engine, LONGER)
+        draft_model = readable(models / "llama-dense.gguf", tmp_path / "draft.gguf")
+        more = {"draft_model_path": str(draft_model), "experiment": Experiment(always_drafts=True)}
+        async with running(engine_of(model, cache_file=cache_file, **more)) as engine:
+            await is_drafted_for_after_a_restart(engine, seen)
+    assert (seen.differences, seen.missing) == ([], [])
+
+
+async def reuses(engine: EngineClient, seen: Comparison) -> None:
+    alone = await ask(engine, STORY)
+    seen.same("alone", STORY, alone)
+    again = await ask(engine, STORY)
+    seen.same("again", STORY, again)
+    seen.expect(again.finish.cached_tokens, "cached tokens of a prompt that comes again")
+    longer = await ask(engine, LONGER)
+    seen.same("longer", LONGER, longer)
+    seen.expect(longer.finish.cached_tokens, "cached tokens of a beginning")
+    turn = STORY + alone.tokens + NEXT_QUESTION
+    next_turn = await ask(engine, turn)
+    seen.same("next turn", turn, next_turn)
+    seen.expect(next_turn.finish.cached_tokens >= len(STORY), "cached tokens of the turn before")
+    prompts = [STORY, *NEIGHBOURS, LONGER]
+    together = await asyncio.gather(*(ask(engine, prompt) for prompt in prompts))
+    for prompt, got in zip(prompts, together, strict=True):
+        seen.same("beside others", prompt, got)
+
+
+async def is_interrupted(engine: EngineClient, seen: Comparison) -> None:
+    """A person comes while a step computes long prompts, which is tried until it happens."""
+    for _ in range(40):
+        engine.clear_cache()
+        rows = [asyncio.create_task(ask(engine, one, priority=Priority.BATCH)) for one in LONG_PROMPTS]
+        await asyncio.sleep(_random.uniform(0.002, 0.02))
+        seen.same("a newcomer", PERSON, await ask(engine, PERSON))
+        answers = await asyncio.gather(*rows)
+        if any(got.finish.interruptions for got in answers):
+            for prompt, got in zip(LONG_PROMPTS, answers, strict=True):
+                seen.same("interrupted", prompt, got)
+            return
+    seen.expect(False, "interruption")
+
+
+async def outlives_its_engine(engine: EngineClient, seen: Comparison) -> None:
+    begun = asyncio.Event()
+    tasks = [asyncio.create_task(ask(engine, prompt, LONGEST, begun=begun)) for prompt in DOOMED]
+    await begun.wait()
+    assert engine.engine_pid is not None
+    os.kill(engine.engine_pid, signal.SIGKILL)
+    for prompt, got in zip(DOOMED, await asyncio.gather(*tasks), strict=True):
+        seen.same("killed", prompt, got)
+    assert engine.status().restarts == 1
+
+
+async def is_drafted_for_after_a_restart(engine: EngineClient, seen: Comparison) -> None:
+    longer = await ask(engine, LONGER)
+    seen.same("after a restart", LONGER, longer)
+    seen.expect(longer.finish.cached_tokens, "cached tokens after a restart")
+    prompts = [STORY, *NEIGHBOURS]
+    drafted = await asyncio.gather(*(ask(engine, prompt, LONGEST) for prompt in prompts))
+    for prompt, got in zip(prompts, drafted, strict=True):
+        seen.same("drafted for", prompt, got)
+    assert engine.info is not None
+    if engine.info.max_draft != 0:
+        seen.expect(all(got.finish.drafted_tokens for got in drafted), "drafts")
