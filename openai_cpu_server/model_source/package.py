@@ -42,14 +42,22 @@ class Package(msgspec.Struct, frozen=True):
     def part_packages(self) -> tuple[Package, ...]:
         return tuple(Package(name, name.replace("-", "_")) for name in self.parts)
 
+    @property
+    def is_installed(self) -> bool:
+        """With all of its parts."""
+        return self._found() is not None and all(part.is_installed for part in self.part_packages)
+
     def folder(self) -> Path:
         """Where it is installed. Raises StartupError that says how to get it."""
-        found = importlib.util.find_spec(self.module)
-        folders = found.submodule_search_locations if found is not None else None
-        folder = next(map(Path, folders or ()), None)
+        folder = self._found()
         if folder is None:
             raise StartupError(f"the package {self.name} is not installed (to get it: {self._command()})")
         return folder
+
+    def _found(self) -> Path | None:
+        found = importlib.util.find_spec(self.module)
+        folders = found.submodule_search_locations if found is not None else None
+        return next(map(Path, folders or ()), None)
 
     def broken(self, why: str) -> StartupError:
         """What to raise where its content is no use."""

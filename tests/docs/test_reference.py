@@ -15,7 +15,7 @@ from openai_cpu_server.api.application import ROWS
 from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.http.errors import TABLE
-from openai_cpu_server.model_source.resolve import ALIASES
+from openai_cpu_server.model_source.aliases import ALIASES
 from tests.docs.markdown import DOCS
 from tests.observe.families import families
 
