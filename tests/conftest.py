@@ -100,6 +100,17 @@ def minilm() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session")
+def gemma3_270m() -> Path:
+    """The file of a base model with windows, joined; scripts/bootstrap dev installs its packages."""
+    from openai_cpu_server.model_source.package import PACKAGED
+
+    try:
+        return PACKAGED["gemma3-270m"].path()
+    except StartupError as error:
+        pytest.skip(str(error))
+
+
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays to the end: no garbage collection looks at it."""
     gc.freeze()

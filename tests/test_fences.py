@@ -127,6 +127,7 @@ ALLOWED = {
     "cli.ray": {"config", "errors", "replicas.ray"},
     "cli.tune": {"child_processes.spawn", "config", "contract", "errors", "llama", "model_source"},
     "cli.quantize": {"child_processes", "config.folders", "errors", "llama", "model_source"},
+    "cli.models": {"contract.model_info", "errors", "llama", "model_source"},
     "cli.inspect": {
         "config",
         "contract",

@@ -90,6 +90,9 @@ _COMMANDS = {
         computes=True,
     ),
     "key": _Command("openai_cpu_server.cli.key:key", "make an API key"),
+    "models": _Command(
+        "openai_cpu_server.cli.models:models", "list models by name, and whether they fit here"
+    ),
     "quantize": _Command("openai_cpu_server.cli.quantize.command:quantize", "write a smaller model file"),
     "ray": _Command("openai_cpu_server.cli.ray:ray", "serve with replicas, on Ray Serve"),
     "tune": _Command(

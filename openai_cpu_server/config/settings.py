@@ -73,8 +73,8 @@ class WhatToServe(BaseModel):
     config: Path | None = Field(None, description="TOML file with any of these options (kv_type = ...)")
     model: Annotated[list[str], NoDecode, BeforeValidator(_one_or_more)] = Field(
         [],
-        description="[NAME=]PATH, hf:OWNER/REPO[/FILE], an alias such as smollm2 or mistral-7b, or demo; may "
-        "be given several times; default: smollm2 from its package, else demo",
+        description="[NAME=]PATH, hf:OWNER/REPO[/FILE], demo, or a name such as qwen3.5-4b (the command "
+        "models lists them); may be given several times; default: smollm2 from its package, else demo",
     )
     models: CliSuppress[dict[str, ModelTable]] = Field(
         {}, description="[models.NAME] of the TOML file, each with source and any option of one model"

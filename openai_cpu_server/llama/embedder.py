@@ -23,7 +23,7 @@ from openai_cpu_server.llama.cells.context import (
     TokenBatch,
     common_params,
 )
-from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import Machine, ThreadBinding
 from openai_cpu_server.llama.loading import repacks, switch_kernels
 from openai_cpu_server.llama.model.kv_size import LEAST_TOKENS, tokens_that_fit
@@ -96,8 +96,7 @@ class PoolingContext(OwnedContext):
 def _pooling(model: Model) -> int:
     """What the file says. Where it says nothing an encoder's vectors are meant to be averaged, and a causal
     model's last token is the only one that has seen all."""
-    header = model.header
-    if header.get_int(header.for_architecture("pooling_type")):
+    if pooling_type(model.header) is not None:
         return int(llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED)
     is_causal = model.generates_text
     return int(llama_cpp.LLAMA_POOLING_TYPE_LAST if is_causal else llama_cpp.LLAMA_POOLING_TYPE_MEAN)

@@ -235,6 +235,8 @@ def _tensors(safetensors: bytes, num_layers: int) -> dict[str, NewTensor]:
     header.pop("__metadata__", None)
     described = {key: msgspec.json.decode(raw, type=_Described) for key, raw in header.items()}
     data = memoryview(safetensors)[8 + length :]
+    if not 0 < num_layers <= len(described):
+        raise NotConvertible(f"it counts {num_layers:,} layers, and has {len(described):,} tensors")
     names = {**_EMBEDDINGS, **_layer_names(num_layers)}
     return {ours: _converted(ours, described[theirs], data) for theirs, ours in names.items()}
 

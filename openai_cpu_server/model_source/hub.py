@@ -113,6 +113,17 @@ def find_cached(name: HubName) -> Path:
     return first
 
 
+def all_cached() -> dict[HubName, Path]:
+    """The whole models in the cache by repository and file, as a download would find them; the (first) file
+    of each. The hub is not asked."""
+    found = {}
+    for repo, files in _cached_files().items():
+        for file in models(files):
+            if (first := _all_cached(repo, parts(file))) is not None:
+                found[HubName(repo=repo, file=file)] = first
+    return found
+
+
 def _fetch(name: HubName) -> Path:
     files = parts(name.file or _choose(name))
     try:
@@ -192,18 +203,25 @@ def _no_choice(name: HubName, candidates: Sequence[str]) -> str:
 
 def _cached_file_names(repo: str) -> list[str]:
     """The cached files of the revision that was current at the last download."""
+    return _cached_files().get(repo, [])
+
+
+def _cached_files() -> dict[str, list[str]]:
+    """By repository: the cached files of the revision that was current at the last download."""
     try:
         cache = scan_cache_dir()
     except CacheNotFound:
-        return []
-    return [
-        file.file_path.relative_to(revision.snapshot_path).as_posix()
+        return {}
+    return {
+        cached.repo_id: [
+            file.file_path.relative_to(revision.snapshot_path).as_posix()
+            for revision in cached.revisions
+            if "main" in revision.refs
+            for file in revision.files
+        ]
         for cached in cache.repos
-        if (cached.repo_type, cached.repo_id) == ("model", repo)
-        for revision in cached.revisions
-        if "main" in revision.refs
-        for file in revision.files
-    ]
+        if cached.repo_type == "model"
+    }
 
 
 def _gb(num_bytes: int) -> str:

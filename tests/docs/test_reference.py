@@ -14,8 +14,9 @@ from manual.pages import pages
 from openai_cpu_server.api.application import ROWS
 from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.http.errors import TABLE
-from openai_cpu_server.model_source.resolve import ALIASES
+from openai_cpu_server.model_source.aliases import ALIASES, KNOWN_MODELS
 from tests.docs.markdown import DOCS
 from tests.observe.families import families
 
@@ -43,6 +44,21 @@ def test_every_alias_and_every_route_is_there() -> None:
     assert set(ALIASES) <= set(first_cells("options.md"))
     routes = {row.name.replace("WEBSOCKET", "GET") for row in ROWS}
     assert {cell for cell in first_cells("routes.md") if " /" in cell} == routes
+
+
+def test_the_names_of_models_are_there_with_what_they_need() -> None:
+    page = (DOCS / "models.md").read_text()
+    cells = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    rows = {row[0]: row[1:] for row in cells if len(row) == 6}
+    for name, known in KNOWN_MODELS.items():
+        assert f"`{name}`" in page
+        if known.kind is ModelKind.GENERATES:
+            size, cell, *others = rows[name]
+            number, unit = size.split()
+            assert float(number) == pytest.approx(known.gigabytes * {"GB": 1, "MB": 1000}[unit], rel=0.01)
+            assert cell == (f"{known.cell_bytes / 1024:,.0f} KiB" if known.cell_bytes else "")
+            state = f"{known.state_mib:g} MiB" if known.state_mib else ""
+            assert others == [state, known.tools or "", known.thoughts or ""]
 
 
 def test_the_page_about_the_api_explains_every_route() -> None:

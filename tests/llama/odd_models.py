@@ -22,7 +22,13 @@ def rewritten(source: Path, target: Path, changes: dict[str, object]) -> Path:
 
 
 def add_facts(writer: gguf.GGUFWriter, facts: dict[str, object]) -> None:
-    adding = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+    adding = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
     for key, value in facts.items():
         adding[type(value)](key, value)
 

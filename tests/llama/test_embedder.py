@@ -16,6 +16,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from tests.llama.odd_models import rewritten
 from tests.tiny_bert import CLS, POSITIONS, SEP, TOKENS, WIDTH, TinyBert
 from tests.tiny_model import tiny_model_path
 from tests.tiny_rerankers import TinyCrossEncoder, TinyQwen3Ranker
@@ -72,6 +73,17 @@ def test_packed_inputs_do_not_see_each_other(tiny: LlamaEmbedder) -> None:
     together = embed(tiny, *inputs)
     alone = np.concatenate([embed(tiny, tokens) for tokens in inputs])
     np.testing.assert_allclose(together, alone, atol=2e-3)
+
+
+def test_pooling_that_is_not_specified_is_the_mean(tmp_path: Path) -> None:
+    """Without it llama.cpp would pool nothing, and give no vector away."""
+    named = {"general.architecture": "bert", "bert.pooling_type": 2**32 - 1}
+    silent = rewritten(TinyBert(pools_mean=False).write(tmp_path / "a.gguf"), tmp_path / "b.gguf", named)
+    (tokens,) = inputs = [(CLS, 7, 8, SEP)]
+    with loaded(silent) as embedder:
+        (found,) = embed(embedder, *inputs)
+    expected = TinyBert().vector(tokens)
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
 def test_facts_of_the_model(tiny: LlamaEmbedder) -> None:

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 
 from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_kind
-from tests.llama.odd_models import header_only
+from tests.llama.odd_models import header_only, written
 
 NONE, MEAN, LAST, RANK = 0, 1, 3, 4
+UNSPECIFIED = 2**32 - 1
+"""-1, as llama.cpp's own writer writes it."""
 
 
 @pytest.mark.parametrize(
@@ -16,6 +20,9 @@ NONE, MEAN, LAST, RANK = 0, 1, 3, 4
     [
         ("llama", None, None, ModelKind.GENERATES),
         ("llama", NONE, True, ModelKind.GENERATES),
+        ("llama", UNSPECIFIED, None, ModelKind.GENERATES),
+        ("llama", UNSPECIFIED, False, ModelKind.EMBEDS),
+        ("bert", UNSPECIFIED, None, ModelKind.EMBEDS),
         ("qwen3", LAST, None, ModelKind.EMBEDS),
         ("qwen3", RANK, None, ModelKind.RERANKS),
         ("llama", None, False, ModelKind.EMBEDS),
@@ -32,6 +39,19 @@ def test_the_header_says_what_a_model_is_for(
     said = {"pooling_type": pooling, "attention.causal": causal}
     facts = {f"{architecture}.{key}": value for key, value in said.items() if value is not None}
     assert model_kind(GgufHeader(header_only(tmp_path / "a.gguf", architecture, facts))) is kind
+
+
+def test_unspecified_with_a_sign(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen3")
+    writer.add_int32("qwen3.pooling_type", -1)
+    assert model_kind(GgufHeader(written(writer, tmp_path / "a.gguf"))) is ModelKind.GENERATES
+
+
+@pytest.mark.parametrize("pooling", [5, 255, 2**31])
+def test_a_pooling_of_tomorrow_is_refused(tmp_path: Path, pooling: int) -> None:
+    file = header_only(tmp_path / "a.gguf", "qwen3", {"qwen3.pooling_type": pooling})
+    with pytest.raises(StartupError, match=rf"qwen3\.pooling_type is {pooling:,}, which llama\.cpp does not"):
+        model_kind(GgufHeader(file))
 
 
 def test_a_real_file(tiny: Path) -> None:

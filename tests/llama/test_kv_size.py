@@ -87,15 +87,67 @@ def test_more_layers_than_any_model_has_are_refused(count: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "key", ["nextn_predict_layers", "attention.shared_kv_layers", "full_attention_interval"]
+    "key",
+    [
+        "block_count",
+        "nextn_predict_layers",
+        "attention.shared_kv_layers",
+        "full_attention_interval",
+        "expert_count",
+        "expert_used_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length_swa",
+    ],
 )
-@pytest.mark.parametrize("value", [2**31 - 1, 2**32 - 1, 2**63 - 1, -1, -(10**9), -(2**63)])
-def test_a_number_about_layers_that_lies_costs_nothing(key: str, value: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [2**31, 2**32 - 1, 2**63 - 1, -1, -(10**9), -(2**63)])
+def test_a_number_that_no_file_can_hold_is_refused(key: str, value: int, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "lies.gguf", "some")
-    add_facts(writer, {f"some.{name}": number for name, number in MISTRAL_7B.items()})
+    add_facts(writer, {f"some.{name}": number for name, number in MISTRAL_7B.items() if name != key})
     writer.add_int64(f"some.{key}", value)
-    lies = GgufHeader(written(writer, tmp_path / "lies.gguf"))
-    assert 0 <= bytes_per_cell(lies, KVType.F16) <= 512 * 4096
+    file = written(writer, tmp_path / "lies.gguf")
+    with pytest.raises(StartupError, match=rf"damaged: some\.{key} is {value:,}, at (most|least) [\d,]+ can"):
+        GgufHeader(file)
+
+
+def test_no_layers_at_all(tmp_path: Path) -> None:
+    """llama.cpp ends the process for them."""
+    with pytest.raises(StartupError, match=r"some\.block_count is 0, at least 1 can be"):
+        header(tmp_path, block_count=0)
+
+
+@pytest.mark.parametrize(("experts", "used"), [(8, 9), (0, 1), (1025, 2)])
+def test_experts_for_which_llama_cpp_would_end_the_process(experts: int, used: int, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"some\.expert_(used_)?count is .*, at most"):
+        header(tmp_path, expert_count=experts, expert_used_count=used)
+    assert header(tmp_path, expert_count=8, expert_used_count=[2, 8]).has("some.expert_count")
+
+
+def test_one_of_the_layers_lies(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"head_count_kv is 1,000,000,000, at most"):
+        header(tmp_path, **(MISTRAL_7B | {"attention.head_count_kv": [8] * 31 + [10**9]}))
+
+
+def test_a_larger_file_can_hold_more(tmp_path: Path) -> None:
+    """A width takes a bit for each value of a row, in whichever part of the model that is."""
+    facts = {"some.embedding_length": 2**20}
+    small = header_only(tmp_path / "m-00001-of-00002.gguf", "some", facts)
+    with pytest.raises(StartupError, match=r"embedding_length is 1,048,576, at most 65,536 can be"):
+        GgufHeader(small)
+    (tmp_path / "m-00002-of-00002.gguf").write_bytes(bytes(2**20 // 8))
+    assert GgufHeader(small).get_int("some.embedding_length") == 2**20
+
+
+def test_heads_and_their_sizes_are_too_much_together(tmp_path: Path) -> None:
+    facts = {"attention.head_count_kv": 60_000, "attention.key_length": 60_000}
+    with pytest.raises(
+        StartupError, match=r"is damaged: it counts 3,600,000,000 keys of a token in one layer"
+    ):
+        bytes_per_cell(header(tmp_path, **(MISTRAL_7B | facts)), KVType.F16)
 
 
 @pytest.mark.parametrize("elements", [[float("nan")] * 32, [float("inf")] * 32, [1.5] * 32])

@@ -10,18 +10,21 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
+from gguf import GGUFReader
 
+from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.step import Close, Open, Span, Step
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.embedder import LlamaEmbedder
+from openai_cpu_server.llama.gguf.header import GgufHeader, description
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama import driver
 from tests.llama.driver import GREEDY, SmallMachine, generate
-from tests.llama.odd_models import gemma3, mamba, rewritten
+from tests.llama.odd_models import gemma3, header_only, mamba, rewritten
 
 PROMPT = tuple(range(300, 340))
 small = functools.partial(driver.small, max_seqs=4, prefill_tokens=64)
@@ -186,6 +189,62 @@ def test_a_model_that_says_strange_things_of_itself(
 ) -> None:
     path = rewritten(tiny, tmp_path / "odd.gguf", changes)
     assert re.fullmatch(line, failure(path, kv_type="q8_0").replace(str(path), "PATH"))
+
+
+def as_architecture(source: Path, target: Path, architecture: str, **more: object) -> Path:
+    """The same model under the name of another architecture that has the same tensors."""
+    values = GGUFReader(source).fields.items()
+    facts = {name.replace("llama.", f"{architecture}."): field.contents() for name, field in values}
+    own = {name: value for name, value in facts.items() if name.startswith(f"{architecture}.")}
+    return rewritten(source, target, {"general.architecture": architecture, **own, **more})
+
+
+@pytest.mark.parametrize("architecture", ["dream", "llada", "llada-moe", "rnd1"])
+def test_a_diffusion_model_is_refused_before_its_weights_are_read(
+    tiny: Path, tmp_path: Path, architecture: str
+) -> None:
+    path = as_architecture(tiny, tmp_path / "diffuse.gguf", architecture)
+    with pytest.raises(StartupError) as raised:
+        Vocabulary.open(path)
+    assert str(raised.value) == (
+        f"{path} ({architecture}) is a diffusion model: it writes all tokens of an answer at once and "
+        "improves them in rounds, where this server computes one token after the other."
+    )
+
+
+@pytest.mark.parametrize("causal", [{}, {"llada.attention.causal": False}])
+def test_a_diffusion_model_that_is_whole(
+    tiny: Path, tmp_path: Path, failure: Failure, causal: dict[str, object]
+) -> None:
+    """Files say that attention is not causal: as an embedding model it is refused too."""
+    path = as_architecture(tiny, tmp_path / "llada.gguf", "llada", **causal)
+    assert "(llada) is a diffusion model" in failure(path)
+    with pytest.raises(StartupError, match="is a diffusion model"):
+        LlamaEmbedder.load_cold(small(path), lambda fraction: None)
+
+
+def test_pooling_that_is_not_specified_is_no_pooling(tiny: Path, tmp_path: Path) -> None:
+    """As llama.cpp's own writer writes it."""
+    path = rewritten(tiny, tmp_path / "saved.gguf", {"llama.pooling_type": 2**32 - 1})
+    with loaded(tiny) as plain, loaded(path) as saved:
+        assert saved.info.kind is ModelKind.GENERATES
+        assert generate(saved, PROMPT, 4) == generate(plain, PROMPT, 4)
+
+
+def test_a_description_says_how_many_parameters_there_are(tiny: Path, smollm2: Path) -> None:
+    with loaded(tiny) as backend:
+        assert backend.info.description == "llama 1.71M f32"
+    with loaded(smollm2) as backend:  # llama.cpp calls it "llama 256M Q4_1"
+        assert backend.info.description == "llama 135M q4_1"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [(7_000, "0.007M"), (999_400_000, "999M"), (999_600_000, "1B"), (7.24e9, "7.24B"), (1.2e12, "1.2T")],
+)
+def test_sizes_in_descriptions(tmp_path: Path, parameters: float, said: str) -> None:
+    header = GgufHeader(header_only(tmp_path / "m.gguf", "some", {}))
+    assert description(header, int(parameters)) == f"some {said}"
 
 
 def test_a_vocabulary_needs_a_tokenizer_too(tiny: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import zipfile
 from pathlib import Path
@@ -55,6 +56,18 @@ def complaint(model: ConvertedModel) -> str:
     except StartupError as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize("count", [10**9, 2**64 - 1, 0, -1])
+def test_layers_that_no_file_can_hold(tmp_path: Path, count: int) -> None:
+    files = TinyBert().files()
+    files["config.json"] = json.dumps(
+        json.loads(files["config.json"]) | {"num_hidden_layers": count}
+    ).encode()
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as opened:
+        for name, content in files.items():
+            opened.writestr(name, content)
+    assert f"it counts {count:,} layers" in complaint(model_of(tmp_path))
 
 
 @pytest.mark.parametrize("method", METHODS)

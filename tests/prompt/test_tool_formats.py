@@ -133,6 +133,8 @@ TAUGHT = {
     "GLM-4.6": "glm",
     "HuggingFaceTB-SmolLM3-3B": "generic",
     "LFM2-8B-A1B": "lfm2",
+    "LFM2.5-8B-A1B": "lfm2",
+    "LFM2.5-Instruct": "lfm2",
     "MiniMax-M2": "minimax",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-ids",
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3-coder",

@@ -11,6 +11,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from openai_cpu_server.kernels.library import GGML_OF
+from openai_cpu_server.model_source.package import PACKAGED
 from tests.deploy.dockerfile import stages
 
 try:
@@ -67,10 +68,10 @@ def test_what_the_project_asks_for_is_there_on_every_python(extra: str, python: 
 
 def test_models_and_llama_cpp_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for model in ("smollm2", "minilm"):
+    for model in ("smollm2", "minilm", "gemma3-270m"):
         (asked,) = map(Requirement, project["optional-dependencies"][model])
-        (found,) = locked(model)
-        assert found.name == asked.name
+        found, *parts = locked(model)
+        assert [part.name for part in (found, *parts)] == [asked.name, *PACKAGED[model].package.parts]
         assert str(found.specifier).removeprefix("==") in asked.specifier
     (llama,) = locked("llama")
     assert str(llama.specifier) == f"=={GGML_OF}"

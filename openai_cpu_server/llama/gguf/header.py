@@ -179,10 +179,25 @@ class GgufReader:
         return StartupError(f"{self._path} is truncated or damaged: its header ends too early.")
 
 
-_MOST_LAYERS = 512
-"""llama.cpp's LLAMA_MAX_LAYERS."""
+_MOST_LAYERS, _MOST_EXPERTS = 512, 1024
+"""llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS: it ends the process for more."""
 _MOST_PARTS = 99_999
 """Their numbers have five digits."""
+_MOST_TOKENS = (1 << 31) - 1
+"""No file holds a context, so its size bounds none."""
+_WIDTHS = (
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.key_length_swa",
+    "attention.value_length",
+    "attention.value_length_swa",
+)
+"""Each counts the values in a row of a tensor, or rows."""
+_ANY_WIDTH = 1 << 16
+"""So wide may a model be that has next to no file, as those of tests."""
 
 
 class GgufHeader:
@@ -198,14 +213,34 @@ class GgufHeader:
         self.num_tensors = reader.num_tensors
         self.tensors_start = reader.position
         """Byte of the file at which the descriptions of the tensors begin."""
-        self._require_count(self.for_architecture("block_count"), at_most=_MOST_LAYERS)
-        self._require_count("split.count", at_most=_MOST_PARTS)
+        self.most_values = max(8 * _bytes_on_disk(path), _ANY_WIDTH)
+        """The most values that the model can have: no type takes less than a bit for one."""
+        self._require_counts()
 
-    def _require_count(self, key: str, *, at_most: int) -> None:
-        """Lists of that length are made."""
-        count = self.get_int(key) or 0
-        if not 0 <= count <= at_most:
-            raise StartupError(f"{self.path} is damaged: {key} is {count:,}, at most {at_most:,} can be.")
+    def _require_counts(self) -> None:
+        """Memory is planned by these numbers, and lists are made of such lengths. For some llama.cpp ends the
+        process, where it means to refuse the file."""
+        key = self.for_architecture
+        self._require_count("split.count", at_most=_MOST_PARTS)
+        self._require_count(key("block_count"), at_least=1, at_most=_MOST_LAYERS)
+        layers = self.get_int(key("block_count")) or _MOST_LAYERS
+        for name in ("nextn_predict_layers", "attention.shared_kv_layers"):
+            self._require_count(key(name), at_most=layers)
+        self._require_count(key("full_attention_interval"), at_most=_MOST_LAYERS)
+        self._require_count(key("expert_count"), at_most=_MOST_EXPERTS)
+        self._require_count(key("expert_used_count"), at_most=self.get_int(key("expert_count")) or 0)
+        self._require_count(key("context_length"), at_most=_MOST_TOKENS)
+        for name in _WIDTHS:
+            self._require_count(key(name), at_most=self.most_values)
+
+    def _require_count(self, key: str, *, at_least: int = 0, at_most: int) -> None:
+        """A number, or each of the numbers that the layers have."""
+        for count in self.get_ints(key, _MOST_LAYERS if self.array_length(key) else 1) or ():
+            if not at_least <= count <= at_most:
+                raise StartupError(
+                    f"{self.path} is damaged: {key} is {count:,}, "
+                    f"{f'at most {at_most:,}' if count > at_most else f'at least {at_least:,}'} can be."
+                )
 
     def has(self, key: str) -> bool:
         return key in self._values
@@ -300,6 +335,11 @@ def total_bytes(files: list[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
+def _bytes_on_disk(path: Path) -> int:
+    """All parts count: the first may have no tensors."""
+    return total_bytes([file for file in files_by_name(path) if file.is_file()])
+
+
 class FileType(msgspec.Struct, frozen=True):
     name: str
     number: int
@@ -385,7 +425,9 @@ def is_copy(kind: FileType) -> bool:
 
 
 _POOLING_NONE, _POOLING_RANK = 0, 4
-"""llama.cpp's LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK."""
+"""llama.cpp's LLAMA_POOLING_TYPE_NONE and LLAMA_POOLING_TYPE_RANK, the first and the last."""
+_POOLING_UNSPECIFIED = (-1, (1 << 32) - 1)
+"""llama.cpp's LLAMA_POOLING_TYPE_UNSPECIFIED, and what its own writer makes of that: its key has no sign."""
 _EMBEDDING_ARCHITECTURES = frozenset(
     (
         "bert",
@@ -404,14 +446,42 @@ _EMBEDDING_ARCHITECTURES = frozenset(
 """llama.cpp's names of architectures that have no head for the next token, or are trained without one."""
 
 
+def pooling_type(header: GgufHeader) -> int | None:
+    """What the file says about pooling; None for no pooling too.
+    Raises `StartupError` for what llama.cpp does not know: it ends the process for that."""
+    key = header.for_architecture("pooling_type")
+    pooling = header.get_int(key)
+    if pooling is None or pooling in (_POOLING_NONE, *_POOLING_UNSPECIFIED):
+        return None
+    if not _POOLING_NONE < pooling <= _POOLING_RANK:
+        raise StartupError(f"{header.path} is damaged: {key} is {pooling:,}, which llama.cpp does not know.")
+    return pooling
+
+
 def model_kind(header: GgufHeader) -> ModelKind:
     """A model that pools embeds, whatever its architecture: causal models too. One that ranks reranks.
 
     Without a word about pooling the architecture decides, or that attention is not causal.
+    Raises `StartupError`.
     """
-    pooling = header.get_int(header.for_architecture("pooling_type")) or _POOLING_NONE
+    pooling = pooling_type(header)
     if pooling == _POOLING_RANK:
         return ModelKind.RERANKS
     is_causal = header.get_bool(header.for_architecture("attention.causal"))
-    embeds = pooling != _POOLING_NONE or header.architecture in _EMBEDDING_ARCHITECTURES
+    embeds = pooling is not None or header.architecture in _EMBEDDING_ARCHITECTURES
     return ModelKind.EMBEDS if embeds or is_causal is False else ModelKind.GENERATES
+
+
+def description(header: GgufHeader, num_parameters: int) -> str:
+    """The architecture, size and quantisation: `llama 135M q4_1`."""
+    number = header.get_int("general.file_type")
+    file_type = None if number is None else file_type_name(number)
+    return " ".join(filter(None, (header.architecture, _size_name(num_parameters), file_type)))
+
+
+def _size_name(num_parameters: int) -> str:
+    size, unit = next((unit for unit in _SIZE_UNITS if num_parameters >= 0.9995 * unit[0]), _SIZE_UNITS[-1])
+    return f"{num_parameters / size:.3g}{unit}"
+
+
+_SIZE_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))

@@ -51,9 +51,13 @@ def bytes_per_cell(header: GgufHeader, kv_type: KVType) -> int:
 
     They are exact for models with one shape of attention, and an upper bound where window layers have heads
     of another size. Recurrent state belongs to a sequence, not to a cell, and is not counted.
+    Raises `StartupError` where the file is too small for weights that make so many keys or values.
     """
     heads = _kv_heads(header)
     key_values, value_values = _head_sizes(header)
+    widest = max(heads, default=0) * max(key_values, value_values)
+    if widest > header.most_values:
+        raise StartupError(f"{header.path} is damaged: it counts {widest:,} keys of a token in one layer.")
     return sum(
         kv_type.row_bytes(count * key_values) + kv_type.row_bytes(count * value_values) for count in heads
     )
@@ -63,10 +67,10 @@ def _kv_heads(header: GgufHeader) -> list[int]:
     """The number of key and value heads, for each layer that has a cache of its own."""
     key = header.for_architecture
     num_all = header.get_int(key("block_count")) or 0
-    num_layers = min(num_all, max(0, num_all - (header.get_int(key("nextn_predict_layers")) or 0)))
+    num_layers = max(0, num_all - (header.get_int(key("nextn_predict_layers")) or 0))
     heads = header.get_ints(key("attention.head_count"), num_layers) or [0] * num_layers
     kv_heads = header.get_ints(key("attention.head_count_kv"), num_layers) or heads
-    own = num_layers - (header.get_int(key("attention.shared_kv_layers")) or 0)
+    own = max(0, num_layers - (header.get_int(key("attention.shared_kv_layers")) or 0))
     interval = header.get_int(key("full_attention_interval")) or 1
     return [count for layer, count in enumerate(kv_heads[:own], 1) if layer % interval == 0 and count > 0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.bindings import VERSION, llama_cpp
-from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
+from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, total_bytes
 from openai_cpu_server.llama.model.native import NativeObject, native_log
 
 _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds remaining file size")
@@ -55,7 +54,11 @@ class Model(NativeObject):
         progress.raise_failure()
         if handle is None:
             raise StartupError(_why_not_loaded(header.path, log.cause()))
-        return cls(header, handle, total_bytes(files))
+        model = cls(header, handle, total_bytes(files))
+        if llama_cpp.llama_model_is_diffusion(handle):
+            model.close()
+            raise StartupError(_why_not_diffusion(header))
+        return model
 
     @property
     def vocab(self) -> object:
@@ -67,12 +70,9 @@ class Model(NativeObject):
 
     @property
     def description(self) -> str:
-        """The architecture, size and quantisation."""
-        buffer = ctypes.create_string_buffer(256)
-        llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
-        described = buffer.value.decode("utf-8", "replace")
-        # llama.cpp knows the sizes of well-known models only.
-        return described.replace("?B", f"{self.num_parameters / 1e6:.3g}M")
+        """The architecture, size and quantisation. llama.cpp's own takes the size from the number of layers,
+        and is wrong for all but the best-known models."""
+        return description(self.header, self.num_parameters)
 
     @property
     def num_parameters(self) -> int:
@@ -96,12 +96,11 @@ class Model(NativeObject):
 
     @property
     def generates_text(self) -> bool:
-        """Whether this is a generator; False for encoders, embedding models and diffusion models."""
+        """Whether this is a generator; False for encoders and embedding models."""
         model = self.handle
         return (
             bool(llama_cpp.llama_model_has_decoder(model))
             and not llama_cpp.llama_model_has_encoder(model)
-            and not llama_cpp.llama_model_is_diffusion(model)
             and self.header.get_int(self.header.for_architecture("attention.causal")) != 0
         )
 
@@ -138,6 +137,13 @@ def _why_not_loaded(path: Path, cause: str | None) -> str:
     if any(sign in cause for sign in _SIGNS_OF_DAMAGE):
         return f"{path} is truncated or damaged: {cause}."
     return f"Cannot load {path}: {cause}."
+
+
+def _why_not_diffusion(header: GgufHeader) -> str:
+    return (
+        f"{header.path} ({header.architecture}) is a diffusion model: it writes all tokens of an answer at "
+        "once and improves them in rounds, where this server computes one token after the other."
+    )
 
 
 _EDGE_BYTES = 2**20

@@ -245,7 +245,7 @@ FORMS: tuple[CallForm, ...] = (
         name="lfm2",
         marker="<|tool_call_start|>",
         closing=("]<|tool_call_end|>",),
-        signs=(r"<\|tool_list_start\|>",),
+        signs=(r"<\|tool_list_start\|>|List of tools: \[",),  # LFM2, LFM2.5
     ),
 )
 """Those that a template can teach."""

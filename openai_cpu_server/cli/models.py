@@ -1,0 +1,178 @@
+"""`openai-cpu-server models`: models by name, what they need, and whether they fit this machine."""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.cli.plain_text import bytes_text, columns, harmless, show
+from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.model_source.aliases import KNOWN_MODELS, KnownModel
+from openai_cpu_server.model_source.names import HubName, parse_hub_name, preferred
+from openai_cpu_server.model_source.package import PACKAGED, PackagedModel
+
+_ALL_CACHED = "openai_cpu_server.model_source.hub:all_cached"
+"""It is imported when it is called: `--help` needs no hub's library, which takes half a second."""
+
+
+class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, as `--json` prints it."""
+
+    name: str
+    """What `--model` takes."""
+    source: str | None
+    """Where it comes from at the hub; None: only a package has it."""
+    here: str | None
+    """`package` or `downloaded`; None: it is to be fetched first."""
+    kind: str
+    size_bytes: int
+    """Of its file: of what is here, else as the hub lists it."""
+    kv_bytes_per_token: int | None
+    """In f16, at most; None: nobody knows before its file is here."""
+    state_bytes: int
+    """Of a sequence, beside its tokens' keys and values, as far as it is known."""
+    tool_format: str | None
+    reasoning_format: str | None
+    fits: bool
+    """Whether a server that starts now, with no other model, has the memory for it."""
+    pool_tokens: int | None
+    """The tokens that it would set aside for all requests; None: it does not fit, has no need of any, or
+    nobody knows what they take."""
+
+
+def models(arguments: Sequence[str]) -> None:
+    given = _parser().parse_args(arguments)
+    free = Machine().free_memory()
+    listed = listed_models(free)
+    if given.json:
+        show(msgspec.json.format(msgspec.json.encode(listed), indent=2).decode())
+    else:
+        show(text(listed, free))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openai-cpu-server models",
+        description="List the models that --model knows by name, and those that were downloaded: their size, "
+        "and whether they fit into this machine's free memory. Nothing is loaded or downloaded.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
+    return parser
+
+
+def listed_models(free_bytes: int) -> list[ListedModel]:
+    """Those with a name first, then what else was downloaded. `free_bytes`: as the server counts it at its
+    start."""
+    cached: Mapping[HubName, Path] = pkgutil.resolve_name(_ALL_CACHED)()
+    named = {name: _in_cache(known.source, cached) for name, known in KNOWN_MODELS.items()}
+    listed = [
+        _listed(name, KNOWN_MODELS[name], _packaged(name) or path, free_bytes)
+        for name, path in sorted(named.items())
+    ]
+    others = {str(name): path for name, path in cached.items() if path not in named.values()}
+    return [*listed, *_unnamed(others, free_bytes)]
+
+
+def _in_cache(source: str | None, cached: Mapping[HubName, Path]) -> Path | None:
+    """The file that an alias without one stands for is the one that a start without the hub would take."""
+    if source is None:
+        return None
+    name = parse_hub_name(source)
+    files = [each.file for each in cached if each.repo == name.repo and each.file is not None]
+    file = name.file or preferred(files, name.quant)
+    return None if file is None else cached.get(HubName(repo=name.repo, file=file))
+
+
+def _packaged(name: str) -> Path | None:
+    """The file in an installed package. One that has first to be made of what the package has is not made."""
+    model = PACKAGED.get(name)
+    if not isinstance(model, PackagedModel) or not model.package.is_installed:
+        return None
+    try:
+        return model.path()
+    except StartupError:
+        return None
+
+
+def _listed(name: str, known: KnownModel, path: Path | None, free_bytes: int) -> ListedModel:
+    is_packaged = name in PACKAGED and PACKAGED[name].package.is_installed
+    size, cell = (path and _measured(path)) or (round(known.gigabytes * 1e9), known.cell_bytes)
+    generates = known.kind is ModelKind.GENERATES
+    tokens = _pool_tokens(size, cell, free_bytes) if generates else None
+    return ListedModel(
+        name=name,
+        source=known.source,
+        here="package" if is_packaged else "downloaded" if path is not None else None,
+        kind=known.kind.value,
+        size_bytes=size,
+        kv_bytes_per_token=cell if generates else None,
+        state_bytes=round(known.state_mib * 2**20),
+        tool_format=known.tools,
+        reasoning_format=known.thoughts,
+        fits=size < free_bytes if tokens is None else tokens > 0,
+        pool_tokens=tokens or None,
+    )
+
+
+def _unnamed(paths: Mapping[str, Path], free_bytes: int) -> Iterator[ListedModel]:
+    """Adapters and files that cannot be read are left out: `inspect` says why."""
+    for name, path in sorted(paths.items()):
+        try:
+            header = GgufHeader(path)
+            kind = model_kind(header)
+        except StartupError:
+            continue
+        if header.get_str("general.type") in (None, "model") and _measured(path) is not None:
+            yield _listed(name, KnownModel(source=name, gigabytes=0, kind=kind), path, free_bytes)
+
+
+def _measured(path: Path) -> tuple[int, int] | None:
+    """Bytes of the file, and of a token's cell; None: it cannot be read."""
+    try:
+        header = GgufHeader(path)
+        return total_bytes(model_files(header)), bytes_per_cell(header, KVType.F16)
+    except StartupError:
+        return None
+
+
+def _pool_tokens(size: int, cell: int | None, free_bytes: int) -> int | None:
+    """0: it does not fit. None: that depends on what a cell takes, which nobody knows."""
+    if size >= free_bytes:
+        return 0
+    if cell is None:
+        return None
+    try:
+        return pool_cells(None, cell, free_bytes - size)
+    except StartupError:
+        return 0
+
+
+def text(listed: Sequence[ListedModel], free_bytes: int) -> str:
+    rows = [("--model", "size", "fits", "KV tokens", "here", "kind", "tool calls", "thoughts")]
+    rows += [
+        (
+            harmless(each.name),
+            bytes_text(each.size_bytes),
+            "yes" if each.fits else "no",
+            f"{each.pool_tokens:,}" if each.pool_tokens else "",
+            each.here or "",
+            each.kind,
+            each.tool_format or "",
+            each.reasoning_format or "",
+        )
+        for each in listed
+    ]
+    return (
+        f"{columns(rows, right=(1, 3))}\n\n"
+        f"{bytes_text(free_bytes)} of memory are free. KV tokens: what a server with this model alone would\n"
+        "set aside for all requests without --ctx-size. What is not here is fetched by the first start."
+    )

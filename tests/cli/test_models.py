@@ -1,0 +1,183 @@
+"""`openai-cpu-server models`: what has a name, what is here, and what fits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openai_cpu_server.cli.models import listed_models
+from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.model_source.aliases import KNOWN_MODELS
+from openai_cpu_server.model_source.names import parse_hub_name
+from openai_cpu_server.model_source.package import PACKAGED
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, reasoning_format_for
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
+from tests.hub_stand_in import Hub, Repo, running
+from tests.llama.odd_models import header_only, rewritten
+from tests.tiny_model import tiny_model_path
+
+pytestmark = pytest.mark.thorough
+
+DOWNLOADED = ("qwen3.5-0.8b", "gpt-oss-20b", "qwen3-reranker-0.6b", "smollm3-3b")
+
+
+class Home:
+    """Somebody's cache of the hub, and what the command says of it."""
+
+    def __init__(self, folder: Path, hub: Hub) -> None:
+        self.hub = hub
+        own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        self._env = {**own, "HF_HOME": str(folder), "HF_ENDPOINT": hub.endpoint}
+
+    def fetch(self, *names: str) -> None:
+        call = "from openai_cpu_server.model_source import resolve_model; [*map(resolve_model, sys.argv[1:])]"
+        self._run("-c", f"import sys; {call}", *names)
+
+    def listed(self) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in json.loads(self.said("--json"))}
+
+    def said(self, *arguments: str) -> str:
+        return self._run("-m", "openai_cpu_server", "models", *arguments)
+
+    def _run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], env=self._env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    folder, tiny = tmp_path_factory.mktemp("models"), tiny_model_path("q4_k_m")
+    ranker = rewritten(tiny, folder / "r.gguf", {"llama.pooling_type": 4}).read_bytes()
+    adapter = header_only(folder / "a.gguf", "llama", {"general.type": "adapter"}).read_bytes()
+    repos = {
+        parse_hub_name(KNOWN_MODELS[alias].source or "").repo: Repo({_file(alias): tiny.read_bytes()})
+        for alias in DOWNLOADED
+    }
+    repos[parse_hub_name(KNOWN_MODELS["smollm3-3b"].source or "").repo] = Repo({_file("smollm3-3b"): b"GGUF"})
+    repos["acme/some"] = Repo({"plain.gguf": tiny.read_bytes(), "ranks.gguf": ranker, "lora.gguf": adapter})
+    with running(repos) as hub:
+        home = Home(folder / "hf", hub)
+        home.fetch(*DOWNLOADED, *(f"hf:acme/some/{name}.gguf" for name in ("plain", "ranks", "lora")))
+        hub.requests.clear()
+        yield home
+
+
+def _file(alias: str) -> str:
+    return parse_hub_name(KNOWN_MODELS[alias].source or "").file or "gpt-oss-20b-MXFP4.gguf"
+
+
+def test_all_names_are_there_and_nobody_is_asked(home: Home) -> None:
+    listed = home.listed()
+    assert set(KNOWN_MODELS) <= set(listed)
+    assert home.hub.requests == []
+
+
+def test_what_was_downloaded_has_the_figures_of_its_file(home: Home) -> None:
+    tiny, listed = tiny_model_path("q4_k_m"), home.listed()
+    here = {name for name, each in listed.items() if each["here"] == "downloaded"}
+    assert here == {*DOWNLOADED, "hf:acme/some/plain.gguf", "hf:acme/some/ranks.gguf"}
+    for name in ("qwen3.5-0.8b", "gpt-oss-20b", "hf:acme/some/plain.gguf"):
+        assert listed[name]["size_bytes"] == tiny.stat().st_size
+        assert listed[name]["kv_bytes_per_token"] == bytes_per_cell(GgufHeader(tiny), KVType.F16)
+        assert (listed[name]["fits"], listed[name]["pool_tokens"]) == (True, 16_384)
+    assert listed["hf:acme/some/ranks.gguf"]["kind"] == "reranks"
+    assert listed["smollm3-3b"]["size_bytes"] == 1_920_000_000  # what is here is no model
+
+
+def test_packages(home: Home, smollm2: Path, minilm: Path) -> None:
+    listed = home.listed()
+    assert (listed["smollm2"]["here"], listed["smollm2"]["size_bytes"]) == ("package", smollm2.stat().st_size)
+    assert (listed["minilm"]["here"], listed["minilm"]["kind"]) == ("package", "embeds")
+    assert listed["qwen3.5-4b"]["here"] is None
+
+
+def test_as_text(home: Home) -> None:
+    head, *lines = home.said().splitlines()
+    assert head.split() == [
+        "--model",
+        "size",
+        "fits",
+        "KV",
+        "tokens",
+        "here",
+        "kind",
+        "tool",
+        "calls",
+        "thoughts",
+    ]
+    (line,) = [line for line in lines if line.startswith("qwen3.5-0.8b")]
+    assert line.split() == [
+        "qwen3.5-0.8b", "1.10", "MB", "yes", "16,384", "downloaded", "generates", "qwen3-coder", "think",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("free", [0, 10**9, 6 * 10**9, 10**12])
+def test_what_fits_is_what_a_server_would_have_room_for(free: int) -> None:
+    for model in listed_models(free):
+        if model.size_bytes >= free:
+            assert not model.fits
+        elif model.kv_bytes_per_token is not None and model.fits:
+            assert model.pool_tokens == pool_cells(None, model.kv_bytes_per_token, free - model.size_bytes)
+    assert any(model.fits for model in listed_models(free)) is (free > 0)
+
+
+def test_weights_alone_are_not_enough() -> None:
+    """256 tokens of gemma-4-12b take 172 MB, and may take half of what is free."""
+    size, cells = round(KNOWN_MODELS["gemma-4-12b"].gigabytes * 1e9), 256 * 671_744
+    for free, fits in ((size + 2 * cells - 2, False), (size + 2 * cells, True)):
+        (model,) = [model for model in listed_models(free) if model.name == "gemma-4-12b"]
+        assert model.fits is fits
+
+
+def test_figures_of_the_packaged_are_their_files(smollm2: Path, gemma3_270m: Path) -> None:
+    for alias, path in (("smollm2", smollm2), ("gemma3-270m", gemma3_270m)):
+        known = KNOWN_MODELS[alias]
+        assert bytes_per_cell(GgufHeader(path), KVType.F16) == known.cell_bytes
+        assert path.stat().st_size == pytest.approx(known.gigabytes * 1e9, rel=0.1)  # another quantisation
+    assert set(PACKAGED) <= set(KNOWN_MODELS)
+
+
+def test_formats_are_those_that_the_server_knows() -> None:
+    for alias, known in KNOWN_MODELS.items():
+        assert known.tools is None or known.tools in TOOL_FORMATS, alias
+        assert known.thoughts is None or known.thoughts in REASONING_FORMATS, alias
+        assert known.kind is ModelKind.GENERATES or (known.tools, known.cell_bytes) == (None, None), alias
+
+
+TEMPLATES = {
+    "gemma-2-2b": "google-gemma-2-2b-it",
+    "gemma-4-e4b": "google-gemma-4-31B-it",
+    "gpt-oss-20b": "openai-gpt-oss-120b",
+    "granite-4.0-h-tiny": "ibm-granite-granite-4.0",
+    "lfm2.5-8b-a1b": "LFM2.5-8B-A1B",
+    "llama-3.2-3b": "meta-llama-Llama-3.2-3B-Instruct",
+    "phi-4-mini": "microsoft-Phi-4-mini-instruct",
+    "qwen2.5-1.5b": "Qwen-Qwen2.5-7B-Instruct",
+    "qwen3-4b": "Qwen-Qwen3-0.6B",
+    "qwen3-coder-30b-a3b": "Qwen3-Coder",
+    "qwen3.5-4b": "Qwen3.5-4B",
+    "smollm3-3b": "HuggingFaceTB-SmolLM3-3B",
+}
+"""Of the same family, where the model's own is not among them."""
+
+
+@pytest.mark.parametrize("alias", TEMPLATES)
+def test_formats_are_what_the_family_s_template_teaches(alias: str) -> None:
+    file = Path(__file__).parents[1] / "prompt" / "templates" / f"{TEMPLATES[alias]}.jinja"
+    template = ChatTemplate(file.read_text(), bos_text="", eos_text="")
+    thoughts = reasoning_format_for(template)
+    found = format_for(template).name, thoughts.name if thoughts else None
+    assert found == (KNOWN_MODELS[alias].tools, KNOWN_MODELS[alias].thoughts)

@@ -1,0 +1,58 @@
+"""Gemma 3 270M from its packages: a base model with windows of 512 tokens and a vocabulary of 262,144."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server_process import ServerProcess
+
+pytestmark = [pytest.mark.native, pytest.mark.thorough]
+
+CAPITALS = "The capital of Italy is Rome.\nThe capital of Spain is Madrid.\nThe capital of Japan is Tokyo.\n"
+
+
+@pytest.fixture(scope="module")
+def server(gemma3_270m: Path) -> Iterator[ServerProcess]:
+    with ServerProcess("--model", "gemma3-270m", "--max-seqs", "4", "--ctx-size", "2048") as server:
+        yield server
+
+
+def completion(server: ServerProcess, prompt: str, max_tokens: int) -> str:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_it_says_what_it_is(server: ServerProcess) -> None:
+    (model,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert (model["id"], model["kind"]) == ("gemma3-270m", "generates")
+    assert (model["meta"]["vocab_size"], model["meta"]["parameters"]) == (262_144, 268_098_176)
+    assert model["meta"]["description"] == "gemma3 268M q4_k_m"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begins"),
+    [
+        ("Water boils at 100 degrees", " Celsius"),
+        ("def fibonacci(n):", "\n    if n == 0:\n        return "),
+        (f"{CAPITALS}The capital of France is", " Paris"),
+    ],
+)
+def test_what_it_writes_makes_sense(server: ServerProcess, prompt: str, begins: str) -> None:
+    assert completion(server, prompt, 12).startswith(begins)
+
+
+def test_so_it_does_behind_more_than_a_window(server: ServerProcess) -> None:
+    prompt = f"{CAPITALS * 30}The capital of France is"
+    assert completion(server, prompt, 4).startswith(" Paris")
+
+
+def test_a_base_model_has_no_chats(server: ServerProcess) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi!"}]}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "chat_template_failed")
