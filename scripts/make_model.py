@@ -8,12 +8,14 @@ import shutil
 import sys
 from pathlib import Path
 
+from random_model.architectures import ARCHITECTURES
 from random_model.borrowed import UnfitTokenizer, borrowed_vocabulary
 from random_model.gguf_file import write_model
 from random_model.shapes import SHAPES
 from random_model.tensors import Quant
 from random_model.vocabulary import Vocabulary, build_vocabulary
 
+_MODELS = {**SHAPES, **ARCHITECTURES}
 _PROGRESS_FROM_BYTES = 200_000_000
 
 
@@ -36,7 +38,7 @@ class _Progress:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make_model.py", description=__doc__)
-    parser.add_argument("--shape", required=True, choices=SHAPES)
+    parser.add_argument("--shape", required=True, choices=_MODELS)
     parser.add_argument("--quant", required=True, choices=[quant.value for quant in Quant])
     parser.add_argument("--output", required=True, type=Path, metavar="PATH")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 or more (default %(default)s)")
@@ -58,6 +60,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.seed < 0:
         parser.error(f"argument --seed: {args.seed} is negative")
+    if args.shape in ARCHITECTURES and args.quant != Quant.F32.value:
+        parser.error(f"argument --quant: {args.shape} has {Quant.F32.value} weights only")
     try:
         vocab = _vocabulary(args)
     except (OSError, UnfitTokenizer) as error:
@@ -65,7 +69,7 @@ def main() -> int:
     try:
         write_model(
             args.output,
-            SHAPES[args.shape],
+            _MODELS[args.shape],
             Quant(args.quant),
             vocab,
             seed=args.seed,
@@ -80,7 +84,7 @@ def main() -> int:
 
 
 def _vocabulary(args: argparse.Namespace) -> Vocabulary:
-    size = SHAPES[args.shape].vocab
+    size = _MODELS[args.shape].vocab
     if args.tokenizer is not None:
         return borrowed_vocabulary(args.tokenizer, size)
     return build_vocabulary(size, fim=args.fim)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from random_model.architectures import ARCHITECTURES, Architecture
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -69,6 +70,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> Architecture:
+    """Each tiny model of today's architectures; `tiny_model_path(shape=architecture.name)` is its file."""
+    return ARCHITECTURES[request.param]
 
 
 @pytest.fixture(scope="session")

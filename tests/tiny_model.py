@@ -12,18 +12,19 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 MAKE_MODEL = SCRIPTS / "make_model.py"
 
 
-def tiny_model_path(quant: str = "f32", *, fim: bool = False) -> Path:
-    """A GGUF file of a few MB; a change of the generator's source builds it anew. Safe in parallel.
+def tiny_model_path(quant: str = "f32", *, shape: str = "tiny", fim: bool = False) -> Path:
+    """A GGUF file of at most a few MB: a llama, or one of `random_model.architectures`. A change
+    of the generator's source builds it anew. Safe in parallel.
 
     f32 by default: logits then differ least (about 0.01, where two best are 0.6 apart) between steps of
     different sizes, so that greedy output can be compared.
     """
-    name = f"tiny-{quant}{'-fim' if fim else ''}-{_source_digest()}.gguf"
+    name = f"{shape}-{quant}{'-fim' if fim else ''}-{_source_digest()}.gguf"
     path = _cache_folder() / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         # Processes that race each build a whole file of equal bytes under a name of their own.
-        make_model("--shape", "tiny", "--quant", quant, "--output", str(path), *(["--fim"] if fim else []))
+        make_model("--shape", shape, "--quant", quant, "--output", str(path), *(["--fim"] if fim else []))
     return path
 
 

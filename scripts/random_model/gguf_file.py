@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gguf import GGML_QUANT_VERSION, GGUFWriter
 
 from random_model import vocabulary
+from random_model.architectures import Architecture
 from random_model.shapes import Shape
 from random_model.tensors import Quant, Tensor, all_tensors
 from random_model.vocabulary import Vocabulary
+from random_model.wanted import add_facts, wanted_tensors
 
 _CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja")
 
@@ -20,30 +22,42 @@ Progress = Callable[[int, int], None]
 
 
 def write_model(
-    path: Path, shape: Shape, quant: Quant, vocab: Vocabulary, *, seed: int, on_progress: Progress
+    path: Path,
+    model: Shape | Architecture,
+    quant: Quant,
+    vocab: Vocabulary,
+    *,
+    seed: int,
+    on_progress: Progress,
 ) -> None:
     """Write the file whole or not at all. Equal arguments give equal bytes. Raises OSError."""
-    tensors = list(all_tensors(shape, quant, vocab.quiet))
+    tensors = list(_tensors(model, quant, vocab))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        _write(partial, shape, quant, vocab, tensors, seed, on_progress)
+        _write(partial, model, quant, vocab, tensors, seed, on_progress)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
+def _tensors(model: Shape | Architecture, quant: Quant, vocab: Vocabulary) -> Iterable[Tensor]:
+    if isinstance(model, Shape):
+        return all_tensors(model, quant, vocab.quiet)
+    return wanted_tensors(model, vocab.quiet)
+
+
 def _write(
     path: Path,
-    shape: Shape,
+    model: Shape | Architecture,
     quant: Quant,
     vocab: Vocabulary,
     tensors: list[Tensor],
     seed: int,
     on_progress: Progress,
 ) -> None:
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, model.llama_name)
     try:
-        _add_facts(writer, shape, quant)
+        _add_facts(writer, model, quant)
         _add_tokenizer(writer, vocab)
         for tensor in tensors:
             writer.add_tensor_info(tensor.name, tensor.shape, "f4", tensor.num_bytes, raw_dtype=tensor.type)
@@ -63,21 +77,12 @@ def _write_data(writer: GGUFWriter, tensors: list[Tensor], seed: int, on_progres
         on_progress(written, total)
 
 
-def _add_facts(writer: GGUFWriter, shape: Shape, quant: Quant) -> None:
-    writer.add_name(f"random {shape.name}")
+def _add_facts(writer: GGUFWriter, model: Shape | Architecture, quant: Quant) -> None:
+    writer.add_name(f"random {model.name}")
     writer.add_description("Random weights: says nothing sensible. For tests and benchmarks.")
     writer.add_file_type(quant.file_type)
     writer.add_quantization_version(GGML_QUANT_VERSION)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.ffn)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_dimension_count(shape.head_width)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.vocab)
+    add_facts(writer, model.facts)
 
 
 def _add_tokenizer(writer: GGUFWriter, vocab: Vocabulary) -> None:

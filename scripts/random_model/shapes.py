@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from random_model.architectures import Facts
+
 
 @dataclass(frozen=True)
 class Shape:
-    """A llama architecture. Rows are multiples of 256, so that every block type fits."""
+    """A llama. Rows are multiples of 256, so that every block type fits."""
 
     name: str
     layers: int
@@ -20,6 +22,7 @@ class Shape:
     rope_base: float = 10_000.0
     tied: bool = False
     """Whether the output matrix is the embedding matrix."""
+    llama_name = "llama"
 
     @property
     def head_width(self) -> int:
@@ -28,6 +31,22 @@ class Shape:
     @property
     def kv_width(self) -> int:
         return self.head_width * self.kv_heads
+
+    @property
+    def facts(self) -> Facts:
+        """What its file says of it."""
+        return {
+            "llama.context_length": self.context,
+            "llama.embedding_length": self.width,
+            "llama.block_count": self.layers,
+            "llama.feed_forward_length": self.ffn,
+            "llama.attention.head_count": self.heads,
+            "llama.attention.head_count_kv": self.kv_heads,
+            "llama.attention.layer_norm_rms_epsilon": 1e-5,
+            "llama.rope.dimension_count": self.head_width,
+            "llama.rope.freq_base": self.rope_base,
+            "llama.vocab_size": self.vocab,
+        }
 
 
 SHAPES = {

@@ -56,25 +56,21 @@ class Quant(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A norm's weights: one constant."""
+class Constant:
+    """One number all over, as in a norm's weights."""
 
     name: str
-    columns: int
+    shape: tuple[int, ...]
     value: float = 1.0
 
     type = GGMLQuantizationType.F32
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.columns,)
-
-    @property
     def num_bytes(self) -> int:
-        return self.columns * 4
+        return math.prod(self.shape) * 4
 
     def data(self, seed: int) -> npt.NDArray[np.float32]:
-        return np.full(self.columns, self.value, dtype="<f4")
+        return np.full(self.shape, self.value, dtype="<f4")
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,8 @@ class Matrix:
     """Random weights of mean 0 and this standard deviation. In quiet rows it is smaller by `QUIET`."""
 
     name: str
-    rows: int
-    columns: int
+    shape: tuple[int, ...]
+    """The last number is that of the columns."""
     block: BlockType
     std: float
     quiet_rows: tuple[int, ...] = ()
@@ -93,34 +89,57 @@ class Matrix:
         return self.block.type
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.rows, self.columns)
+    def rows(self) -> int:
+        return math.prod(self.shape[:-1])
 
     @property
     def num_bytes(self) -> int:
-        return self.rows * self.block.row_bytes(self.columns)
+        return self.rows * self.block.row_bytes(self.shape[-1])
 
     def data(self, seed: int) -> npt.NDArray[np.uint8]:
         """(rows, bytes of a row). Depends on the seed and the name only."""
         std = np.full(self.rows, self.std, dtype=np.float32)
         std[list(self.quiet_rows)] *= QUIET
-        bits = np.random.SFC64(np.random.SeedSequence([seed, zlib.crc32(self.name.encode())]))
-        return self.block.random(bits, std, self.columns)
+        return self.block.random(_random_bits(seed, self.name), std, self.shape[-1])
 
 
-Tensor = Norm | Matrix
+@dataclass(frozen=True)
+class Negative:
+    """Random weights below 0, evenly from `least` up to `most`: how fast a state forgets."""
+
+    name: str
+    shape: tuple[int, ...]
+    least: float
+    most: float
+
+    type = GGMLQuantizationType.F32
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * 4
+
+    def data(self, seed: int) -> npt.NDArray[np.float32]:
+        random = np.random.Generator(_random_bits(seed, self.name))
+        return random.uniform(self.least, self.most, self.shape).astype("<f4")
+
+
+def _random_bits(seed: int, name: str) -> np.random.SFC64:
+    return np.random.SFC64(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
+
+
+Tensor = Constant | Matrix | Negative
 
 
 def all_tensors(shape: Shape, quant: Quant, quiet: list[int]) -> Iterator[Tensor]:
     """Every tensor of the file, in order. `quiet` are tokens that should hardly ever be sampled."""
     unit, rows = 1 / math.sqrt(shape.width), tuple(quiet)
     if shape.tied:
-        yield Matrix("token_embd.weight", shape.vocab, shape.width, quant.output, TIED_EMBEDDING_STD, rows)
-        yield Norm("output_norm.weight", shape.width, LOGIT_STD * unit / TIED_EMBEDDING_STD)
+        yield Matrix("token_embd.weight", (shape.vocab, shape.width), quant.output, TIED_EMBEDDING_STD, rows)
+        yield Constant("output_norm.weight", (shape.width,), LOGIT_STD * unit / TIED_EMBEDDING_STD)
     else:
-        yield Matrix("token_embd.weight", shape.vocab, shape.width, quant.base, 1.0)
-        yield Norm("output_norm.weight", shape.width, LOGIT_STD)
-        yield Matrix("output.weight", shape.vocab, shape.width, quant.output, unit, rows)
+        yield Matrix("token_embd.weight", (shape.vocab, shape.width), quant.base, 1.0)
+        yield Constant("output_norm.weight", (shape.width,), LOGIT_STD)
+        yield Matrix("output.weight", (shape.vocab, shape.width), quant.output, unit, rows)
     for layer in range(shape.layers):
         yield from _layer(shape, quant, layer)
 
@@ -130,15 +149,15 @@ def _layer(shape: Shape, quant: Quant, layer: int) -> Iterator[Tensor]:
     mixed = quant.better if _gets_more_bits(layer, shape.layers) else quant.base
     width, kv_width, ffn = shape.width, shape.kv_width, shape.ffn
     unit, name = 1 / math.sqrt(width), f"blk.{layer}."
-    yield Norm(name + "attn_norm.weight", width)
-    yield Matrix(name + "attn_q.weight", width, width, quant.base, QUERY_KEY_GAIN * unit)
-    yield Matrix(name + "attn_k.weight", kv_width, width, quant.base, QUERY_KEY_GAIN * unit)
-    yield Matrix(name + "attn_v.weight", kv_width, width, mixed, unit)
-    yield Matrix(name + "attn_output.weight", width, width, quant.base, unit)
-    yield Norm(name + "ffn_norm.weight", width)
-    yield Matrix(name + "ffn_gate.weight", ffn, width, quant.base, unit)
-    yield Matrix(name + "ffn_up.weight", ffn, width, quant.base, unit)
-    yield Matrix(name + "ffn_down.weight", width, ffn, mixed, 2 / math.sqrt(ffn))
+    yield Constant(name + "attn_norm.weight", (width,))
+    yield Matrix(name + "attn_q.weight", (width, width), quant.base, QUERY_KEY_GAIN * unit)
+    yield Matrix(name + "attn_k.weight", (kv_width, width), quant.base, QUERY_KEY_GAIN * unit)
+    yield Matrix(name + "attn_v.weight", (kv_width, width), mixed, unit)
+    yield Matrix(name + "attn_output.weight", (width, width), quant.base, unit)
+    yield Constant(name + "ffn_norm.weight", (width,))
+    yield Matrix(name + "ffn_gate.weight", (ffn, width), quant.base, unit)
+    yield Matrix(name + "ffn_up.weight", (ffn, width), quant.base, unit)
+    yield Matrix(name + "ffn_down.weight", (width, ffn), mixed, 2 / math.sqrt(ffn))
 
 
 def _gets_more_bits(layer: int, layers: int) -> bool:

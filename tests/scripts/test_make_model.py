@@ -14,6 +14,7 @@ import pytest
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from make_model import main
+from random_model.architectures import WINDOW, Architecture
 from random_model.borrowed import borrowed_vocabulary
 from random_model.shapes import SHAPES
 
@@ -83,6 +84,35 @@ def test_greedy_output_depends_on_the_prompt_and_repeats(quant: str) -> None:
     assert all(len(set(output)) > 30 for output in outputs)
     assert not any(model.token_eos() in output for output in outputs)
     model.close()
+
+
+@pytest.mark.native
+def test_a_model_of_each_architecture_is_small_remembers_as_told_and_says_this_and_that(
+    architecture: Architecture,
+) -> None:
+    path = tiny_model_path(shape=architecture.name)
+    assert path.stat().st_size < 2_000_000
+    model = _load(path)
+    has_state = llama_cpp.llama_model_is_recurrent(model.model) or llama_cpp.llama_model_is_hybrid(
+        model.model
+    )
+    window = llama_cpp.llama_model_n_swa(model.model)
+    assert has_state == architecture.memory.has_state
+    assert window == (WINDOW if architecture.memory.has_window else 0)
+    prompts = ["Hello", "Once upon a time", "The answer is 42.", "<|im_start|>user\nhi<|im_end|>\n"]
+    outputs = [_greedy(model, prompt, 100) for prompt in prompts]
+    assert outputs[0] == _greedy(model, prompts[0], 100)
+    assert len({tuple(output) for output in outputs}) == len(prompts)
+    assert min(len(set(output)) for output in outputs) > 10
+    assert not any(model.token_eos() in output for output in outputs)
+    model.close()
+
+
+def test_a_model_of_an_architecture_has_plain_weights_only(tmp_path: Path, run: Run) -> None:
+    arguments = ("--shape", "tiny-gemma3", "--quant", "q8_0", "--output", tmp_path / "x.gguf")
+    code, message = run(*arguments)
+    assert code == 2
+    assert "argument --quant: tiny-gemma3 has f32 weights only" in message
 
 
 @pytest.mark.native
