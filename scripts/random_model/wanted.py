@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf import GGUFWriter
@@ -12,15 +14,38 @@ from gguf import GGUFWriter
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.model.native import native_log
 from random_model.architectures import Architecture, Facts
-from random_model.tensors import LOGIT_STD, QUERY_KEY_GAIN, Constant, Matrix, Negative, Quant, Tensor
+from random_model.blocks import BlockType
+from random_model.tensors import (
+    F32,
+    LOGIT_STD,
+    QUERY_KEY_GAIN,
+    TIED_EMBEDDING_STD,
+    Constant,
+    Matrix,
+    Negative,
+    Quant,
+    Tensor,
+)
 
 _Shapes = dict[str, tuple[int, ...]]
 
-_NAMES_OF_LAST_NORM = ("output_norm", "token_embd_norm")
+_LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
 """The first of them that a model has stands before its output matrix."""
 _SLOW_DECAY = -4.0
 """RWKV's state keeps 0.99 of itself per token (exp(-0.6 sigmoid(x)))."""
 _OFFSET_STD = 0.3
+_OUTPUT = "output.weight"
+_FIRST_LAYER = "blk.0."
+_DISPENSABLE = re.compile(r"(attn|ffn)_\w+\.bias$|^rope_freqs|^dense_2")
+"""What llama.cpp takes if it is there, and what real models of most architectures do not have."""
+_NEVER_QUANTISED = ("ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
+_GAINS = {
+    "attn_q.weight": QUERY_KEY_GAIN,
+    "attn_k.weight": QUERY_KEY_GAIN,
+    "ffn_down.weight": 2.0,
+    "ffn_down_exps.weight": 4.0,
+}
+"""What is more than 1. A sum of experts, weighted with shares of 1, is smaller than each of them."""
 _FOR_QUANTISED = ("scale", "input_scale")
 """Ends of names of factors that belong to weights of few bits."""
 _OFFSET_OF_SIZES = 16
@@ -45,35 +70,79 @@ def add_facts(writer: GGUFWriter, facts: Facts) -> None:
         adding[type(value)](key, value)
 
 
-def wanted_tensors(model: Architecture, quiet: list[int]) -> list[Tensor]:
-    """All of them with f32 weights. `quiet` are tokens that should hardly ever be sampled."""
-    shapes = {name: shape for name, shape in _shapes(model).items() if not name.endswith(_FOR_QUANTISED)}
-    last_norm = next(f"{name}.weight" for name in _NAMES_OF_LAST_NORM if f"{name}.weight" in shapes)
-    return [
-        Constant(name, shape, LOGIT_STD) if name == last_norm else _weights(name, shape, model, quiet)
-        for name, shape in shapes.items()
-    ]
+def wanted_tensors(model: Architecture, quant: Quant, quiet: list[int]) -> list[Tensor]:
+    """All tensors of the file. `quiet` are tokens that should hardly ever be sampled."""
+    shapes = {name: shape for name, shape in _all_layers(model).items() if _is_wanted(name, model)}
+    last_norm = next(name for name in _LAST_NORMS if name in shapes)
+    weights = _Weights(model, quant, tuple(quiet), last_norm)
+    return [weights.of(name, shape) for name, shape in shapes.items()]
 
 
-def _weights(name: str, shape: tuple[int, ...], model: Architecture, quiet: list[int]) -> Tensor:
-    """Scaled so that a normalised input gives an output of about 1 per element."""
-    kind, f32 = name.removeprefix("blk.").lstrip("0123456789."), Quant.F32.base
-    if "norm" in kind and kind.endswith("weight"):
-        is_of_query = kind.startswith(("attn_q_norm", "attn_k_norm"))
-        return Constant(name, shape, model.query_key_norm if is_of_query else 1.0)
-    if kind.startswith(("ffn_norm", "rope_freqs", "layer_output_scale")):
-        return Constant(name, shape)
-    if kind == "time_mix_w0.weight":
-        return Constant(name, shape, _SLOW_DECAY)
-    if kind == "ssm_a":
-        return Negative(name, shape, least=-0.5, most=-0.01)
-    if kind == "token_embd.weight":
-        return Matrix(name, shape, f32, model.embedding_std)
-    if len(shape) == 1:
-        return Matrix(name, shape, f32, _OFFSET_STD)
-    gain = QUERY_KEY_GAIN if kind in ("attn_q.weight", "attn_k.weight") else 1.0
-    rows = tuple(quiet) if kind == "output.weight" else ()
-    return Matrix(name, shape, f32, gain / math.sqrt(shape[-1]), rows)
+def _is_wanted(name: str, model: Architecture) -> bool:
+    if name.endswith(_FOR_QUANTISED) or (model.tied and name == _OUTPUT):
+        return False
+    return model.has_biases or _DISPENSABLE.search(name) is None
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Scales weights so that a normalised input gives an output of about 1 per element."""
+
+    model: Architecture
+    quant: Quant
+    quiet: tuple[int, ...]
+    last_norm: str
+
+    def of(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The weights of a tensor."""
+        kind = name.removeprefix("blk.").lstrip("0123456789.")
+        if name == self.last_norm:
+            return Constant(name, shape, self._logit_gain(shape[-1]))
+        if "norm" in kind and kind.endswith("weight"):
+            is_of_query = kind.startswith(("attn_q_norm", "attn_k_norm"))
+            return Constant(name, shape, self.model.query_key_norm if is_of_query else 1.0)
+        if kind.startswith(("ffn_norm", "rope_freqs", "layer_output_scale")):
+            return Constant(name, shape)
+        if kind == "time_mix_w0.weight":
+            return Constant(name, shape, _SLOW_DECAY)
+        if kind == "ssm_a":
+            return Negative(name, shape, least=-0.5, most=-0.01)
+        if len(shape) == 1:
+            return Matrix(name, shape, F32, _OFFSET_STD)
+        if kind == "token_embd.weight":
+            return self._embeddings(name, shape)
+        std = _GAINS.get(kind, 1.0) / math.sqrt(shape[-1])
+        return Matrix(name, shape, self._block(name, kind, shape), std, self.quiet if kind == _OUTPUT else ())
+
+    def _logit_gain(self, width: int) -> float:
+        return LOGIT_STD / math.sqrt(width) / TIED_EMBEDDING_STD if self.model.tied else LOGIT_STD
+
+    def _embeddings(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        if self.model.tied:
+            return Matrix(name, shape, self._block(name, _OUTPUT, shape), TIED_EMBEDDING_STD, self.quiet)
+        return Matrix(name, shape, self._block(name, name, shape), self.model.embedding_std)
+
+    def _block(self, name: str, kind: str, shape: tuple[int, ...]) -> BlockType:
+        if not kind.endswith("weight") or kind in _NEVER_QUANTISED:
+            return F32
+        layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
+        more = _gets_more_bits(layer, self.model.layers)
+        return self.quant.block(kind, is_of_experts=len(shape) == 3, gets_more_bits=more)
+
+
+def _gets_more_bits(layer: int, layers: int) -> bool:
+    """llama.cpp's own choice for Q4_K_M (`use_more_bits` in src/llama-quant.cpp)."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _all_layers(model: Architecture) -> _Shapes:
+    """Names and shapes. llama.cpp sets memory aside for f32 weights of all that it is asked for."""
+    if not model.alike:
+        return _shapes(model)
+    asked = _shapes(replace(model, own_facts={**model.own_facts, "*.block_count": 1}))
+    layer = {name.removeprefix(_FIRST_LAYER): asked.pop(name) for name in list(asked) if _FIRST_LAYER in name}
+    return asked | {f"blk.{i}.{kind}": shape for i in range(model.layers) for kind, shape in layer.items()}
 
 
 def _shapes(model: Architecture) -> _Shapes:
