@@ -103,7 +103,8 @@ def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iter
                 ("-t", threads, "-tb", threads, *best_flags),
             ),
         ):
-            yield Contestant(key, label, _LlamaServer(paths.llama_server, label, flags), does_json=True)
+            start = _LlamaServer(paths.llama_server, label, flags)
+            yield Contestant(key, label, start, does_json=True, tells_cached=True)
     if paths.openvino is not None:
         yield Contestant("openvino", _OPENVINO, _OpenVino(paths.openvino))
     if paths.python is not None:
