@@ -37,7 +37,8 @@ def borrowed_vocabulary(path: Path, size: int) -> Vocabulary:
         [],
         kinds,
         tokenizer,
-        merges=[merge for merge in merges if _result(merge) in kept],
+        # llama.cpp wants at least one.
+        merges=[merge for merge in merges if _result(merge) in kept] or merges[:1],
         quiet=[i for i, text in enumerate(texts) if kinds[i] is not TokenType.NORMAL or not is_text(text)],
     )
 

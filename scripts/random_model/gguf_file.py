@@ -51,7 +51,7 @@ def _write(
     writer = GGUFWriter(path, model.llama_name)
     try:
         _add_facts(writer, model, quant)
-        _add_tokenizer(writer, vocab)
+        add_tokenizer(writer, vocab)
         for tensor in tensors:
             writer.add_tensor_info(tensor.name, tensor.shape, "f4", tensor.num_bytes, raw_dtype=tensor.type)
         writer.write_header_to_file()
@@ -78,7 +78,8 @@ def _add_facts(writer: GGUFWriter, model: Architecture, quant: Quant) -> None:
     add_facts(writer, model.facts)
 
 
-def _add_tokenizer(writer: GGUFWriter, vocab: Vocabulary) -> None:
+def add_tokenizer(writer: GGUFWriter, vocab: Vocabulary) -> None:
+    """With the chat template."""
     tokenizer = vocab.tokenizer
     writer.add_tokenizer_model(tokenizer.model)
     writer.add_token_list(vocab.texts)

@@ -1,4 +1,4 @@
-"""Asks llama.cpp which tensors a model has whose file says this of itself, and thinks of weights for them."""
+"""Asks llama.cpp which tensors a model has whose file says this of itself; random weights for any tensors."""
 
 from __future__ import annotations
 
@@ -27,15 +27,20 @@ from random_model.tensors import (
     Tensor,
 )
 
-_Shapes = dict[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
+"""Of tensors, by name; the columns come last."""
 
 _LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
 """The first of them that a model has stands before its output matrix."""
+_FACTORS = ("norm", "rope_f", "scale")
+"""Parts of names of what something is multiplied with or divided by."""
 _SLOW_DECAY = -4.0
 """RWKV's state keeps 0.99 of itself per token (exp(-0.6 sigmoid(x)))."""
 _OFFSET_STD = 0.3
 _OUTPUT = "output.weight"
-_FIRST_LAYER = "blk.0."
+_EMBEDDINGS = "token_embd.weight"
+"""They are the output matrix too, if there is no other."""
+_LAYER = "blk."
 _DISPENSABLE = re.compile(r"(attn|ffn)_\w+\.bias$|^rope_freqs|^dense_2")
 """What llama.cpp takes if it is there, and what real models of most architectures do not have."""
 _NEVER_QUANTISED = ("ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
@@ -73,61 +78,90 @@ def add_facts(writer: GGUFWriter, facts: Facts) -> None:
 def wanted_tensors(model: Architecture, quant: Quant, quiet: list[int]) -> list[Tensor]:
     """All tensors of the file. `quiet` are tokens that should hardly ever be sampled."""
     shapes = {name: shape for name, shape in _all_layers(model).items() if _is_wanted(name, model)}
-    last_norm = next(name for name in _LAST_NORMS if name in shapes)
-    weights = _Weights(model, quant, tuple(quiet), last_norm)
-    return [weights.of(name, shape) for name, shape in shapes.items()]
+    return weights_for(
+        shapes,
+        quiet,
+        embedding_std=model.embedding_std,
+        query_key_norm=model.query_key_norm,
+        quant=quant,
+    )
 
 
 def _is_wanted(name: str, model: Architecture) -> bool:
-    if name.endswith(_FOR_QUANTISED) or (model.tied and name == _OUTPUT):
+    if model.tied and name == _OUTPUT:
         return False
     return model.has_biases or _DISPENSABLE.search(name) is None
 
 
+def weights_for(
+    shapes: Shapes,
+    quiet: list[int],
+    *,
+    embedding_std: float,
+    query_key_norm: float,
+    quant: Quant = Quant.F32,
+) -> list[Tensor]:
+    """Scaled so that a normalised input gives each layer an output of about 1 per element."""
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_FOR_QUANTISED)}
+    weights = _Weights(quant, _num_layers(shapes), tuple(quiet), query_key_norm)
+    found = {name: weights.of(name, shape) for name, shape in shapes.items()}
+    is_tied, logit_std = _OUTPUT not in shapes, LOGIT_STD
+    if is_tied:
+        embedding_std = TIED_EMBEDDING_STD
+        logit_std /= TIED_EMBEDDING_STD * math.sqrt(shapes[_EMBEDDINGS][-1])
+    found[_EMBEDDINGS] = weights.embeddings(shapes[_EMBEDDINGS], embedding_std, is_tied=is_tied)
+    for last_norm in [name for name in _LAST_NORMS if name in shapes][:1]:
+        found[last_norm] = Constant(last_norm, shapes[last_norm], logit_std)
+    return list(found.values())
+
+
 @dataclass(frozen=True)
 class _Weights:
-    """Scales weights so that a normalised input gives an output of about 1 per element."""
+    """The weights of each tensor, but for those at which a model begins and ends."""
 
-    model: Architecture
     quant: Quant
+    layers: int
     quiet: tuple[int, ...]
-    last_norm: str
+    query_key_norm: float
 
     def of(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The weights of a tensor."""
-        kind = name.removeprefix("blk.").lstrip("0123456789.")
-        if name == self.last_norm:
-            return Constant(name, shape, self._logit_gain(shape[-1]))
-        if "norm" in kind and kind.endswith("weight"):
-            is_of_query = kind.startswith(("attn_q_norm", "attn_k_norm"))
-            return Constant(name, shape, self.model.query_key_norm if is_of_query else 1.0)
-        if kind.startswith(("ffn_norm", "rope_freqs", "layer_output_scale")):
-            return Constant(name, shape)
+        kind = _kind(name)
+        if kind in ("attn_q_norm.weight", "attn_k_norm.weight"):
+            return Constant(name, shape, self.query_key_norm)
         if kind == "time_mix_w0.weight":
             return Constant(name, shape, _SLOW_DECAY)
         if kind == "ssm_a":
             return Negative(name, shape, least=-0.5, most=-0.01)
+        if any(part in kind for part in _FACTORS) and not kind.endswith("bias"):
+            return Constant(name, shape)
         if len(shape) == 1:
             return Matrix(name, shape, F32, _OFFSET_STD)
-        if kind == "token_embd.weight":
-            return self._embeddings(name, shape)
         std = _GAINS.get(kind, 1.0) / math.sqrt(shape[-1])
-        return Matrix(name, shape, self._block(name, kind, shape), std, self.quiet if kind == _OUTPUT else ())
+        return Matrix(name, shape, self._block(name, shape), std, self.quiet if kind == _OUTPUT else ())
 
-    def _logit_gain(self, width: int) -> float:
-        return LOGIT_STD / math.sqrt(width) / TIED_EMBEDDING_STD if self.model.tied else LOGIT_STD
+    def embeddings(self, shape: tuple[int, ...], std: float, *, is_tied: bool) -> Matrix:
+        """The output matrix too, if they are tied; and then of its type."""
+        block = self._block(_OUTPUT if is_tied else _EMBEDDINGS, shape)
+        return Matrix(_EMBEDDINGS, shape, block, std, self.quiet if is_tied else ())
 
-    def _embeddings(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        if self.model.tied:
-            return Matrix(name, shape, self._block(name, _OUTPUT, shape), TIED_EMBEDDING_STD, self.quiet)
-        return Matrix(name, shape, self._block(name, name, shape), self.model.embedding_std)
-
-    def _block(self, name: str, kind: str, shape: tuple[int, ...]) -> BlockType:
+    def _block(self, name: str, shape: tuple[int, ...]) -> BlockType:
+        kind = _kind(name)
         if not kind.endswith("weight") or kind in _NEVER_QUANTISED:
             return F32
-        layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
-        more = _gets_more_bits(layer, self.model.layers)
+        more = name.startswith(_LAYER) and _gets_more_bits(_layer(name), self.layers)
         return self.quant.block(kind, is_of_experts=len(shape) == 3, gets_more_bits=more)
+
+
+def _kind(name: str) -> str:
+    return name.removeprefix(_LAYER).lstrip("0123456789.")
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[1])
+
+
+def _num_layers(shapes: Shapes) -> int:
+    return 1 + max((_layer(name) for name in shapes if name.startswith(_LAYER)), default=-1)
 
 
 def _gets_more_bits(layer: int, layers: int) -> bool:
@@ -136,18 +170,20 @@ def _gets_more_bits(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _all_layers(model: Architecture) -> _Shapes:
-    """Names and shapes. llama.cpp sets memory aside for f32 weights of all that it is asked for."""
+def _all_layers(model: Architecture) -> Shapes:
+    """llama.cpp sets memory aside for f32 weights of all that it is asked for."""
     if not model.alike:
         return _shapes(model)
     asked = _shapes(replace(model, own_facts={**model.own_facts, "*.block_count": 1}))
-    layer = {name.removeprefix(_FIRST_LAYER): asked.pop(name) for name in list(asked) if _FIRST_LAYER in name}
-    return asked | {f"blk.{i}.{kind}": shape for i in range(model.layers) for kind, shape in layer.items()}
+    layer = {_kind(name): asked.pop(name) for name in list(asked) if name.startswith(_LAYER)}
+    return asked | {
+        f"{_LAYER}{i}.{kind}": shape for i in range(model.layers) for kind, shape in layer.items()
+    }
 
 
-def _shapes(model: Architecture) -> _Shapes:
-    """Names and shapes, columns last. Raises RuntimeError with the reason of llama.cpp."""
-    found: _Shapes = {}
+def _shapes(model: Architecture) -> Shapes:
+    """Raises RuntimeError with the reason of llama.cpp."""
+    found: Shapes = {}
 
     def note(tensor: int, _: object) -> None:
         sizes = tuple((ctypes.c_int64 * 4).from_address(tensor + _OFFSET_OF_SIZES))
