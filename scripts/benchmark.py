@@ -30,7 +30,7 @@ from bench.failures import described
 from bench.llama_sources import SetupFailed
 from bench.options import add_options, model_of, settle
 from bench.peer_setup import set_up
-from bench.peers import BEST_FLAGS, KEYS, PeerPaths, PeerUnusable, absent, peers
+from bench.peers import KEYS, PeerPaths, PeerUnusable, absent, best_flags, peers
 from bench.prose import prompts_for
 from bench.report import show, show_goals, write
 from bench.results import Report, WorkloadResult
@@ -88,7 +88,10 @@ class _Run:
         )
         self._model = model_of(arguments)
         self._prompts = prompts_for(self._model)
-        self._peers = peers(self._model, arguments.peer_paths, arguments.llama_server_best)
+        best: str | None = arguments.llama_server_best
+        self._peers = peers(
+            self._model, arguments.peer_paths, best_flags(self._model) if best is None else best
+        )
         keys: frozenset[str] = arguments.servers
         missing = absent(keys, self._peers)
         if missing:
@@ -227,9 +230,8 @@ def _add_peers(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--llama-server", type=_file, metavar="PATH", help="default: on PATH, else as set up")
     group.add_argument(
         "--llama-server-best",
-        default=BEST_FLAGS,
         metavar="FLAGS",
-        help="what makes llama-server fastest here, for its second column; default %(default)s",
+        help="what makes llama-server fastest here, for its second column; default: as fits the model",
     )
 
 

@@ -62,6 +62,8 @@ def main() -> int:
         parser.error(f"argument --seed: {args.seed} is negative")
     if args.shape in ARCHITECTURES and args.quant != Quant.F32.value:
         parser.error(f"argument --quant: {args.shape} has {Quant.F32.value} weights only")
+    if args.quant == Quant.MXFP4.value and not _MODELS[args.shape].has_experts:
+        parser.error(f"argument --quant: {args.quant} is for experts, and {args.shape} has none")
     try:
         vocab = _vocabulary(args)
     except (OSError, UnfitTokenizer) as error:

@@ -62,9 +62,13 @@ class Bench:
             yield server
 
     @contextlib.contextmanager
-    def start(self, who: Contestant, room: Room) -> Iterator[Server]:
-        """A server, started fresh and warmed up. Raises ServerFailed."""
-        with self._running(who.spec(self.model, room)) as server:
+    def start(self, who: Contestant, room: Room, *own_options: str) -> Iterator[Server]:
+        """A server, started fresh and warmed up. `own_options` are for ours, and no peer gets them.
+
+        Raises ServerFailed.
+        """
+        spec = who.spec(self.model, room)
+        with self._running(spec if who.is_peer else spec.with_options(*own_options)) as server:
             yield server
 
     def start_unmeasured(self, who: Contestant, room: Room) -> None:

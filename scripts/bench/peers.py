@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from gguf import LlamaFileType
+
 from bench.contestants import Contestant, Room
 from bench.dialect import Dialect, SchemaField
 from bench.peer_setup import built_llama_server, example_server, openvino_python, peer_python
 from bench.servers import ServerSpec, environment
+from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
@@ -26,8 +29,8 @@ SLOTS = 16
 _CONTEXT_STEP = 256
 _TEXT_IS_LONGER = 1.15
 """A prompt that is sent as text has at most so many times as many tokens."""
-BEST_FLAGS = "--no-repack"
-"""The best flags of llama-server on CPUs where plain K-quants are faster in batches than repacked ones."""
+_STATE_KEYS = ("ssm.state_size", "shortconv.l_cache", "wkv.head_size")
+"""A model that has one of these keeps a state, of which llama-server gives back checkpoints only."""
 KEYS = ("llama-server", "llama-server-best", "openvino", "llama-cpp-server", "example-server")
 _OPENVINO = "OpenVINO GenAI"
 _OPENVINO_ADAPTER = Path(__file__).with_name("openvino_server.py")
@@ -70,6 +73,21 @@ def absent(wanted: Collection[str], here: Collection[Contestant]) -> list[str]:
     return [key for key in KEYS if key in wanted and key not in {who.key for who in here}]
 
 
+def best_flags(model: Path) -> str:
+    """What makes llama-server fastest with this model and gives most of its prompts back.
+
+    Plain K-quants are faster in batches than repacked ones, and MXFP4 is not. A window's cells can be given
+    back at any token if none is taken over (`--swa-full`). Of a state there is a checkpoint as many tokens
+    before the end of a prompt as are computed at once, 512 or as `-ub` says, and one 4 tokens before it.
+    """
+    header = GgufHeader(model)
+    is_mxfp4 = header.get_int("general.file_type") == LlamaFileType.MOSTLY_MXFP4_MOE
+    has_window = header.get_int(header.for_architecture("attention.sliding_window"))
+    has_state = any(header.has(header.for_architecture(key)) for key in _STATE_KEYS)
+    flags = {"--no-repack": not is_mxfp4, "--swa-full": has_window, "-ub 64": has_state}
+    return " ".join(flag for flag, is_best in flags.items() if is_best)
+
+
 def peers(model: Path, paths: PeerPaths, best_flags: str) -> list[Contestant]:
     return list(_peers(_Words(model), paths, tuple(best_flags.split())))
 
@@ -85,7 +103,8 @@ def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iter
                 ("-t", threads, "-tb", threads, *best_flags),
             ),
         ):
-            yield Contestant(key, label, _LlamaServer(paths.llama_server, label, flags), does_json=True)
+            start = _LlamaServer(paths.llama_server, label, flags)
+            yield Contestant(key, label, start, does_json=True, tells_cached=True)
     if paths.openvino is not None:
         yield Contestant("openvino", _OPENVINO, _OpenVino(paths.openvino))
     if paths.python is not None:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.dialect import OURS, Dialect
@@ -50,6 +50,9 @@ class ServerSpec:
     dialect: Dialect = OURS
     variables: dict[str, str] = field(default_factory=dict)
     """Of its environment, beside this process's."""
+
+    def with_options(self, *options: str) -> ServerSpec:
+        return replace(self, command=(*self.command, *options))
 
     def on(self, port: int, folder: Path) -> list[str]:
         path = folder / "options.json"

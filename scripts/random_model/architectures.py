@@ -1,4 +1,4 @@
-"""Tiny models of today's architectures, by the memory that they keep of a text."""
+"""The facts from which a model is made, and tiny models of today's architectures, by what they remember."""
 
 from __future__ import annotations
 
@@ -73,32 +73,62 @@ class Memory(enum.Enum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A tiny model with one of llama.cpp's architectures. llama.cpp itself says which tensors it has."""
+    """A model with one of llama.cpp's architectures. llama.cpp itself says which tensors it has."""
 
     name: str
     llama_name: str
     memory: Memory
-    special: Facts
-    """What it says beside or instead of what all say."""
+    own_facts: Facts
+    """What the file says of the model, before `*.` is replaced."""
     embedding_std: float = 1.0
     """Gemma multiplies embeddings by the root of their width: they would outweigh all that layers add."""
     query_key_norm: float = 1.6
     """Makes attention prefer some tokens. Less does where nothing divides by the root of a head's width."""
+    tied: bool = False
+    """Whether the output matrix is the embedding matrix."""
+    alike: bool = False
+    """Whether all layers have the same tensors."""
+    has_biases: bool = True
+    """Whether it has the biases and other tensors that llama.cpp can do without."""
 
     @property
     def vocab(self) -> int:
-        return VOCAB
+        vocab: int = self.own_facts["*.vocab_size"]
+        return vocab
+
+    @property
+    def layers(self) -> int:
+        layers: int = self.own_facts["*.block_count"]
+        return layers
+
+    @property
+    def has_experts(self) -> bool:
+        return "*.expert_count" in self.own_facts
 
     @property
     def facts(self) -> Facts:
-        facts = {**_COMMON, **self.special}
-        return {key.replace("*", self.llama_name): value for key, value in facts.items()}
+        """What the file says of the model."""
+        return {key.replace("*", self.llama_name): value for key, value in self.own_facts.items()}
+
+
+def _tiny(
+    name: str,
+    llama_name: str,
+    memory: Memory,
+    special: Facts,
+    *,
+    embedding_std: float = 1.0,
+    query_key_norm: float = 1.6,
+) -> Architecture:
+    """`special`: what it says beside or instead of what all say."""
+    facts = {**_COMMON, **special}
+    return Architecture(name, llama_name, memory, facts, embedding_std, query_key_norm)
 
 
 ARCHITECTURES = {
     one.name: one
     for one in (
-        Architecture(
+        _tiny(
             # Latent attention: one wide head of cells for all.
             "tiny-deepseek2",
             "deepseek2",
@@ -117,11 +147,11 @@ ARCHITECTURES = {
                 "*.rope.dimension_count": 16,
             },
         ),
-        Architecture("tiny-qwen3moe", "qwen3moe", Memory.FULL, _EXPERTS),
+        _tiny("tiny-qwen3moe", "qwen3moe", Memory.FULL, _EXPERTS),
         # Positions of three numbers each (M-RoPE).
-        Architecture("tiny-qwen2vl", "qwen2vl", Memory.FULL, _SECTIONS),
-        Architecture("tiny-gemma3", "gemma3", Memory.WINDOW, _WINDOW, embedding_std=_WIDTH**-0.5),
-        Architecture(
+        _tiny("tiny-qwen2vl", "qwen2vl", Memory.FULL, _SECTIONS),
+        _tiny("tiny-gemma3", "gemma3", Memory.WINDOW, _WINDOW, embedding_std=_WIDTH**-0.5),
+        _tiny(
             # Embeddings for each layer, and cells that the last layers share.
             "tiny-gemma4",
             "gemma4",
@@ -141,9 +171,9 @@ ARCHITECTURES = {
             query_key_norm=0.7,
         ),
         # Sinks: a part of the attention goes to no token.
-        Architecture("tiny-gpt-oss", "gpt-oss", Memory.WINDOW, {**_EXPERTS, **_WINDOW}),
-        Architecture("tiny-mamba", "mamba", Memory.STATE, {**_STATE, "*.attention.head_count_kv": 0}),
-        Architecture(
+        _tiny("tiny-gpt-oss", "gpt-oss", Memory.WINDOW, {**_EXPERTS, **_WINDOW}),
+        _tiny("tiny-mamba", "mamba", Memory.STATE, {**_STATE, "*.attention.head_count_kv": 0}),
+        _tiny(
             "tiny-rwkv7",
             "rwkv7",
             Memory.STATE,
@@ -157,10 +187,10 @@ ARCHITECTURES = {
                 "*.attention.gate_lora_rank": 16,
             },
         ),
-        Architecture(
+        _tiny(
             "tiny-qwen35", "qwen35", Memory.HYBRID, {**_STATE, **_SECTIONS, "*.full_attention_interval": 2}
         ),
-        Architecture(
+        _tiny(
             "tiny-qwen3next",
             "qwen3next",
             Memory.HYBRID,
@@ -171,13 +201,11 @@ ARCHITECTURES = {
                 "*.full_attention_interval": 2,
             },
         ),
-        Architecture(
-            "tiny-granitehybrid", "granitehybrid", Memory.HYBRID, {**_STATE, **_ATTENTION_IN_SECOND}
-        ),
+        _tiny("tiny-granitehybrid", "granitehybrid", Memory.HYBRID, {**_STATE, **_ATTENTION_IN_SECOND}),
         # Both in every layer.
-        Architecture("tiny-falcon-h1", "falcon-h1", Memory.HYBRID, _STATE),
-        Architecture("tiny-lfm2", "lfm2", Memory.HYBRID, {**_ATTENTION_IN_SECOND, "*.shortconv.l_cache": 3}),
-        Architecture(
+        _tiny("tiny-falcon-h1", "falcon-h1", Memory.HYBRID, _STATE),
+        _tiny("tiny-lfm2", "lfm2", Memory.HYBRID, {**_ATTENTION_IN_SECOND, "*.shortconv.l_cache": 3}),
+        _tiny(
             "tiny-lfm2-window",
             "lfm2",
             Memory.HYBRID_WINDOW,

@@ -35,6 +35,9 @@ def _put_signed_half(blocks: Bytes, offset: int, values: Gains) -> None:
     blocks[:, offset + 1] |= sign
 
 
+_FP4_STD = math.sqrt(sum(level * level for level in (0, 0.5, 1, 1.5, 2, 3, 4, 6)) / 8)
+"""Standard deviation of equally likely 4-bit floats: these levels and their negatives."""
+
 # K-quants scale each group of weights by a small integer: here 8..15, drawn from the random bytes.
 _GROUP_SCALE = math.sqrt(sum(scale * scale for scale in range(8, 16)) / 8)
 
@@ -62,18 +65,28 @@ def _fill_q4_0(blocks: Bytes, std: Gains) -> None:
 
 
 def _fill_q4_k(blocks: Bytes, std: Gains) -> None:
-    """d, dmin (fp16), 8 x (6-bit scale, 6-bit minimum), 256 x 4 bits: w = d * scale * q - dmin * minimum.
+    """d, dmin (fp16), 8 x (6-bit scale, 6-bit minimum), 256 x 4 bits: w = d * scale * q - dmin * minimum."""
+    _put_scales_and_minima(blocks, std, levels=16)
 
-    Minimum = scale and dmin = 7.5 d, which centres the sixteen levels on zero. Below 16, all bits of a
+
+def _fill_q5_k(blocks: Bytes, std: Gains) -> None:
+    """As q4_k, with 256 fifth bits in between."""
+    _put_scales_and_minima(blocks, std, levels=32)
+
+
+def _put_scales_and_minima(blocks: Bytes, std: Gains, levels: int) -> None:
+    """Write the head of a q4_k or q5_k block.
+
+    Minimum = scale and dmin = (levels - 1) / 2 * d, which centres the levels on zero. Below 16, all bits of a
     scale lie in the low nibbles of the packed layout.
     """
-    d = std / np.float32(_GROUP_SCALE * _std_of_integers(16))
+    d = std / np.float32(_GROUP_SCALE * _std_of_integers(levels))
     scales = (blocks[:, 4:12] & 7) | 8
     blocks[:, 4:8] = scales[:, :4]
     blocks[:, 8:12] = scales[:, :4]
     blocks[:, 12:16] = scales[:, 4:] | scales[:, 4:] << 4
     _put_half(blocks, 0, d)
-    _put_half(blocks, 2, d * np.float32(7.5))
+    _put_half(blocks, 2, d * np.float32((levels - 1) / 2))
 
 
 def _fill_q6_k(blocks: Bytes, std: Gains) -> None:
@@ -82,13 +95,27 @@ def _fill_q6_k(blocks: Bytes, std: Gains) -> None:
     _put_signed_half(blocks, 208, std / np.float32(_GROUP_SCALE * _std_of_integers(64)))
 
 
+def _fill_mxfp4(blocks: Bytes, std: Gains) -> None:
+    """e (exponent of two, from -127), 32 x 4-bit float: w = 2^e * float.
+
+    A power of two seldom gives the deviation that is wanted, so each block draws one of the two next to it,
+    as often as makes the mean square right.
+    """
+    exponent = np.log2(std / np.float32(_FP4_STD))
+    low = np.floor(exponent)
+    share_of_high = (4 ** (exponent - low) - 1) / 3
+    blocks[:, 0] = low + 127 + (blocks[:, 0] < 256 * share_of_high)
+
+
 _FILL: dict[GGMLQuantizationType, Callable[[Bytes, Gains], None]] = {
     GGMLQuantizationType.F32: _fill_f32,
     GGMLQuantizationType.F16: _fill_f16,
     GGMLQuantizationType.Q8_0: _fill_q8_0,
     GGMLQuantizationType.Q4_0: _fill_q4_0,
     GGMLQuantizationType.Q4_K: _fill_q4_k,
+    GGMLQuantizationType.Q5_K: _fill_q5_k,
     GGMLQuantizationType.Q6_K: _fill_q6_k,
+    GGMLQuantizationType.MXFP4: _fill_mxfp4,
 }
 
 

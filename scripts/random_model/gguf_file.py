@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from gguf import GGML_QUANT_VERSION, GGUFWriter
 
 from random_model import vocabulary
 from random_model.architectures import Architecture
-from random_model.shapes import Shape
-from random_model.tensors import Quant, Tensor, all_tensors
+from random_model.tensors import Quant, Tensor
 from random_model.vocabulary import Vocabulary
 from random_model.wanted import add_facts, wanted_tensors
 
@@ -23,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 def write_model(
     path: Path,
-    model: Shape | Architecture,
+    model: Architecture,
     quant: Quant,
     vocab: Vocabulary,
     *,
@@ -31,7 +30,7 @@ def write_model(
     on_progress: Progress,
 ) -> None:
     """Write the file whole or not at all. Equal arguments give equal bytes. Raises OSError."""
-    tensors = list(_tensors(model, quant, vocab))
+    tensors = wanted_tensors(model, quant, vocab.quiet)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _write(partial, model, quant, vocab, tensors, seed, on_progress)
@@ -40,15 +39,9 @@ def write_model(
         partial.unlink(missing_ok=True)
 
 
-def _tensors(model: Shape | Architecture, quant: Quant, vocab: Vocabulary) -> Iterable[Tensor]:
-    if isinstance(model, Shape):
-        return all_tensors(model, quant, vocab.quiet)
-    return wanted_tensors(model, vocab.quiet)
-
-
 def _write(
     path: Path,
-    model: Shape | Architecture,
+    model: Architecture,
     quant: Quant,
     vocab: Vocabulary,
     tensors: list[Tensor],
@@ -77,7 +70,7 @@ def _write_data(writer: GGUFWriter, tensors: list[Tensor], seed: int, on_progres
         on_progress(written, total)
 
 
-def _add_facts(writer: GGUFWriter, model: Shape | Architecture, quant: Quant) -> None:
+def _add_facts(writer: GGUFWriter, model: Architecture, quant: Quant) -> None:
     writer.add_name(f"random {model.name}")
     writer.add_description("Random weights: says nothing sensible. For tests and benchmarks.")
     writer.add_file_type(quant.file_type)

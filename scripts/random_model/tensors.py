@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, LlamaFileType
 
 from random_model.blocks import BlockType
-from random_model.shapes import Shape
 
 QUIET = 1 / 16
 """The scale of the output rows of tokens that should not come up: their logits stay near 0."""
@@ -28,31 +26,36 @@ TIED_EMBEDDING_STD = 0.02
 """Far below the 1 that each layer adds, or a model with tied embeddings repeats its last token for ever."""
 
 
+F32, Q8_0, Q5_K, Q6_K, MXFP4 = (
+    BlockType(GGMLQuantizationType[name]) for name in ("F32", "Q8_0", "Q5_K", "Q6_K", "MXFP4")
+)
+
+
 class Quant(enum.Enum):
     F32 = "f32"
     F16 = "f16"
     Q8_0 = "q8_0"
     Q4_0 = "q4_0"
     Q4_K_M = "q4_k_m"
+    MXFP4 = "mxfp4"
 
     @property
     def file_type(self) -> LlamaFileType:
-        return LlamaFileType.ALL_F32 if self is Quant.F32 else LlamaFileType[f"MOSTLY_{self.name}"]
+        if self is Quant.F32:
+            return LlamaFileType.ALL_F32
+        return LlamaFileType.MOSTLY_MXFP4_MOE if self is Quant.MXFP4 else LlamaFileType[f"MOSTLY_{self.name}"]
 
-    @property
-    def base(self) -> BlockType:
-        """The type of most weights."""
+    def block(self, kind: str, *, is_of_experts: bool, gets_more_bits: bool) -> BlockType:
+        """The type that llama.cpp gives to such a matrix (`llama_tensor_get_type_impl`)."""
+        if self is Quant.MXFP4:
+            return MXFP4 if is_of_experts else Q8_0
+        if kind == "output.weight" and self in (Quant.Q4_0, Quant.Q4_K_M):
+            return Q6_K
+        if self is Quant.Q4_K_M and kind == "attn_qkv.weight":
+            return Q5_K
+        if self is Quant.Q4_K_M and kind.startswith(("attn_v", "ffn_down")) and gets_more_bits:
+            return Q6_K
         return BlockType(GGMLQuantizationType[self.name.removesuffix("_M")])
-
-    @property
-    def better(self) -> BlockType:
-        """The type that llama.cpp gives to some of `attn_v` and `ffn_down`."""
-        return BlockType(GGMLQuantizationType.Q6_K) if self is Quant.Q4_K_M else self.base
-
-    @property
-    def output(self) -> BlockType:
-        """The type that llama.cpp gives to the output matrix."""
-        return BlockType(GGMLQuantizationType.Q6_K) if self in (Quant.Q4_0, Quant.Q4_K_M) else self.base
 
 
 @dataclass(frozen=True)
@@ -128,39 +131,3 @@ def _random_bits(seed: int, name: str) -> np.random.SFC64:
 
 
 Tensor = Constant | Matrix | Negative
-
-
-def all_tensors(shape: Shape, quant: Quant, quiet: list[int]) -> Iterator[Tensor]:
-    """Every tensor of the file, in order. `quiet` are tokens that should hardly ever be sampled."""
-    unit, rows = 1 / math.sqrt(shape.width), tuple(quiet)
-    if shape.tied:
-        yield Matrix("token_embd.weight", (shape.vocab, shape.width), quant.output, TIED_EMBEDDING_STD, rows)
-        yield Constant("output_norm.weight", (shape.width,), LOGIT_STD * unit / TIED_EMBEDDING_STD)
-    else:
-        yield Matrix("token_embd.weight", (shape.vocab, shape.width), quant.base, 1.0)
-        yield Constant("output_norm.weight", (shape.width,), LOGIT_STD)
-        yield Matrix("output.weight", (shape.vocab, shape.width), quant.output, unit, rows)
-    for layer in range(shape.layers):
-        yield from _layer(shape, quant, layer)
-
-
-def _layer(shape: Shape, quant: Quant, layer: int) -> Iterator[Tensor]:
-    """Scaled so that a normalised input gives each sublayer an output of about 1 per element."""
-    mixed = quant.better if _gets_more_bits(layer, shape.layers) else quant.base
-    width, kv_width, ffn = shape.width, shape.kv_width, shape.ffn
-    unit, name = 1 / math.sqrt(width), f"blk.{layer}."
-    yield Constant(name + "attn_norm.weight", (width,))
-    yield Matrix(name + "attn_q.weight", (width, width), quant.base, QUERY_KEY_GAIN * unit)
-    yield Matrix(name + "attn_k.weight", (kv_width, width), quant.base, QUERY_KEY_GAIN * unit)
-    yield Matrix(name + "attn_v.weight", (kv_width, width), mixed, unit)
-    yield Matrix(name + "attn_output.weight", (width, width), quant.base, unit)
-    yield Constant(name + "ffn_norm.weight", (width,))
-    yield Matrix(name + "ffn_gate.weight", (ffn, width), quant.base, unit)
-    yield Matrix(name + "ffn_up.weight", (ffn, width), quant.base, unit)
-    yield Matrix(name + "ffn_down.weight", (width, ffn), mixed, 2 / math.sqrt(ffn))
-
-
-def _gets_more_bits(layer: int, layers: int) -> bool:
-    """llama.cpp's own choice for Q4_K_M (`use_more_bits` in src/llama-quant.cpp)."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf import GGUFWriter
@@ -12,7 +14,9 @@ from gguf import GGUFWriter
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.model.native import native_log
 from random_model.architectures import Architecture, Facts
+from random_model.blocks import BlockType
 from random_model.tensors import (
+    F32,
     LOGIT_STD,
     QUERY_KEY_GAIN,
     TIED_EMBEDDING_STD,
@@ -26,8 +30,6 @@ from random_model.tensors import (
 Shapes = dict[str, tuple[int, ...]]
 """Of tensors, by name; the columns come last."""
 
-_EMBEDDINGS = "token_embd.weight"
-"""They are the output matrix too, if there is no other."""
 _LAST_NORMS = ("output_norm.weight", "token_embd_norm.weight")
 """The first of them that a model has stands before its output matrix."""
 _FACTORS = ("norm", "rope_f", "scale")
@@ -35,6 +37,20 @@ _FACTORS = ("norm", "rope_f", "scale")
 _SLOW_DECAY = -4.0
 """RWKV's state keeps 0.99 of itself per token (exp(-0.6 sigmoid(x)))."""
 _OFFSET_STD = 0.3
+_OUTPUT = "output.weight"
+_EMBEDDINGS = "token_embd.weight"
+"""They are the output matrix too, if there is no other."""
+_LAYER = "blk."
+_DISPENSABLE = re.compile(r"(attn|ffn)_\w+\.bias$|^rope_freqs|^dense_2")
+"""What llama.cpp takes if it is there, and what real models of most architectures do not have."""
+_NEVER_QUANTISED = ("ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
+_GAINS = {
+    "attn_q.weight": QUERY_KEY_GAIN,
+    "attn_k.weight": QUERY_KEY_GAIN,
+    "ffn_down.weight": 2.0,
+    "ffn_down_exps.weight": 4.0,
+}
+"""What is more than 1. A sum of experts, weighted with shares of 1, is smaller than each of them."""
 _FOR_QUANTISED = ("scale", "input_scale")
 """Ends of names of factors that belong to weights of few bits."""
 _OFFSET_OF_SIZES = 16
@@ -59,47 +75,110 @@ def add_facts(writer: GGUFWriter, facts: Facts) -> None:
         adding[type(value)](key, value)
 
 
-def wanted_tensors(model: Architecture, quiet: list[int]) -> list[Tensor]:
-    """All of them with f32 weights. `quiet` are tokens that should hardly ever be sampled."""
+def wanted_tensors(model: Architecture, quant: Quant, quiet: list[int]) -> list[Tensor]:
+    """All tensors of the file. `quiet` are tokens that should hardly ever be sampled."""
+    shapes = {name: shape for name, shape in _all_layers(model).items() if _is_wanted(name, model)}
     return weights_for(
-        _shapes(model), quiet, embedding_std=model.embedding_std, query_key_norm=model.query_key_norm
+        shapes,
+        quiet,
+        embedding_std=model.embedding_std,
+        query_key_norm=model.query_key_norm,
+        quant=quant,
     )
 
 
+def _is_wanted(name: str, model: Architecture) -> bool:
+    if model.tied and name == _OUTPUT:
+        return False
+    return model.has_biases or _DISPENSABLE.search(name) is None
+
+
 def weights_for(
-    shapes: Shapes, quiet: list[int], *, embedding_std: float, query_key_norm: float
+    shapes: Shapes,
+    quiet: list[int],
+    *,
+    embedding_std: float,
+    query_key_norm: float,
+    quant: Quant = Quant.F32,
 ) -> list[Tensor]:
     """Scaled so that a normalised input gives each layer an output of about 1 per element."""
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(_FOR_QUANTISED)}
-    rows, logit_std, is_tied = tuple(quiet), LOGIT_STD, "output.weight" not in shapes
+    weights = _Weights(quant, _num_layers(shapes), tuple(quiet), query_key_norm)
+    found = {name: weights.of(name, shape) for name, shape in shapes.items()}
+    is_tied, logit_std = _OUTPUT not in shapes, LOGIT_STD
     if is_tied:
         embedding_std = TIED_EMBEDDING_STD
         logit_std /= TIED_EMBEDDING_STD * math.sqrt(shapes[_EMBEDDINGS][-1])
-    found = {name: _weights(name, shape, rows, query_key_norm) for name, shape in shapes.items()}
-    found[_EMBEDDINGS] = _f32(_EMBEDDINGS, shapes[_EMBEDDINGS], embedding_std, rows if is_tied else ())
+    found[_EMBEDDINGS] = weights.embeddings(shapes[_EMBEDDINGS], embedding_std, is_tied=is_tied)
     for last_norm in [name for name in _LAST_NORMS if name in shapes][:1]:
         found[last_norm] = Constant(last_norm, shapes[last_norm], logit_std)
     return list(found.values())
 
 
-def _weights(name: str, shape: tuple[int, ...], quiet: tuple[int, ...], query_key_norm: float) -> Tensor:
-    kind = name.removeprefix("blk.").lstrip("0123456789.")
-    if kind in ("attn_q_norm.weight", "attn_k_norm.weight"):
-        return Constant(name, shape, query_key_norm)
-    if kind == "time_mix_w0.weight":
-        return Constant(name, shape, _SLOW_DECAY)
-    if kind == "ssm_a":
-        return Negative(name, shape, least=-0.5, most=-0.01)
-    if any(part in kind for part in _FACTORS) and not kind.endswith("bias"):
-        return Constant(name, shape)
-    if len(shape) == 1:
-        return _f32(name, shape, _OFFSET_STD)
-    gain = QUERY_KEY_GAIN if kind in ("attn_q.weight", "attn_k.weight") else 1.0
-    return _f32(name, shape, gain / math.sqrt(shape[-1]), quiet if kind == "output.weight" else ())
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of each tensor, but for those at which a model begins and ends."""
+
+    quant: Quant
+    layers: int
+    quiet: tuple[int, ...]
+    query_key_norm: float
+
+    def of(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        kind = _kind(name)
+        if kind in ("attn_q_norm.weight", "attn_k_norm.weight"):
+            return Constant(name, shape, self.query_key_norm)
+        if kind == "time_mix_w0.weight":
+            return Constant(name, shape, _SLOW_DECAY)
+        if kind == "ssm_a":
+            return Negative(name, shape, least=-0.5, most=-0.01)
+        if any(part in kind for part in _FACTORS) and not kind.endswith("bias"):
+            return Constant(name, shape)
+        if len(shape) == 1:
+            return Matrix(name, shape, F32, _OFFSET_STD)
+        std = _GAINS.get(kind, 1.0) / math.sqrt(shape[-1])
+        return Matrix(name, shape, self._block(name, shape), std, self.quiet if kind == _OUTPUT else ())
+
+    def embeddings(self, shape: tuple[int, ...], std: float, *, is_tied: bool) -> Matrix:
+        """The output matrix too, if they are tied; and then of its type."""
+        block = self._block(_OUTPUT if is_tied else _EMBEDDINGS, shape)
+        return Matrix(_EMBEDDINGS, shape, block, std, self.quiet if is_tied else ())
+
+    def _block(self, name: str, shape: tuple[int, ...]) -> BlockType:
+        kind = _kind(name)
+        if not kind.endswith("weight") or kind in _NEVER_QUANTISED:
+            return F32
+        more = name.startswith(_LAYER) and _gets_more_bits(_layer(name), self.layers)
+        return self.quant.block(kind, is_of_experts=len(shape) == 3, gets_more_bits=more)
 
 
-def _f32(name: str, shape: tuple[int, ...], std: float, quiet_rows: tuple[int, ...] = ()) -> Matrix:
-    return Matrix(name, shape, Quant.F32.base, std, quiet_rows)
+def _kind(name: str) -> str:
+    return name.removeprefix(_LAYER).lstrip("0123456789.")
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[1])
+
+
+def _num_layers(shapes: Shapes) -> int:
+    return 1 + max((_layer(name) for name in shapes if name.startswith(_LAYER)), default=-1)
+
+
+def _gets_more_bits(layer: int, layers: int) -> bool:
+    """llama.cpp's own choice for Q4_K_M (`use_more_bits` in src/llama-quant.cpp)."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _all_layers(model: Architecture) -> Shapes:
+    """llama.cpp sets memory aside for f32 weights of all that it is asked for."""
+    if not model.alike:
+        return _shapes(model)
+    asked = _shapes(replace(model, own_facts={**model.own_facts, "*.block_count": 1}))
+    layer = {_kind(name): asked.pop(name) for name in list(asked) if name.startswith(_LAYER)}
+    return asked | {
+        f"{_LAYER}{i}.{kind}": shape for i in range(model.layers) for kind, shape in layer.items()
+    }
 
 
 def _shapes(model: Architecture) -> Shapes:

@@ -17,14 +17,14 @@ import jsonschema
 import msgspec
 import pytest
 from bench import plots, schemas
-from bench.asking import Ask, Trace, Usage
+from bench.asking import Ask, PromptDetails, Trace, Usage
 from bench.bench import Bench
 from bench.circumstances import shown
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant, ours
 from bench.dialect import OURS, Dialect, SchemaField
 from bench.load import Clients, LoadFailed, fixed_arrivals, poisson_arrivals
-from bench.peers import PeerPaths, PeerUnusable, absent, peers
+from bench.peers import PeerPaths, PeerUnusable, absent, best_flags, peers
 from bench.prompts import RandomPrompts, about, random_tokens, random_words
 from bench.prose import prompts_for
 from bench.report import markdown
@@ -45,7 +45,9 @@ from bench.time_limit import TimeLimit, TimeUp
 from bench.workloads import WORKLOADS, bursts, chat, json_output, prefix, throughput
 from bench.workloads.long_prompt import Passage
 from bench.workloads.mixed_load import FULL, Window
+from bench.workloads.turns import Talk
 from benchmark import main
+from gguf import GGUFWriter, LlamaFileType
 
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.model_source import DemoFiles
@@ -261,6 +263,29 @@ def test_peers_get_the_room_that_the_load_needs() -> None:
     assert len({who.label for who in peers(model, paths, "")}) == 5, "a label is one server's"
     here = peers(model, PeerPaths(Path("/x/llama-server"), None, None), "")
     assert absent({"ours", "llama-server", "example-server"}, here) == ["example-server"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fact", "file_type", "flags"),
+    [
+        ("llama", "context_length", LlamaFileType.MOSTLY_Q4_K_M, "--no-repack"),
+        ("gemma3", "attention.sliding_window", LlamaFileType.MOSTLY_Q4_K_M, "--no-repack --swa-full"),
+        ("gpt-oss", "attention.sliding_window", LlamaFileType.MOSTLY_MXFP4_MOE, "--swa-full"),
+        ("qwen35", "ssm.state_size", LlamaFileType.MOSTLY_Q4_K_M, "--no-repack -ub 64"),
+        ("lfm2", "shortconv.l_cache", LlamaFileType.MOSTLY_Q8_0, "--no-repack -ub 64"),
+    ],
+)
+def test_llama_server_gets_the_flags_that_suit_the_models_memory(
+    tmp_path: Path, architecture: str, fact: str, file_type: LlamaFileType, flags: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    writer = GGUFWriter(path, architecture)
+    writer.add_uint32(f"{architecture}.{fact}", 128)
+    writer.add_file_type(file_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert best_flags(path) == flags
 
 
 @asynccontextmanager
@@ -502,6 +527,20 @@ def test_each_slot_is_told_the_shared_text_before_the_clock_starts() -> None:
     assert shared == next(throughput.asks(throughput.FULL, 0, 8)).prompt[:1024]
 
 
+def test_what_is_given_back_is_of_the_prompt_and_the_answer_before() -> None:
+    def trace(prompt: int, cached: int) -> Trace:
+        one = Trace(ASK, arrival=0.0)
+        one.usage = Usage(prompt, 10, PromptDetails(cached))
+        return one
+
+    first = [trace(90, 40), trace(190, 100), trace(290, 150), trace(390, 300)]
+    second = [trace(90, 0), trace(190, 50), trace(290, 100), trace(390, 0)]
+    talk = Talk([first, second])
+    assert talk.given_back == (100 + 150 + 50 + 100) / (100 + 200 + 100 + 200)
+    assert talk.given_back_after_restart == 300 / (300 + 300)
+    assert [len(talk.later_turns), len(talk.restarted_turns)] == [4, 2]
+
+
 def test_slower_machines_get_as_many_requests_in_a_longer_time() -> None:
     usual, slow, fast = FULL.paced(0.75), FULL.paced(7.5), FULL.paced(0.01)
     assert (usual.every_s, usual.window_s) == (1.5, FULL.window_s)
@@ -626,7 +665,9 @@ def test_two_servers_stand_side_by_side(written: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.native
-@pytest.mark.parametrize("name", ["throughput", "clients", "prefix", "long-prompt", "bursts", "unequal"])
+@pytest.mark.parametrize(
+    "name", ["throughput", "clients", "prefix", "turns", "long-prompt", "long-prompt-16", "bursts", "unequal"]
+)
 def test_a_workload_has_figures_for_each_server(name: str) -> None:
     keys = frozenset({"ours"})
     bench = a_bench(model=tiny_model_path(), keys=keys, rounds=1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -15,8 +17,13 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from make_model import main
 from random_model.architectures import WINDOW, Architecture
+from random_model.blocks import BlockType
 from random_model.borrowed import borrowed_vocabulary
+from random_model.gguf_file import write_model
 from random_model.shapes import SHAPES
+from random_model.tensors import Quant
+from random_model.vocabulary import build_vocabulary
+from random_model.wanted import wanted_tensors
 
 from tests.tiny_model import MAKE_MODEL, make_model, tiny_model_path
 
@@ -108,6 +115,91 @@ def test_a_model_of_each_architecture_is_small_remembers_as_told_and_says_this_a
     model.close()
 
 
+TODAYS = {
+    "qwen3moe": "q4_k_m",
+    "gpt-oss": "mxfp4",
+    "qwen35": "q4_k_m",
+    "lfm2": "q4_k_m",
+    "granitehybrid": "q4_k_m",
+}
+"""The shapes of other architectures than llama, with the weights in which they are measured."""
+
+
+@pytest.fixture(scope="module", params=TODAYS)
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of a shape, as wide as it is, with fewer layers and experts and a small vocabulary."""
+    shape = SHAPES[request.param]
+    facts = {**shape.own_facts, "*.block_count": 6, "*.vocab_size": 512, "*.feed_forward_length": 512}
+    if shape.has_experts:
+        facts |= {"*.expert_count": 8}
+    if isinstance(heads := facts["*.attention.head_count_kv"], list):
+        facts |= {"*.attention.head_count_kv": heads[:6]}
+    path = tmp_path_factory.mktemp("small") / f"{shape.name}.gguf"
+    write_model(
+        path,
+        replace(shape, own_facts=facts),
+        Quant(TODAYS[shape.name]),
+        build_vocabulary(512, fim=False),
+        seed=0,
+        on_progress=lambda *_: None,
+    )
+    return path
+
+
+@pytest.mark.native
+def test_a_shape_of_today_loads_and_answers_differently_to_different_prompts(small: Path) -> None:
+    model = _load(small)
+    prompts = ["Hello", "Once upon a time", "The answer is 42."]
+    outputs = [_greedy(model, prompt, 60) for prompt in prompts]
+    assert outputs[0] == _greedy(model, prompts[0], 60)
+    assert len({tuple(output) for output in outputs}) == len(prompts)
+    assert min(len(set(output)) for output in outputs) > 20
+    model.close()
+
+
+@pytest.mark.native
+def test_a_shape_of_today_has_the_types_that_llama_cpp_gives_to_its_tensors(small: Path) -> None:
+    """As `llama-quantize` does: vectors, convolutions and the choice of experts stay as they are."""
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(small).tensors}
+    expected = {
+        "qwen3moe": {"0.ffn_up_exps.weight": "Q4_K", "5.ffn_down_exps.weight": "Q6_K"},
+        "gpt-oss": {"0.ffn_up_exps.weight": "MXFP4", "0.attn_q.weight": "Q8_0", "0.attn_q.bias": "F32"},
+        "qwen35": {"0.attn_qkv.weight": "Q5_K", "3.attn_q.weight": "Q4_K", "0.ssm_conv1d.weight": "F32"},
+        "lfm2": {"0.shortconv.in_proj.weight": "Q4_K", "0.shortconv.conv.weight": "F32"},
+        "granitehybrid": {"0.ssm_in.weight": "Q4_K", "0.ssm_a": "F32", "5.attn_v.weight": "Q6_K"},
+    }[small.stem]
+    assert {name: types[f"blk.{name}"] for name in expected} == expected
+    assert types.get("blk.0.ffn_gate_inp.weight", "F32") == "F32"
+    assert types.get("output.weight", types["token_embd.weight"]) == (
+        "Q8_0" if small.stem == "gpt-oss" else "Q6_K"
+    )
+    assert any(name.endswith("attn_q.bias") for name in types) == (small.stem == "gpt-oss")
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("1b", 1.04),
+        ("mistral-7b", 7.24),
+        ("qwen3moe", 1.76),
+        ("gpt-oss", 1.30),
+        ("qwen35", 0.53),
+        ("lfm2", 0.69),
+        ("granitehybrid", 0.48),
+    ],
+)
+def test_a_shape_has_as_many_parameters_as_its_model(name: str, billions: float) -> None:
+    tensors = wanted_tensors(SHAPES[name], Quant.Q4_K_M, [])
+    assert sum(math.prod(tensor.shape) for tensor in tensors) / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_mxfp4_is_for_experts(tmp_path: Path, run: Run) -> None:
+    code, message = run("--shape", "1b", "--quant", "mxfp4", "--output", tmp_path / "x.gguf")
+    assert code == 2
+    assert "argument --quant: mxfp4 is for experts, and 1b has none" in message
+
+
 def test_a_model_of_an_architecture_has_plain_weights_only(tmp_path: Path, run: Run) -> None:
     arguments = ("--shape", "tiny-gemma3", "--quant", "q8_0", "--output", tmp_path / "x.gguf")
     code, message = run(*arguments)
@@ -187,6 +279,17 @@ def test_weights_are_centred_and_scaled(quant: str) -> None:
         std = weights[300:].std() if name == "output.weight" else weights.std()
         assert std == pytest.approx(1 / 16, rel=0.02)  # 1 / sqrt(256)
         assert abs(weights.mean()) < std / 50
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "MXFP4"])
+@pytest.mark.parametrize("std", [1 / 32, 0.05, 1.3])
+def test_blocks_have_the_deviation_that_is_asked_for(kind: str, std: float) -> None:
+    """MXFP4 scales by powers of two only, and must draw between two of them."""
+    block = BlockType(gguf.GGMLQuantizationType[kind])
+    rows = block.random(np.random.SFC64(1), np.full(256, std, dtype=np.float32), 1024)
+    weights = gguf.dequantize(rows, block.type)
+    assert weights.std() == pytest.approx(std, rel=0.02)
+    assert abs(weights.mean()) < std / 100
 
 
 def test_q4_k_m_mixes_types_as_llama_cpp_does() -> None:

@@ -16,6 +16,7 @@ from bench.workloads import (
     mixed,
     prefix,
     throughput,
+    turns,
     unequal,
 )
 
@@ -25,7 +26,9 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "chat": chat.run,
     "prefix": prefix.run,
     "mixed": mixed.run,
+    "turns": turns.run,
     "long-prompt": long_prompt.run,
+    "long-prompt-16": long_prompt.run_beside_16,
     "bursts": bursts.run,
     "unequal": unequal.run,
     "json": json_output.run,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from bench.asking import Ask, Trace
@@ -80,7 +80,15 @@ class Passage:
 
 
 def run(bench: Bench) -> WorkloadResult:
-    size = QUICK if bench.is_quick else FULL
+    return _run(bench, "long-prompt", QUICK if bench.is_quick else FULL)
+
+
+def run_beside_16(bench: Bench) -> WorkloadResult:
+    """Twice as many streams: as many as there are slots. A hybrid memory cuts steps of unequal parts."""
+    return _run(bench, "long-prompt-16", replace(QUICK if bench.is_quick else FULL, streams=16))
+
+
+def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
 
     def measure(who: Contestant, number: int) -> Passage:
         with bench.start(who, size.room) as server:
@@ -90,7 +98,7 @@ def run(bench: Bench) -> WorkloadResult:
     contest = bench.contest(contestants, measure)
     lines = _lines(contest)
     return WorkloadResult(
-        name="long-prompt",
+        name=name,
         sizes=f"{size.streams} streams run when a prompt of {size.long_tokens} tokens arrives",
         goals=_goals(contest, lines),
         lines=lines,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -11,8 +11,7 @@ from bench.bench import Bench
 from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.prompts import Prompts
-from bench.results import Figure, Goal, Line, WorkloadResult
-from bench.stats import Rounds
+from bench.results import Direction, Goal, Line, WorkloadResult
 from bench.workloads.batches import BatchRun, latency_lines, questions, requests_line, run_batch
 
 _POOL_TOKENS = 16384
@@ -50,31 +49,33 @@ def run(bench: Bench) -> WorkloadResult:
 
     contestants = bench.contestants(Variant.WHOLE, Variant.CACHE_OFF, Variant.SEQUENTIAL)
     contest = bench.contest(contestants, measure)
-    requests, cached = requests_line(contest), contest.of_ours("cached share", _cached)
+    requests, cached = requests_line(contest), _cached_line(contest)
     return WorkloadResult(
         name="prefix",
         sizes=f"{size.requests} requests, {size.clients} clients, "
         f"{size.shared_tokens} shared + {size.own_tokens} own + {size.output_tokens} output tokens; "
         f"of {Variant.SEQUENTIAL.label!r} the first {min(_ONE_AT_A_TIME, size.requests)}",
         goals=_goals(contest, requests, cached),
-        lines=(requests, *latency_lines(contest)),
+        lines=(requests, cached, *latency_lines(contest)),
         distributions=contest.distributions(lambda run: run.traces),
-        figures=cached,
         failures=contest.failures,
     )
 
 
-def _cached(runs: list[BatchRun]) -> tuple[Figure, ...]:
-    shares = Rounds.of(runs, lambda run: 100 * run.cached_share)
-    return (Figure(what="ours: cached share of prompt tokens", rounds=shares, unit="%"),)
+def _cached_line(contest: Contest[BatchRun]) -> Line:
+    telling = {who: runs for who, runs in contest.runs.items() if who.tells_cached}
+    share = "cached share of prompt tokens"
+    return replace(contest, runs=telling).line(
+        share, "%", Direction.AT_LEAST, lambda run: 100 * run.cached_share
+    )
 
 
-def _goals(contest: Contest[BatchRun], requests: Line, cached: tuple[Figure, ...]) -> tuple[Goal, ...]:
+def _goals(contest: Contest[BatchRun], requests: Line, cached: Line) -> tuple[Goal, ...]:
     what = "requests/s"
     return (
         contest.goal_against(Variant.SEQUENTIAL.key, requests, what, 10),
         contest.goal_against(Variant.CACHE_OFF.key, requests, what, 5),
-        *(Goal.at_least(figure.what, figure.rounds, 90, "%") for figure in cached),
+        contest.own_goal(cached, cached.what, 90),
         *contest.goals_against_llama_server(requests, what, plain=6, best=6),
     )
 

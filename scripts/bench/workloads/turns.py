@@ -1,0 +1,163 @@
+"""*turns*: conversations of many turns. Each sends again all that was said. What of it is not computed again?
+
+After the last turn the server is stopped in order and started again, and each conversation goes on once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.asking import Ask, Message, Trace, first_token_times
+from bench.bench import Bench
+from bench.contest import Contest
+from bench.contestants import Contestant, Room, Variant
+from bench.load import Clients, LoadFailed
+from bench.prompts import random_words
+from bench.results import Direction, Goal, Line, WorkloadResult
+from bench.servers import Server
+from bench.stats import percentile
+
+_POOL_TOKENS = 16384
+_TOKENS_PER_WORD = 1.5
+"""More than tokenizers make of the common words that are sent."""
+_TEMPLATE_TOKENS = 12
+"""More than a chat template adds to a question and its answer."""
+
+
+@dataclass(frozen=True)
+class Size:
+    conversations: int
+    turns: int
+    system_words: int
+    user_words: int
+    answer_tokens: int
+
+    @property
+    def room(self) -> Room:
+        """Room for the turn after the restart too."""
+        turn = self.user_words * _TOKENS_PER_WORD + self.answer_tokens + _TEMPLATE_TOKENS
+        longest = self.system_words * _TOKENS_PER_WORD + (self.turns + 1) * turn
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=round(longest))
+
+
+FULL = Size(conversations=4, turns=20, system_words=150, user_words=60, answer_tokens=24)
+QUICK = Size(conversations=2, turns=5, system_words=40, user_words=20, answer_tokens=8)
+
+
+class Conversation:
+    """One user's. The user waits for each answer, and what was said is sent again with the next question."""
+
+    def __init__(self, size: Size, *seed: object) -> None:
+        self._size = size
+        self._seed = seed
+        self._messages: list[Message] = [
+            {"role": "system", "content": random_words(size.system_words, *seed, "system")}
+        ]
+        self.traces: list[Trace] = []
+
+    async def turn(self, clients: Clients) -> None:
+        """Ask once. Raises LoadFailed if there is no whole answer."""
+        asked = random_words(self._size.user_words, *self._seed, len(self.traces))
+        self._messages.append({"role": "user", "content": asked})
+        ask = Ask(messages=tuple(self._messages), max_tokens=self._size.answer_tokens, seed=len(self.traces))
+        trace = await clients.send(ask)
+        if trace.error is not None or trace.usage is None:
+            raise LoadFailed(trace.error or "the answer has no usage")
+        self._messages.append({"role": "assistant", "content": trace.text})
+        self.traces.append(trace)
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What the users of all conversations saw."""
+
+    conversations: list[list[Trace]]
+    """Each with the turn after the restart as its last."""
+
+    @property
+    def later_turns(self) -> list[Trace]:
+        """From the second turn on, before the restart."""
+        return [trace for traces in self.conversations for trace in traces[1:-1]]
+
+    @property
+    def restarted_turns(self) -> list[Trace]:
+        return [traces[-1] for traces in self.conversations]
+
+    @property
+    def given_back(self) -> float:
+        """The share of earlier tokens, prompt and answer of the turn before, that were not computed again."""
+        return _given_back(traces[:-1] for traces in self.conversations)
+
+    @property
+    def given_back_after_restart(self) -> float:
+        return _given_back(traces[-2:] for traces in self.conversations)
+
+
+def _given_back(conversations: Iterable[Sequence[Trace]]) -> float:
+    usages = [[trace.usage for trace in traces if trace.usage] for traces in conversations]
+    pairs = list(itertools.chain.from_iterable(map(itertools.pairwise, usages)))
+    earlier = sum(before.prompt_tokens + before.completion_tokens for before, _ in pairs)
+    return sum(now.cached_tokens for _, now in pairs) / earlier
+
+
+def run(bench: Bench) -> WorkloadResult:
+    size = QUICK if bench.is_quick else FULL
+
+    def measure(who: Contestant, number: int) -> Talk:
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            return _measure(bench, size, who, number, Path(folder) / "cells")
+
+    contestants = [who for who in bench.contestants(Variant.WHOLE, Variant.CACHE_OFF) if who.tells_cached]
+    contest = bench.contest(contestants, measure)
+    lines = _lines(contest)
+    return WorkloadResult(
+        name="turns",
+        sizes=f"{size.conversations} conversations at once, {size.turns} turns and one after a restart; "
+        f"{size.system_words} words before them, {size.user_words} words + {size.answer_tokens} tokens each",
+        goals=_goals(contest, lines),
+        lines=lines,
+        distributions=contest.distributions(lambda talk: talk.later_turns),
+        failures=contest.failures,
+    )
+
+
+def _measure(bench: Bench, size: Size, who: Contestant, number: int, cache_file: Path) -> Talk:
+    talking = [Conversation(size, "turns", number, i) for i in range(size.conversations)]
+    for turns in (size.turns, 1):
+        with bench.start(who, size.room, "--cache-file", str(cache_file)) as server:
+            asyncio.run(_talk(server, talking, turns))
+    return Talk([conversation.traces for conversation in talking])
+
+
+async def _talk(server: Server, talking: list[Conversation], turns: int) -> None:
+    """Let all go on at once, each at its own pace."""
+
+    async def go_on(conversation: Conversation) -> None:
+        clients = server.clients()
+        for _ in range(turns):
+            await conversation.turn(clients)
+
+    await asyncio.gather(*(go_on(conversation) for conversation in talking))
+
+
+def _lines(contest: Contest[Talk]) -> tuple[Line, ...]:
+    def first_token_s(traces: list[Trace]) -> float:
+        return percentile(first_token_times(traces), 50)
+
+    more, less = Direction.AT_LEAST, Direction.AT_MOST
+    back, restart = "earlier tokens given back", "after a restart"
+    return (
+        contest.line(back, "%", more, lambda talk: 100 * talk.given_back),
+        contest.line(f"{back} {restart}", "%", more, lambda talk: 100 * talk.given_back_after_restart),
+        contest.line("TTFT p50 from the second turn on", "s", less, lambda t: first_token_s(t.later_turns)),
+        contest.line(f"TTFT p50 {restart}", "s", less, lambda talk: first_token_s(talk.restarted_turns)),
+    )
+
+
+def _goals(contest: Contest[Talk], lines: tuple[Line, ...]) -> tuple[Goal, ...]:
+    return tuple(contest.own_goal(line, line.what, 95) for line in lines[:2])
