@@ -145,6 +145,9 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{name} {state}" for name, state in self.described.items())
 
 
+_COMMON_CELL_BYTES = 2**14
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model that was loaded, and what its native memory can do."""
 
@@ -188,6 +191,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers in a vector, or a reranker's scores of one pair; 0 for a model that generates text."""
     max_input_tokens: int = 0
     """The longest input that can be embedded or scored; 0 for a model that generates text."""
+
+    @property
+    def state_tokens(self) -> int:
+        """A state is as large as the cells of so many tokens; where there are no cells, of a common size."""
+        return -(-self.state_bytes // (self.kv_bytes_per_token or _COMMON_CELL_BYTES))
 
     @property
     def context_limit(self) -> int:

@@ -358,7 +358,9 @@ def build_core(
     journal = PrefixJournal() if options.tells_forecast else None
     cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)
     scheduler = Scheduler(
-        limits=StepLimits(info.max_seqs, info.max_step_tokens, info.max_step_outputs, reuses),
+        limits=StepLimits(
+            info.max_seqs, info.max_step_tokens, info.max_step_outputs, info.state_tokens, reuses
+        ),
         ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=cache,
         cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),

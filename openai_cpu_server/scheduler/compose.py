@@ -218,7 +218,7 @@ class _Composition:
         """Give the first prompt in order and the shortest one equally many tokens: each other length would be
         another pass over the weights."""
         plan = self.plan
-        chosen = list(dict.fromkeys([prefilling[0], min(prefilling, key=plan.left_of)]))
+        chosen = [prefilling[0], *sorted(prefilling[1:], key=plan.left_of)[:1]]
 
         def ms(level: int) -> float:
             trial = plan.copy()

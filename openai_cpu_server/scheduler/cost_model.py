@@ -10,7 +10,15 @@ from itertools import pairwise
 import msgspec
 
 from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve
-from openai_cpu_server.contract.step import Restore, Save, Step, StepResult, Verb
+from openai_cpu_server.contract.step import (
+    Restore,
+    RestoreState,
+    Save,
+    SaveState,
+    Step,
+    StepResult,
+    Verb,
+)
 from openai_cpu_server.scheduler.plan import Pass, StepCost, StepPrices, StepSize, equal_passes
 
 _WORTH_PADDING = 0.98
@@ -46,6 +54,9 @@ _COPIED_TOKEN_MS = 0.003
 """Before anything is learned: 1,024 tokens of 34 MB take 3 ms each way (docs/measurements.md)."""
 _COPY_RATE = 0.1
 """Share of a new measurement in the price: some ten of them count."""
+
+_READ_TOKENS = 128
+"""A step of a prompt that is being read: the largest size that is always measured."""
 
 _GUESS = CostCurve(
     step_ms=(
@@ -249,21 +260,34 @@ def _slope(table: Sequence[float]) -> float:
 class CopyPrice:
     """Milliseconds for each token that a step's verbs save or restore."""
 
-    def __init__(self) -> None:
+    def __init__(self, state_tokens: int = 0) -> None:
+        """`state_tokens`: a state takes as long as the cells of so many tokens."""
         self._token_ms = _COPIED_TOKEN_MS
+        self._state_tokens = state_tokens
+
+    @property
+    def state_ms(self) -> float:
+        return self._token_ms * self._state_tokens
 
     def predict_ms(self, verbs: Iterable[Verb]) -> float:
-        return self._token_ms * _num_copied(verbs)
+        return self._token_ms * self._num_copied(verbs)
 
     def learn(self, verbs: Iterable[Verb], elapsed_ms: float) -> None:
         """These verbs took so long together."""
-        num_tokens = _num_copied(verbs)
+        num_tokens = self._num_copied(verbs)
         if num_tokens:
             self._token_ms += _COPY_RATE * (elapsed_ms / num_tokens - self._token_ms)
 
+    def _num_copied(self, verbs: Iterable[Verb]) -> int:
+        return sum(map(self._tokens_of, verbs))
 
-def _num_copied(verbs: Iterable[Verb]) -> int:
-    return sum(verb.end - verb.start for verb in verbs if isinstance(verb, (Save, Restore)))
+    def _tokens_of(self, verb: Verb) -> int:
+        match verb:
+            case Save(start=start, end=end) | Restore(start=start, end=end):
+                return end - start
+            case SaveState() | RestoreState():
+                return self._state_tokens
+        return 0
 
 
 _NEW = 0.2
@@ -303,10 +327,16 @@ class LearnedCosts:
     """The scheduler asks it for the prices that it plans with, and tells it how long each step took."""
 
     def __init__(
-        self, model: StepCost, *, max_tokens: int, fills_tiles: bool, equal_parts: bool = False
+        self,
+        model: StepCost,
+        *,
+        max_tokens: int,
+        fills_tiles: bool,
+        equal_parts: bool = False,
+        state_tokens: int = 0,
     ) -> None:
         """`max_tokens`: the largest step. `equal_parts`: as in `StepRoom`; such steps are not padded, for
-        padding would be a part, too."""
+        padding would be a part, too. `state_tokens`: a state is as large as so many tokens' cells."""
         self.model = model
         """Predicts steps without an adapter; it may be replaced between two steps."""
         self._max_tokens = max_tokens
@@ -316,7 +346,7 @@ class LearnedCosts:
         """What it takes to compute with another adapter than the last step did."""
         self._slowdowns: dict[str, AdapterSlowdown] = {}
         """By adapter."""
-        self._copies = CopyPrice()
+        self._copies = CopyPrice(state_tokens)
         self._computed_with: str | None = None
         """The adapter of the last step that computed something."""
 
@@ -330,6 +360,11 @@ class LearnedCosts:
 
     def prices(self, adapter: str | None) -> StepPrices:
         return StepPrices(self.of(adapter), self._max_tokens, fills_tiles=self._fills_tiles)
+
+    @property
+    def state_in_tokens(self) -> float:
+        """How many tokens of a prompt are read in the time that it takes to copy a state."""
+        return self._copies.state_ms * _READ_TOKENS / self.model.predict_ms(_READ_TOKENS)
 
     def predict_ms(self, step: Step, attended: int) -> float:
         """How long the step will take, without drafting. `attended`: pairs of a token and a cell."""

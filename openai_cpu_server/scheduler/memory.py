@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain
 
 from openai_cpu_server.contract.messages import KVStats
@@ -116,17 +115,25 @@ class KVLedger:
             assert self.num_held(slot) >= self.blocks_for(num_tokens), f"slot {slot} holds too little"
 
 
-INTERVAL_TOKENS = 512
-"""In a long prompt a state is saved each so many tokens, also where nobody is known to part: to compute them
-again takes a second or two. Who needs the room drops those first that save least."""
+_INTERVALS = range(256, 2049)
+"""In a long prompt a state is saved now and then, also where nobody is known to part. More often than each
+256 tokens, a second or less of computing, would be noise; and as seldom as each 2,048 somebody waits."""
+_COPYING_SHARE = 0.02
+"""Of the time in which a prompt is read, at most so much goes into copies of its states."""
 
 
-@dataclass(frozen=True)
 class Checkpoints:
-    """The plan for one model. Without a state nobody has to stop."""
+    """Where sequences stop so that their state is saved. Without a state nobody has to."""
 
-    has_states: bool
-    interval: int = INTERVAL_TOKENS
+    def __init__(self, *, has_states: bool) -> None:
+        self._has_states = has_states
+        self._interval = _INTERVALS.start
+
+    def advise(self, state_tokens: int, state_in_tokens: float) -> None:
+        """`state_tokens`: a state takes the room of so many tokens' cells; then a state that saves as many is
+        worth as much as these. `state_in_tokens`: so many are computed while it is copied."""
+        wanted = max(state_tokens, state_in_tokens / _COPYING_SHARE)
+        self._interval = min(max(round(wanted), _INTERVALS.start), _INTERVALS.stop - 1)
 
     def stops(self, sequence: Sequence, reuse: PrefixReuse) -> list[int]:
         """Where a sequence that begins with this reuse is to stop on its way to the end of its tokens.
@@ -135,15 +142,15 @@ class Checkpoints:
         now, and at the borders that its renderer has told. Between these it stops at multiples of the
         interval, which are the same for all that share a beginning. Stops are apart.
         """
-        if not self.has_states:
+        if not self._has_states:
             return []
-        begin, end = reuse.num_tokens, len(sequence.tokens)
+        begin, end, step = reuse.num_tokens, len(sequence.tokens), self._interval
         borders = sorted({reuse.parts_at, *sequence.request.borders})
         found: list[int] = []
         for border in borders:
             if self._is_apart(begin, found, border) and border < end:
                 found.append(border)
-        for multiple in range(begin - begin % self.interval + self.interval, end, self.interval):
+        for multiple in range(begin - begin % step + step, end, step):
             if all(abs(multiple - other) >= LEAST_STATE_TOKENS for other in (begin, *found, end)):
                 found.append(multiple)
         return sorted(found)
@@ -174,7 +181,7 @@ class SequenceMemory:
         self.ledger = ledger
         self.cache = cache
         self.running: dict[int, Sequence] = {}
-        self._checkpoints = Checkpoints(cache.has_states)
+        self.checkpoints = Checkpoints(has_states=cache.has_states)
         self._num_slots = num_slots
         self._free_slots = list(reversed(range(num_slots)))
         self._verbs: list[Verb] = []
@@ -205,7 +212,7 @@ class SequenceMemory:
     def place(self, sequence: Sequence, reuse: PrefixReuse) -> None:
         """Give a waiting sequence a slot with the cells that it reuses. The caller has asked `has_place`."""
         slot = self._free_slots.pop()
-        sequence.run(slot, reuse.num_tokens, self._checkpoints.stops(sequence, reuse))
+        sequence.run(slot, reuse.num_tokens, self.checkpoints.stops(sequence, reuse))
         self.running[slot] = sequence
         self._verbs.append(_open(sequence))
         self._verbs += reuse.verbs(slot)

@@ -81,6 +81,8 @@ class StepLimits:
     num_slots: int
     step_tokens: int
     step_outputs: int
+    state_tokens: int = 0
+    """A sequence's state is as large as the cells of so many tokens; 0: it has none."""
     reuses: bool = True
     """Whether what one sequence has computed serves others (off: a benchmark's contestant)."""
 
@@ -121,6 +123,7 @@ class Scheduler:
             max_tokens=limits.step_tokens,
             fills_tiles=self._experiment.tile_filling,
             equal_parts=cache.has_states,
+            state_tokens=limits.state_tokens,
         )
         self.expectations = Expectations(
             self.sequences,
@@ -193,6 +196,7 @@ class Scheduler:
         beside interactive work of this one.
         """
         if self._experiment.continuous_batching or not self._memory.running:
+            self._memory.checkpoints.advise(self._limits.state_tokens, self.costs.state_in_tokens)
             self._admission.admit()
         spans = self._composed(beside_interactive=beside_interactive)
         prices = self.costs.prices(self._turn.key)

@@ -168,7 +168,7 @@ class Driver:
         self._elapsed_ms = elapsed_ms
         self._always = always
         self._info = info
-        self._limits = StepLimits(slots, info.max_step_tokens, outputs, reuses)
+        self._limits = StepLimits(slots, info.max_step_tokens, outputs, info.state_tokens, reuses)
         self._cache_bytes = cache_blocks if cache_bytes is None else cache_bytes
         self._options = StepOptions(
             stream_rate=1000 / decoding,

@@ -1,0 +1,279 @@
+"""Stories about memories with a state: where sequences stop so that others can begin, and what is kept."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openai_cpu_server.contract.replica import BLOCK_TOKENS
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.step import RestoreState, SavedBlock, SaveState, Step
+from openai_cpu_server.scheduler.plan import Pass, equal_passes
+from openai_cpu_server.scheduler.prefix_cache import LEAST_STATE_TOKENS, SavedPrefixes
+from tests.scheduler.driver import Driver, TokenCost, request
+from tests.scheduler.test_reuse import prefixed
+
+STATE = 100
+"""The fake's states have 100 bytes, its blocks one."""
+
+
+def stateful(**more: object) -> Driver:
+    return Driver(**{"stateful": True, "cache_bytes": 10_000, "kv_tokens": 8192, "idle": 256, **more})
+
+
+def test_requests_that_come_together_compute_their_beginning_once() -> None:
+    driver = stateful(slots=16)
+    requests = [prefixed(f"r{i}", 1000, own=40) for i in range(16)]
+    driver.run(*requests)
+    assert sorted(driver.cached.values()) == [0] + 15 * [1000]
+    assert driver.tells_as_alone(*requests)
+
+
+def test_without_a_cache_the_first_one_shares_the_state_where_it_stops() -> None:
+    driver = stateful(cache_bytes=0)
+    requests = [prefixed(f"r{i}", 300) for i in range(4)]
+    driver.run(*requests)
+    assert sorted(driver.cached.values()) == [0, 300, 300, 300]
+    assert driver.tells_as_alone(*requests)
+    assert not driver.backend.saved_states
+
+
+def test_a_conversation_goes_on_where_its_answer_ended() -> None:
+    driver = stateful()
+    tokens = tuple(2 + i % 150 for i in range(200))
+    turns = []
+    for number in range(20):
+        turns.append(request(f"t{number}", tokens=tokens, output=70))
+        driver.run(turns[-1])
+        tokens = (*tokens, *driver.outputs[f"t{number}"], 5, 6, 7)
+    assert [driver.cached[turn.id] for turn in turns] == [0, *(200 + 73 * i + 69 for i in range(19))]
+    assert driver.tells_as_alone(*turns)
+
+
+def test_thoughts_that_are_left_out_later_cost_the_answer_but_not_the_question() -> None:
+    """The border before the answer."""
+    driver = stateful()
+    first = prefixed("a", 300, own=100, output=80)
+    first = request("a", tokens=first.tokens, output=80, borders=(300, 396))
+    driver.run(first)
+    second = request("b", tokens=(*first.tokens[:396], *range(2, 90)))
+    driver.run(second)
+    assert driver.cached["b"] == 396
+    assert driver.tells_as_alone(first, second)
+
+
+def test_the_system_prompt_is_found_again_after_one_request() -> None:
+    driver = stateful()
+    driver.run(request("a", tokens=prefixed("a", 300, own=100).tokens, borders=(300,)))
+    driver.run(prefixed("b", 300, own=90))
+    assert driver.cached["b"] == 300
+
+
+def test_who_parts_where_nobody_stopped_stops_there_for_the_next() -> None:
+    driver = stateful()
+    for name in "abc":
+        driver.run(prefixed(name, 200, own=50))
+    assert driver.cached == {"a": 0, "b": 0, "c": 200}
+
+
+def test_a_long_prompt_stops_now_and_then() -> None:
+    driver = stateful()
+    driver.run(request("a", prompt=1500))
+    same = request("a", prompt=1500).tokens
+    driver.run(request("b", tokens=(*same[:1300], 3, 4, 5)))
+    assert driver.cached["b"] == 1280
+
+
+def test_stops_are_apart_and_before_the_end() -> None:
+    driver = stateful()
+    driver.run(request("a", prompt=210, borders=(1, 20, 70, 75, 100, 140, 190, 200)))
+    driver.run()
+    assert {len(tokens) for tokens in driver.backend.saved_states.values()} == {70, 140, 213}
+
+
+def test_little_is_not_worth_a_state() -> None:
+    driver = stateful()
+    driver.run(request("a", prompt=LEAST_STATE_TOKENS - 4, output=4))
+    driver.run()
+    assert not driver.backend.saved_states
+    assert not driver.backend.blocks
+
+
+def test_batch_work_goes_on_where_it_was_when_it_is_released() -> None:
+    driver = stateful(kv_tokens=512, decoding=64)
+    batch = request("b", prompt=300, output=60, priority=Priority.BATCH)
+    driver.submit(batch)
+    driver.steps(10)
+    computed = driver.scheduler.sequences.get("b")
+    assert computed is not None
+    done = computed.computed
+    person = request("p", prompt=400)
+    driver.run(person)
+    assert computed.num_preemptions == 1
+    assert driver.backend.num_computed < 300 + 60 + 404 + LEAST_STATE_TOKENS
+    assert done > 300
+    assert driver.tells_as_alone(batch, person)
+
+
+def test_an_interrupted_stop_is_made_again() -> None:
+    driver = stateful()
+    one = request("a", tokens=prefixed("a", 300, own=100).tokens, borders=(300,), priority=Priority.BATCH)
+    driver.submit(one)
+    driver.step()
+    driver.step(interrupt=True)
+    driver.run()
+    driver.run(prefixed("b", 300, own=90))
+    assert driver.cached["b"] == 300
+    assert driver.tells_as_alone(one)
+
+
+def test_the_state_that_saves_least_for_its_bytes_goes_first() -> None:
+    cache = SavedPrefixes(3 * STATE + 40, state_bytes=STATE)
+    long, short = text(1, length=1000), text(2, length=80)
+    for tokens in (short, long, text(3, length=500)):
+        cache.insert(tokens, "")
+    cache.insert(text(4, length=700), "")
+    assert cache.match(long, "", 1000).num_tokens == 1000
+    assert cache.match(short, "", 80).num_tokens == 0
+    cache.check()
+
+
+def test_a_state_within_a_conversation_goes_without_its_cells() -> None:
+    cache = SavedPrefixes(2 * STATE + 20, state_bytes=STATE)
+    tokens = text(1, length=640)
+    cache.insert(tokens[:128], "")
+    cache.insert(tokens, "")
+    assert len(cache) == 10
+    insertion = cache.insert(text(2, length=64), "")
+    assert len(insertion.dropped) == 1
+    assert cache.match(tokens, "", 640).num_tokens == 640
+    assert cache.match(tokens, "", 639).num_tokens == 0
+    cache.check()
+
+
+def test_what_leads_to_no_state_any_more_goes_too() -> None:
+    cache = SavedPrefixes(STATE + 20, state_bytes=STATE)
+    cache.insert(text(1, length=640), "")
+    insertion = cache.insert(text(2, length=700), "")
+    assert len(insertion.dropped) == 11
+    assert (len(cache), cache.totals.states) == (11, 1)
+
+
+def test_a_prefix_that_finds_no_room_is_not_begun() -> None:
+    cache = SavedPrefixes(STATE + 5, state_bytes=STATE)
+    assert cache.insert(text(1, length=640), "") == cache.insert((), "")
+    assert len(cache) == 0
+
+
+def test_blocks_that_lead_to_no_state_are_not_adopted() -> None:
+    cache = SavedPrefixes(10_000, state_bytes=STATE)
+    first, second = text(1, length=BLOCK_TOKENS), text(2, length=BLOCK_TOKENS)
+    blocks = [SavedBlock(0, None, "", first), SavedBlock(1, 0, "", second), SavedBlock(2, 0, "", (9,), 3)]
+    assert cache.adopt(blocks) == (1,)
+    assert cache.match((*first, 9, 9), "", 66).num_tokens == 65
+    cache.check()
+    stateless = SavedPrefixes(10_000)
+    assert stateless.adopt(blocks) == (2, 3)
+
+
+def text(seed: int, *, length: int) -> tuple[int, ...]:
+    return tuple(2 + (seed * 37 + i) % 200 for i in range(length))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 1), max_size=3), st.integers(0, 130), st.sampled_from("ab"), st.booleans()
+        ),
+        max_size=25,
+    ),
+    st.integers(0, 8),
+)
+def test_the_cache_agrees_with_what_was_saved_and_dropped(
+    inserts: list[tuple[list[int], int, str, bool]], capacity: int
+) -> None:
+    cache = SavedPrefixes(capacity * STATE, state_bytes=STATE, block_bytes=5)
+    states: dict[int, tuple[str, tuple[int, ...]]] = {}
+    blocks: dict[int, tuple[str, tuple[int, ...]]] = {}
+    for parts, extra, namespace, pin in inserts:
+        tokens = (*(t for part in parts for t in text(part, length=BLOCK_TOKENS)), *text(7, length=extra))
+        insertion = cache.insert(tokens, namespace, pin=pin and capacity > 4)
+        for number, _, end in insertion.saved:
+            blocks[number] = (namespace, tokens[:end])
+        if insertion.state is not None:
+            states[insertion.state] = (namespace, tokens)
+        for number in insertion.dropped:
+            del (blocks if number in blocks else states)[number]
+        cache.check()
+        assert (len(cache), cache.totals.states) == (len(blocks), len(states))
+        match = cache.match(tokens, namespace, len(tokens))
+        begins = [t for n, t in states.values() if n == namespace and t == tokens[: len(t)]]
+        assert match.num_tokens == max(map(len, begins), default=0)
+        if match.state is not None:
+            assert states[match.state] == (namespace, tokens[: match.num_tokens])
+        for i, number in enumerate(match.blocks):
+            assert blocks[number] == (namespace, tokens[: (i + 1) * BLOCK_TOKENS])
+        if match.tail is not None:
+            assert blocks[match.tail] == (namespace, tokens[: match.num_tokens])
+
+
+def test_a_step_is_as_many_passes_as_it_has_lengths() -> None:
+    assert equal_passes([1, 1, 1]) == (Pass(3, 3),)
+    assert equal_passes([1] * 8 + [256]) == (Pass(9, 9), Pass(255, 1))
+    assert equal_passes([10, 4, 10]) == (Pass(12, 3), Pass(12, 2))
+    assert equal_passes([]) == ()
+
+
+def test_prompts_are_read_in_equal_parts() -> None:
+    driver = stateful(cost=TokenCost(step_ms=20.0), idle=180, slots=8)
+    driver.submit(*[request(f"p{i}", prompt=300) for i in range(4)])
+    spans = driver.step()
+    assert len(spans) == 2
+    assert len(set(spans.values())) == 1
+    assert sum(spans.values()) == 160
+
+
+def test_passes_are_within_the_budget() -> None:
+    """Beside a stream: one pass over the weights for a token of each, one for the rest of the prompt."""
+    driver = stateful(cost=TokenCost(step_ms=20.0), decoding=100, idle=400, slots=8)
+    driver.submit(request("s", prompt=4, output=50))
+    driver.steps(10)
+    driver.submit(request("p", prompt=2000))
+    driver.steps(4)
+    assert all(ms <= 400 for ms in driver.predicted_ms)
+    spans = driver.step()
+    assert spans["s"] == 1
+    assert 40 + spans["p"] + 1 <= driver.predicted_ms[-1] < 40 + spans["p"] + 5
+
+
+def test_no_step_is_padded() -> None:
+    driver = stateful(tiles=(16,))
+    driver.run(*[request(f"r{i}") for i in range(7)])
+    assert set(driver.paddings) == {0}
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_batch_steps_alone_may_be_interrupted(priority: Priority) -> None:
+    driver = stateful()
+    driver.submit(request("a", prompt=100, priority=priority))
+    driver.step()
+    assert driver.interruptible == [priority is Priority.BATCH]
+
+
+def test_states_are_saved_before_they_change() -> None:
+    """The verbs come with the next step, before its spans are computed."""
+    driver = stateful()
+    steps: list[Step] = []
+    execute = driver.backend.execute
+
+    def watched(step: Step) -> object:
+        steps.append(step)
+        return execute(step)
+
+    driver.backend.execute = watched  # type: ignore[assignment,method-assign]
+    driver.run(request("a", tokens=prefixed("a", 128, own=100).tokens, borders=(128,)))
+    (first,) = [i for i, step in enumerate(steps) if any(isinstance(v, SaveState) for v in step.verbs)][:1]
+    assert steps[first].spans[0].start == 128
+    driver.run(prefixed("b", 128, own=100))
+    assert any(isinstance(verb, RestoreState) for step in steps for verb in step.verbs)
