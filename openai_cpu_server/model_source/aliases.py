@@ -102,12 +102,20 @@ KNOWN_MODELS: dict[str, KnownModel] = {
         thoughts="harmony",
     ),
     "granite-4.0-h-micro": KnownModel(source=_granite("granite-4.0-h-micro"), gigabytes=1.94, tools="hermes"),
-    "granite-4.0-h-tiny": KnownModel(source=_granite("granite-4.0-h-tiny"), gigabytes=4.23, tools="hermes"),
+    "granite-4.0-h-tiny": KnownModel(
+        source=_granite("granite-4.0-h-tiny"), gigabytes=4.23, cell_bytes=8_192, tools="hermes"
+    ),
     "granite-4.1-3b": KnownModel(
-        source=_unsloth("granite-4.1-3b", "granite-4.1-3b-Q4_K_M"), gigabytes=2.10, tools="hermes"
+        source=_unsloth("granite-4.1-3b", "granite-4.1-3b-Q4_K_M"),
+        gigabytes=2.10,
+        cell_bytes=81_920,
+        tools="hermes",
     ),
     "granite-4.1-8b": KnownModel(
-        source=_unsloth("granite-4.1-8b", "granite-4.1-8b-Q4_K_M"), gigabytes=5.35, tools="hermes"
+        source=_unsloth("granite-4.1-8b", "granite-4.1-8b-Q4_K_M"),
+        gigabytes=5.35,
+        cell_bytes=163_840,
+        tools="hermes",
     ),
     "granite-4.2-3b": KnownModel(source=_granite("granite-4.2-3b"), gigabytes=2.24),
     "granite-4.2-8b": KnownModel(source=_granite("granite-4.2-8b"), gigabytes=5.35),
@@ -234,6 +242,7 @@ KNOWN_MODELS: dict[str, KnownModel] = {
     "qwen3.6-35b-a3b": KnownModel(
         source=_unsloth("Qwen3.6-35B-A3B", "Qwen3.6-35B-A3B-UD-Q4_K_M"),
         gigabytes=22.1,
+        cell_bytes=20_480,
         state_mib=62.8,
         tools="qwen3-coder",
         thoughts="think",

@@ -197,7 +197,7 @@ _WIDTHS = (
 )
 """Each counts the values in a row of a tensor, or rows."""
 _ANY_WIDTH = 1 << 16
-"""So wide may a model be that has next to no file, as those of tests."""
+"""This is believed of a file without weights too, such as a vocabulary: it does no harm."""
 
 
 class GgufHeader:
@@ -472,6 +472,9 @@ def model_kind(header: GgufHeader) -> ModelKind:
     return ModelKind.EMBEDS if embeds or is_causal is False else ModelKind.GENERATES
 
 
+_SIZE_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
+
+
 def description(header: GgufHeader, num_parameters: int) -> str:
     """The architecture, size and quantisation: `llama 135M q4_1`."""
     number = header.get_int("general.file_type")
@@ -482,6 +485,3 @@ def description(header: GgufHeader, num_parameters: int) -> str:
 def _size_name(num_parameters: int) -> str:
     size, unit = next((unit for unit in _SIZE_UNITS if num_parameters >= 0.9995 * unit[0]), _SIZE_UNITS[-1])
     return f"{num_parameters / size:.3g}{unit}"
-
-
-_SIZE_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
