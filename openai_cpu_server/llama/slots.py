@@ -63,6 +63,9 @@ class OpenSlot:
         self.constraint: Constraint | None = opened.constraint
         self.tokens = [*opened.prompt, *opened.output]
         """The tokens of the sequence, as far as they are known."""
+        self.is_behind = False
+        """Its end was taken back, and llama.cpp will take the snapshot of its state from there at its next
+        token: others cannot have that."""
         self._sampler = sampler
         self._top_logprobs = opened.top_logprobs
         self._scored = opened.sampling.scored
@@ -170,6 +173,10 @@ class SlotTable:
     def __getitem__(self, slot: int) -> OpenSlot:
         """One that is open."""
         return self._open_slots[slot]
+
+    def is_behind(self, slot: int) -> bool:
+        """As of an open slot; one that is not open yet is not."""
+        return slot in self._open_slots and self._open_slots[slot].is_behind
 
     def apply(self, verbs: Sequence[Verb]) -> float:
         """Do the verbs in order; returns the milliseconds that they took."""

@@ -6,13 +6,21 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
-from openai_cpu_server.llama.cells.context import BatchLayout, DecodeOutcome, Logits, PoolFull, TokenBatch
+from openai_cpu_server.llama.cells.context import (
+    BatchLayout,
+    DecodeOutcome,
+    Logits,
+    OutputRows,
+    PoolFull,
+    TokenBatch,
+)
 from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
@@ -24,6 +32,16 @@ _NO_DRAFT = ModelDraft((), 0)
 
 Drafts = Mapping[int, ModelDraft]
 """The draft model's drafts, by slot."""
+
+
+class Computed(NamedTuple):
+    """What came of the spans of a step."""
+
+    rows: list[OutputRows]
+    """Of each span; behind them there may be those of padding."""
+    logits: Logits | None
+    """(rows, vocabulary), until the next computation; None: nobody wanted any."""
+    padding: int
 
 
 class StepRunner:
@@ -72,32 +90,31 @@ class StepRunner:
             self._adapters.use(step.adapter)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
-            with self._constraints.foreseeing(self._constrained(spans)), self._keeping(kept or {}):
-                layout, decoded, padding = self._compute(spans, step.padding)
-                if decoded is DecodeOutcome.INTERRUPTED:
+            with self._constraints.foreseeing(self._constrained(spans)), self._keeping(spans, kept or {}):
+                computed = self._compute_apart(spans) if kept else self._compute(spans, step.padding)
+                if computed is None:
                     self._go_back(spans, kept or {})
                     return StepResult(interrupted=True, verbs_ms=verbs_ms)
-        result = self._result(step.spans, spans, layout, drafts, drafting_ms)
-        return msgspec.structs.replace(result, padding=padding, verbs_ms=verbs_ms)
+        result = self._result(step.spans, spans, computed, drafts, drafting_ms)
+        return msgspec.structs.replace(result, padding=computed.padding, verbs_ms=verbs_ms)
 
     def _kept(self, step: Step) -> dict[int, int] | None:
         """By slot, the one set aside that keeps its state while the step may be interrupted; None: it may
-        not, or there are not enough of them."""
+        not, or not all of them can be kept."""
         if not step.may_be_interrupted:
             return None
         if not self._info.state_bytes:
             return {}
         slots = [span.slot for span in step.spans]
-        return (
-            dict(zip(slots, self._kept_slots, strict=False)) if len(slots) <= len(self._kept_slots) else None
-        )
+        can_keep = len(slots) <= len(self._kept_slots) and not any(map(self._slots.is_behind, slots))
+        return dict(zip(slots, self._kept_slots, strict=False)) if can_keep else None
 
     @contextlib.contextmanager
-    def _keeping(self, kept: Mapping[int, int]) -> Iterator[None]:
+    def _keeping(self, spans: Sequence[Span], kept: Mapping[int, int]) -> Iterator[None]:
         """llama.cpp copies a state that another slot holds too when it is to change, so to keep one costs
         nothing but its place."""
-        for slot, aside in kept.items():
-            self._context.share_state(slot, aside)
+        for span in spans if kept else ():
+            self._context.share(span.slot, kept[span.slot], 0, span.start)
         try:
             yield
         finally:
@@ -107,10 +124,11 @@ class StepRunner:
     def _go_back(self, spans: Sequence[Span], kept: Mapping[int, int]) -> None:
         """Take back what an interrupted step has left: llama.cpp keeps what it finished."""
         for span in spans:
-            if span.slot in kept:
-                self._context.rewind(span.slot, span.start, kept[span.slot])
-            else:
+            if not kept:
                 self._context.trim(span.slot, span.start)
+                continue
+            self._context.free_slot(span.slot)
+            self._context.share(kept[span.slot], span.slot, 0, span.start)
 
     def computes_numbers(self) -> bool:
         """Compute a token apart, as long as there is a cell for it."""
@@ -152,19 +170,48 @@ class StepRunner:
         length = self._slots[span.slot].num_allowed(span.draft)
         return msgspec.structs.replace(span, draft=span.draft[:length])
 
-    def _compute(self, spans: Sequence[Span], padding: int) -> tuple[BatchLayout, DecodeOutcome, int]:
-        """Compute the spans. The number returned is the padding that was computed:
-        all of it, or 0 without room for it."""
-        if not padding:
-            layout = self._fill(spans)
-            return layout, self._context.decode(self._batch), 0
-        layout = self._fill([*spans, self._padding(padding)])
+    def _compute(self, spans: Sequence[Span], padding: int) -> Computed | None:
+        """Compute the spans together; None: that was interrupted. Of the padding all is computed, or nothing
+        if there is no room for it."""
+        layout = self._fill([*spans, self._padding(padding)] if padding else spans)
         try:
             decoded = self._context.decode(self._batch)
         except PoolFull:
+            if not padding:
+                raise
             return self._compute(spans, padding=0)
-        self._context.free_slot(self._padding_slot)
-        return layout, decoded, padding
+        if padding:
+            self._context.free_slot(self._padding_slot)
+        if decoded is DecodeOutcome.INTERRUPTED:
+            return None
+        num_outputs = layout.num_outputs
+        return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
+
+    def _compute_apart(self, spans: Sequence[Span]) -> Computed | None:
+        """Compute the spans so that each state can be had back if that is interrupted, which is None.
+
+        Where several sequences compute together llama.cpp moves states so that theirs lie side by side, with
+        the first nodes of the graph and those of others too: a graph that is given up may leave any of them
+        half moved. So only graphs of one sequence are given up. That costs no more: llama.cpp computes the
+        single tokens of some and the rest of another in two passes over the weights anyway.
+        """
+        single = [span for span in spans if span.num_tokens == 1]
+        groups = [single] if single else []
+        groups += [[span] for span in spans if span.num_tokens > 1]
+        rows: dict[int, OutputRows] = {}
+        found: list[Logits] = []
+        num_outputs = 0
+        for group in groups:
+            with contextlib.nullcontext() if len(group) == 1 else self._abort.held():
+                computed = self._compute(group, padding=0)
+            if computed is None:
+                return None
+            for span, own in zip(group, computed.rows, strict=True):
+                rows[span.slot] = own.behind(num_outputs)
+            if computed.logits is not None:
+                found.append(computed.logits.copy())
+                num_outputs += len(computed.logits)
+        return Computed([rows[span.slot] for span in spans], np.concatenate(found) if found else None, 0)
 
     def _padding(self, count: int) -> Span:
         return Span(slot=self._padding_slot, start=0, tokens=(self._any_token,) * count, sample=False)
@@ -179,17 +226,17 @@ class StepRunner:
         self,
         planned: Sequence[Span],
         spans: Sequence[Span],
-        layout: BatchLayout,
+        computed: Computed,
         drafts: Drafts,
         drafting_ms: float,
     ) -> StepResult:
-        if not layout.num_outputs:
+        logits = computed.logits
+        if logits is None:
             return StepResult()
-        logits = self._context.logits(layout.num_outputs)
         sampled: dict[int, SampledSpan] = {}
         scores: dict[int, tuple[TokenLogprob, ...]] = {}
         errors: dict[int, RequestFailed] = {}
-        for span, rows in zip(spans, layout.rows, strict=False):  # padding has rows too, but none of use
+        for span, rows in zip(spans, computed.rows, strict=False):  # padding has rows too, but none of use
             try:
                 if span.targets:
                     scores[span.slot] = self._score(span, logits[rows.targets.start : rows.targets.stop])
@@ -234,6 +281,7 @@ class StepRunner:
         sampled = opened.sample_along(span.draft, logits)
         if sampled.num_accepted < len(span.draft):
             self._context.trim(span.slot, span.start + len(span.tokens) + sampled.num_accepted)
+        opened.is_behind = sampled.num_accepted < len(span.draft)
         if sampled.error is not None and opened.constraint is not None:
             self._constraints.give_up(opened.constraint)
         return sampled

@@ -10,7 +10,7 @@ from itertools import chain
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Close, Drop, Open, Save, SaveState, Verb
-from openai_cpu_server.scheduler.prefix_cache import LEAST_STATE_TOKENS, SavedPrefixes
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from openai_cpu_server.scheduler.reuse import PrefixReuse
 from openai_cpu_server.scheduler.sequence import Sequence
 
@@ -115,6 +115,8 @@ class KVLedger:
             assert self.num_held(slot) >= self.blocks_for(num_tokens), f"slot {slot} holds too little"
 
 
+_APART = BLOCK_TOKENS
+"""Stops are so many tokens apart: each makes a step more, and keeps a first token waiting for it."""
 _INTERVALS = range(256, 2049)
 """In a long prompt a state is saved now and then, also where nobody is known to part. More often than each
 256 tokens, a second or less of computing, would be noise; and as seldom as each 2,048 somebody waits."""
@@ -151,13 +153,13 @@ class Checkpoints:
             if self._is_apart(begin, found, border) and border < end:
                 found.append(border)
         for multiple in range(begin - begin % step + step, end, step):
-            if all(abs(multiple - other) >= LEAST_STATE_TOKENS for other in (begin, *found, end)):
+            if all(abs(multiple - other) >= _APART for other in (begin, *found, end)):
                 found.append(multiple)
         return sorted(found)
 
     @staticmethod
     def _is_apart(begin: int, found: list[int], border: int) -> bool:
-        return border - (found[-1] if found else begin) >= LEAST_STATE_TOKENS
+        return border - (found[-1] if found else begin) >= _APART
 
 
 HEADROOM_TOKENS = 32

@@ -10,7 +10,7 @@ from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import RestoreState, SavedBlock, SaveState, Step
 from openai_cpu_server.scheduler.plan import Pass, equal_passes
-from openai_cpu_server.scheduler.prefix_cache import LEAST_STATE_TOKENS, SavedPrefixes
+from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
 from tests.scheduler.driver import Driver, TokenCost, request
 from tests.scheduler.test_reuse import prefixed
 
@@ -94,7 +94,7 @@ def test_stops_are_apart_and_before_the_end() -> None:
 
 def test_little_is_not_worth_a_state() -> None:
     driver = stateful()
-    driver.run(request("a", prompt=LEAST_STATE_TOKENS - 4, output=4))
+    driver.run(request("a", prompt=BLOCK_TOKENS - 4, output=4))
     driver.run()
     assert not driver.backend.saved_states
     assert not driver.backend.blocks
@@ -111,7 +111,7 @@ def test_batch_work_goes_on_where_it_was_when_it_is_released() -> None:
     person = request("p", prompt=400)
     driver.run(person)
     assert computed.num_preemptions == 1
-    assert driver.backend.num_computed < 300 + 60 + 404 + LEAST_STATE_TOKENS
+    assert driver.backend.num_computed < 300 + 60 + 404 + BLOCK_TOKENS
     assert done > 300
     assert driver.tells_as_alone(batch, person)
 

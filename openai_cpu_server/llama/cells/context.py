@@ -33,6 +33,10 @@ class OutputRows(NamedTuple):
     samples: range
     """One row for the last token and one for each draft token; empty if nothing is sampled."""
 
+    def behind(self, num_rows: int) -> OutputRows:
+        """The same behind so many other rows."""
+        return OutputRows(*(range(own.start + num_rows, own.stop + num_rows) for own in self))
+
 
 class BatchLayout(NamedTuple):
     """Which rows of logits each span gets, and how many rows there are."""
@@ -165,6 +169,8 @@ class AbortSwitch:
         self._text = ctypes.create_string_buffer(2)
         self._lock = threading.Lock()
         self._is_armed = False
+        self._is_pressed = False
+        self._is_held = False
 
     def connect(self, params: llama_cpp.llama_context_params) -> None:
         """Make the context ask this switch. The context keeps its address: it must not outlive the switch."""
@@ -173,28 +179,46 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        self._set(armed=True)
+        self._arm(True)
         try:
             yield
         finally:
-            self._set(armed=False)
+            self._arm(False)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """What is computed inside goes on to its end, and what comes behind that hears of the press."""
+        self._hold(True)
+        try:
+            yield
+        finally:
+            self._hold(False)
 
     def press(self) -> None:
         """Ask the running step to end. Any thread may call it at any time, also while no step runs."""
         with self._lock:
-            if self._is_armed:
-                self._text[0] = b"\x01"
+            self._is_pressed = self._is_armed
+            self._show()
 
-    def _set(self, *, armed: bool) -> None:
+    def _arm(self, is_armed: bool) -> None:
         with self._lock:
-            self._is_armed = armed
-            self._text[0] = b"\x00"
+            self._is_armed, self._is_pressed = is_armed, False
+            self._show()
+
+    def _hold(self, is_held: bool) -> None:
+        with self._lock:
+            self._is_held = is_held
+            self._show()
+
+    def _show(self) -> None:
+        self._text[0] = b"\x01" if self._is_pressed and not self._is_held else b"\x00"
 
 
 Logits = npt.NDArray[np.float32]
 
 SLOTS_MAX = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
+_STATE_ONLY = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _NO_POSITION = 2**31 - 2
 """Where no cell is."""
 
@@ -218,6 +242,8 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int
     num_guarded: int = 0
     """Slots, the first ones, whose cells stay also where a window has passed them."""
+    snapshots: int = 0
+    """States before the last tokens of each sequence that are kept, so that it can go back to them."""
     batch_tokens: int
     """The most tokens that one step may have."""
     outputs: int
@@ -317,6 +343,11 @@ class Context(OwnedContext):
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_rm(self._live_memory, sequence, -1, -1)
 
+    @property
+    def snapshots(self) -> int:
+        """As in the options; 0 where the model's memory cannot keep them."""
+        return int(llama_cpp.llama_n_rs_seq(self.handle))
+
     def trim(self, slot: int, start: int) -> None:
         """Remove the cells from position `start` on. A state must stand there, or be able to go back; from 0
         on it goes, too."""
@@ -336,14 +367,30 @@ class Context(OwnedContext):
         """Give `slot` the state of `source` in place of its own; none if that has none."""
         self.share(source, slot, _NO_POSITION, _NO_POSITION + 1)
 
-    def rewind(self, slot: int, start: int, kept: int) -> None:
-        """Set a slot back to its first `start` tokens, whose state the slot `kept` holds."""
-        self.share_state(kept, slot)
-        self.trim(slot, start)
-
     def cells_bytes(self, slot: int) -> int:
         """The number of bytes that `read_cells` writes."""
         return int(llama_cpp.llama_state_seq_get_size(self.handle, slot))
+
+    def state_bytes(self, slot: int) -> int:
+        """The number of bytes that `read_state` writes."""
+        return int(llama_cpp.llama_state_seq_get_size_ext(self.handle, slot, _STATE_ONLY))
+
+    def read_state(self, slot: int, data: Bytes) -> None:
+        """Copy the slot's state into `data`, which has exactly `state_bytes` bytes. llama.cpp counts cells of
+        windows to it: the slot must have none."""
+        log = native_log().cleared()
+        pointer, size = _pointer(data), len(data)
+        count = llama_cpp.llama_state_seq_get_data_ext(self.handle, pointer, size, slot, _STATE_ONLY)
+        if count != size:
+            raise DecodeFailed(f"Saved {count} bytes instead of {size}: {log.cause() or 'no reason'}.")
+
+    def write_state(self, slot: int, data: Bytes) -> None:
+        """Give the slot the state that `read_state` copied."""
+        log = native_log().cleared()
+        pointer, size = _pointer(data), len(data)
+        count = llama_cpp.llama_state_seq_set_data_ext(self.handle, pointer, size, slot, _STATE_ONLY)
+        if count != size:
+            raise DecodeFailed(f"Restored {count} of {size} bytes: {log.cause() or 'no reason'}.")
 
     def read_cells(self, slot: int, data: Bytes) -> None:
         """Copy all cells of the slot, with their positions, into `data`,
@@ -402,6 +449,7 @@ def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
     params.n_ctx = options.kv_cells
     params.n_batch = params.n_ubatch = options.batch_tokens
     params.n_seq_max = num_sequences
+    params.n_rs_seq = options.snapshots
     params.n_outputs_max = options.outputs
     params.n_outputs_max_per_seq = options.outputs
     params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
@@ -438,17 +486,22 @@ class CellCopies:
         return cells
 
     def save_state(self, slot: int) -> SavedCells:
-        """Save the slot's state. Raises `DecodeFailed`."""
+        """Save the slot's state. Raises `DecodeFailed`.
+
+        Which of its snapshots is the state only the slot itself knows. Where it has none it may have windows,
+        whose cells must not be saved with it.
+        """
+        source = slot if self._context.snapshots else self._scratch
         self._context.share_state(slot, self._scratch)
-        size = self._context.cells_bytes(self._scratch)
+        size = self._context.state_bytes(source)
         state = SavedCells(self._store.allocate(size), (size,))
-        self._context.read_cells(self._scratch, state.data)
+        self._context.read_state(source, state.data)
         self._context.free_slot(self._scratch)
         return state
 
     def restore_state(self, state: SavedCells, slot: int) -> None:
         """Give the slot a saved state. Its cells must be those of the same tokens. Raises `DecodeFailed`."""
-        self._context.write_cells(self._scratch, state.data)
+        self._context.write_state(self._scratch, state.data)
         self._context.share_state(self._scratch, slot)
         self._context.free_slot(self._scratch)
 
