@@ -141,13 +141,15 @@ class Checkpoints:
         """Where a sequence that begins with this reuse is to stop on its way to the end of its tokens.
 
         It stops where its prompt is known to part from others': where it does from what is saved or running
-        now, and at the borders that its renderer has told. Between these it stops at multiples of the
-        interval, which are the same for all that share a beginning. Stops are apart.
+        now, and at the borders that its renderer has told; where none is told, before the prompt's last
+        token, for the same prompt may come again. Between these it stops at multiples of the interval, which
+        are the same for all that share a beginning. Stops are apart.
         """
         if not self._has_states:
             return []
         begin, end, step = reuse.num_tokens, len(sequence.tokens), self._interval
-        borders = sorted({reuse.parts_at, *sequence.request.borders})
+        told = sequence.request.borders or (len(sequence.request.tokens) - 1,)
+        borders = sorted({reuse.parts_at, *told})
         found: list[int] = []
         for border in borders:
             if self._is_apart(begin, found, border) and border < end:
