@@ -88,8 +88,9 @@ def best_flags(model: Path) -> str:
     return " ".join(flag for flag, is_best in flags.items() if is_best)
 
 
-def peers(model: Path, paths: PeerPaths, best_flags: str) -> list[Contestant]:
-    return list(_peers(_Words(model), paths, tuple(best_flags.split())))
+def peers(model: Path, paths: PeerPaths, flags: str) -> list[Contestant]:
+    """`flags` are llama-server's best."""
+    return list(_peers(_Words(model), paths, tuple(flags.split())))
 
 
 def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iterator[Contestant]:

@@ -617,6 +617,7 @@ def test_wrong_arguments_are_refused_by_name(
         ("--rounds", "0"),
         ("--model", "no.gguf"),
         ("--quant", "q8_0", "--model", "demo"),
+        ("--quant", "mxfp4", "--shape", "qwen35"),
         ("--llama-server", "nowhere"),
     ):
         assert refusal(arguments, monkeypatch) == 2
