@@ -44,6 +44,8 @@ def settle(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
     asked.quant = asked.quant or _QUANT
     asked.rounds = asked.rounds or (1 if asked.quick else 3)
     asked.shape = asked.shape or (_QUICK_SHAPE if asked.quick else _SHAPE)
+    if asked.quant == Quant.MXFP4.value and not SHAPES[asked.shape].has_experts:
+        parser.error(f"--quant: {asked.quant} is for experts, and {asked.shape} has none")
 
 
 def model_of(asked: argparse.Namespace) -> Path:

@@ -76,20 +76,20 @@ def absent(wanted: Collection[str], here: Collection[Contestant]) -> list[str]:
 def best_flags(model: Path) -> str:
     """What makes llama-server fastest with this model and gives most of its prompts back.
 
-    Plain K-quants are faster in batches than repacked ones, and MXFP4 is not. A window's cells can be given
-    back at any token if none is taken over (`--swa-full`). Of a state there is a checkpoint as many tokens
-    before the end of a prompt as are computed at once, 512 or as `-ub` says, and one 4 tokens before it.
+    Plain K-quants are faster in batches than repacked ones, and MXFP4 is not. Of a state there is a
+    checkpoint as many tokens before the end of a prompt as are computed at once, 512 or as `-ub` says, and
+    one 4 tokens before it. Windows need nothing: a slot keeps their cells for as many tokens longer.
     """
     header = GgufHeader(model)
     is_mxfp4 = header.get_int("general.file_type") == LlamaFileType.MOSTLY_MXFP4_MOE
-    has_window = header.get_int(header.for_architecture("attention.sliding_window"))
     has_state = any(header.has(header.for_architecture(key)) for key in _STATE_KEYS)
-    flags = {"--no-repack": not is_mxfp4, "--swa-full": has_window, "-ub 64": has_state}
+    flags = {"--no-repack": not is_mxfp4, "-ub 64": has_state}
     return " ".join(flag for flag, is_best in flags.items() if is_best)
 
 
-def peers(model: Path, paths: PeerPaths, best_flags: str) -> list[Contestant]:
-    return list(_peers(_Words(model), paths, tuple(best_flags.split())))
+def peers(model: Path, paths: PeerPaths, flags: str) -> list[Contestant]:
+    """`flags` are llama-server's best."""
+    return list(_peers(_Words(model), paths, tuple(flags.split())))
 
 
 def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iterator[Contestant]:

@@ -52,6 +52,7 @@ class ServerSpec:
     """Of its environment, beside this process's."""
 
     def with_options(self, *options: str) -> ServerSpec:
+        """The same server with more options at the end of its command."""
         return replace(self, command=(*self.command, *options))
 
     def on(self, port: int, folder: Path) -> list[str]:

@@ -23,7 +23,7 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\b")
 _OF_OTHERS = {"--no-binary", "--no-deps", "--no-repack", "--strict", "--target", "--worker-urls"}
 """Options of other programs."""
 _ON_PAGES = {
-    "benchmark.md": "cache-ram ctx-checkpoints slot-save-path",
+    "benchmark.md": "cache-ram ctx-checkpoints slot-save-path swa-full",
     "deploy.md": "build build-arg cap-drop cpuset-cpus detach file format header mode now publish read-only "
     "rm set stop-timeout tag tmpfs values volume",
     "gateways.md": "health-check-interval-secs health-failure-threshold load-monitor-interval policy values "

@@ -269,8 +269,8 @@ def test_peers_get_the_room_that_the_load_needs() -> None:
     ("architecture", "fact", "file_type", "flags"),
     [
         ("llama", "context_length", LlamaFileType.MOSTLY_Q4_K_M, "--no-repack"),
-        ("gemma3", "attention.sliding_window", LlamaFileType.MOSTLY_Q4_K_M, "--no-repack --swa-full"),
-        ("gpt-oss", "attention.sliding_window", LlamaFileType.MOSTLY_MXFP4_MOE, "--swa-full"),
+        ("gemma3", "attention.sliding_window", LlamaFileType.MOSTLY_Q4_K_M, "--no-repack"),
+        ("gpt-oss", "attention.sliding_window", LlamaFileType.MOSTLY_MXFP4_MOE, ""),
         ("qwen35", "ssm.state_size", LlamaFileType.MOSTLY_Q4_K_M, "--no-repack -ub 64"),
         ("lfm2", "shortconv.l_cache", LlamaFileType.MOSTLY_Q8_0, "--no-repack -ub 64"),
     ],
@@ -617,6 +617,7 @@ def test_wrong_arguments_are_refused_by_name(
         ("--rounds", "0"),
         ("--model", "no.gguf"),
         ("--quant", "q8_0", "--model", "demo"),
+        ("--quant", "mxfp4", "--shape", "qwen35"),
         ("--llama-server", "nowhere"),
     ):
         assert refusal(arguments, monkeypatch) == 2

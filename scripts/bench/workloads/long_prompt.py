@@ -89,7 +89,6 @@ def run_beside_16(bench: Bench) -> WorkloadResult:
 
 
 def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
-
     def measure(who: Contestant, number: int) -> Passage:
         with bench.start(who, size.room) as server:
             return asyncio.run(_measure(bench.prompts, size, server, number))
