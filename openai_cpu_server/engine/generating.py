@@ -95,6 +95,8 @@ class EngineCore(Core[Step]):
         self._backend = backend
         self._adapters = LoadedAdapters(scheduler, backend)
         self._outputs = LiveOutputs(scheduler.sequences, backend, tell=self._events.extend)
+        self._planned = Step()
+        """That which is to be executed next."""
         self._opened: list[Sequence] = []
         """They have a slot, and were in no step since they got it."""
         self._preemptions_told = 0
@@ -155,7 +157,8 @@ class EngineCore(Core[Step]):
             return  # what an earlier run has left there stays
         for request_id in self._outputs.ids:
             self._outputs.end(request_id, FinishReason.CANCELLED)
-        self._backend.execute(self._scheduler.schedule())
+        # A step that was planned when the connection broke has verbs that the books count as done.
+        self._backend.execute(Step(verbs=(*self._planned.verbs, *self._scheduler.schedule().verbs)))
         self._backend.export_cache(path, self._scheduler.cache_blocks)
 
     @property
@@ -170,7 +173,9 @@ class EngineCore(Core[Step]):
         # After a step that was thrown away for another model's newcomer comes a short one: it is not thrown
         # away too, and the next newcomer waits for no long one.
         is_repeated = self._timer.was_interrupted and self.work is Priority.BATCH
-        return self._scheduler.schedule(beside_interactive=sharing.beside_interactive or is_repeated)
+        beside_interactive = sharing.beside_interactive or is_repeated
+        self._planned = self._scheduler.schedule(beside_interactive=beside_interactive)
+        return self._planned
 
     def _members(self, planned: Step) -> StepStarted:
         computed = self._scheduler.participants(planned)
@@ -186,6 +191,7 @@ class EngineCore(Core[Step]):
         timer, predicted_ms = self._timer, self._scheduler.predicted_ms(planned)
         timer.begin(predicted_ms, may_interrupt=planned.may_be_interrupted)
         result = self._backend.execute(planned)
+        self._planned = Step()
         timer.end(is_interrupted=result.interrupted)
         participants = self._scheduler.participants(planned)
         self._note(planned, participants, result)

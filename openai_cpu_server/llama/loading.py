@@ -246,6 +246,7 @@ def _state_bytes(model: Model, abort: AbortSwitch) -> int:
     options = ContextOptions(
         kv_cells=CELLS_GRANULARITY,
         kv_type=KVType.F32,
+        copies_whole=model.is_copied_whole,
         num_slots=2,
         batch_tokens=1,
         outputs=2,
@@ -293,7 +294,8 @@ def _slots_set_aside(
         raise StartupError(
             f"--max-seqs must be between 1 and {most} for this model{why}, not {options.max_seqs}."
         )
-    affordable = free_bytes // _STATES_SHARE // state_bytes if state_bytes else 0
+    can_keep = state_bytes and not model.is_copied_whole  # to keep those would be to copy all they hold
+    affordable = free_bytes // _STATES_SHARE // state_bytes if can_keep else 0
     return SlotsSetAside.behind(options.max_seqs, min(options.max_seqs, left, affordable))
 
 
@@ -377,6 +379,7 @@ def _context_options(
         kv_type=kv_type,
         num_slots=set_aside.kept.stop,
         num_guarded=options.max_seqs if model.has_window else 0,
+        copies_whole=model.is_copied_whole,
         snapshots=snapshots,
         batch_tokens=batch_tokens(options),
         outputs=max(options.max_seqs + _SCORED_OUTPUTS, set_aside.kept.stop),

@@ -36,7 +36,8 @@ from openai_cpu_server.llama.cells.block_store import (
     read_cache_file,
     write_cache_file,
 )
-from openai_cpu_server.llama.cells.context import CellCopies, Logits
+from openai_cpu_server.llama.cells.context import Logits
+from openai_cpu_server.llama.cells.copies import CellCopies
 from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts
@@ -266,7 +267,8 @@ class SlotTable:
         self._require_held(verb.source, verb.end)
         assert verb.slot in self._open_slots, f"slot {verb.slot} is not open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
-        self._context.share(verb.source, verb.slot, 0, verb.end)
+        if not self._context.copies_whole or self._context.num_positions(verb.source) == verb.end:
+            self._context.share(verb.source, verb.slot, 0, verb.end)
 
     def _restore(self, slot: int, start: int, end: int, block: int) -> None:
         if not self._info.state_bytes:  # else how far it is can be told when it has its state

@@ -56,6 +56,7 @@ class StepRunner:
         self._draft_model = loaded.draft_model
         self._padding_slot = loaded.set_aside.padding
         self._kept_slots = loaded.set_aside.kept
+        self._computes_apart = loaded.model.is_computed_apart
         self._any_token = loaded.vocabulary.bos or 0
         self._slots = slots
         self._constraints = constraints
@@ -91,7 +92,8 @@ class StepRunner:
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
             with self._constraints.foreseeing(self._constrained(spans)), self._keeping(spans, kept or {}):
-                computed = self._compute_apart(spans) if kept else self._compute(spans, step.padding)
+                is_apart = bool(kept) or self._computes_apart
+                computed = self._compute_apart(spans) if is_apart else self._compute(spans, step.padding)
                 if computed is None:
                     self._go_back(spans, kept or {})
                     return StepResult(interrupted=True, verbs_ms=verbs_ms)
@@ -195,9 +197,9 @@ class StepRunner:
         half moved. So only graphs of one sequence are given up. That costs no more: llama.cpp computes the
         single tokens of some and the rest of another in two passes over the weights anyway.
         """
-        single = [span for span in spans if span.num_tokens == 1]
+        single = [span for span in spans if span.num_tokens == 1 and not self._computes_apart]
         groups = [single] if single else []
-        groups += [[span] for span in spans if span.num_tokens > 1]
+        groups += [[span] for span in spans if span not in single]
         rows: dict[int, OutputRows] = {}
         found: list[Logits] = []
         num_outputs = 0

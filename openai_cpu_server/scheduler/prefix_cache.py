@@ -16,9 +16,8 @@ from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import SavedBlock
 from openai_cpu_server.scheduler.prefix_tree import Block, BlockTree, PrefixJournal, is_block
 
-_WORTH_SAVING = range(16, 65)
-"""A state is saved if so many tokens lie behind the one before it: as many as have cells of its size, but
-tokens that are computed again in one step are not worth a state, and a block of them is."""
+_LEAST_GAIN = 16
+"""A state is saved if so many tokens lie behind the one before it: fewer are computed in a moment."""
 _LEAST_RECENT = 16
 """Of so many states that were used longest ago the one goes first that saves the fewest tokens per byte."""
 
@@ -202,8 +201,6 @@ class SavedPrefixes:
         none."""
         self.has_states = state_bytes > 0
         self._books = _Books(capacity, block_bytes, state_bytes, journal)
-        size = state_bytes * BLOCK_TOKENS // max(1, block_bytes)
-        self._least_gain = min(max(size, _WORTH_SAVING.start), _WORTH_SAVING.stop - 1)
         self._next_number = 0
 
     @property
@@ -357,7 +354,7 @@ class SavedPrefixes:
         if not tokens or (is_there and sum(len(block.tokens) for block in path) == len(tokens)):
             return 0
         gain = len(tokens) - self.match(tokens, namespace, len(tokens) - 1).num_tokens
-        return gain if gain >= self._least_gain or pin else 0
+        return gain if gain >= _LEAST_GAIN or pin else 0
 
     def _supersede(self, block: Block) -> list[int]:
         """Remove the blocks that the new `block` begins with, but no pinned ones, and none with a state.

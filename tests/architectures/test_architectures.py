@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.anyio, pytest.ma
 
 GENERATING = Path(__file__).with_name("generating.txt").read_text().split()
 DIFFUSION = ["dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"]
-ONE_AT_A_TIME = {"plamo2-dense"}
+ONE_AT_A_TIME: set[str] = set()
 """llama.cpp itself puts states of several sequences in wrong places (`kv_head * n_seqs` in plamo2.cpp)."""
 NOT_COMPARED = {"cogvlm-dense"}
 """llama.cpp itself gives the logits of a step's first rows: its graph does not pick those that are wanted."""

@@ -94,7 +94,7 @@ def test_stops_are_apart_and_before_the_end() -> None:
 
 def test_little_is_not_worth_a_state() -> None:
     driver = stateful()
-    driver.run(request("a", prompt=BLOCK_TOKENS - 4, output=4))
+    driver.run(request("a", prompt=12, output=4))
     driver.run()
     assert not driver.backend.saved_states
     assert not driver.backend.blocks

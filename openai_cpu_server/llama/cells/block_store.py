@@ -32,6 +32,8 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 def _fresh(num_bytes: int) -> Bytes:
     """Memory in pages of its own.
     They go back to the system with the array; memory from malloc often does not."""
+    if not num_bytes:
+        return np.empty(0, np.uint8)
     try:
         return np.frombuffer(mmap.mmap(-1, num_bytes, flags=_PRIVATE), np.uint8)
     except OSError:  # the system counts mappings

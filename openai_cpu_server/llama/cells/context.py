@@ -1,5 +1,4 @@
-"""Owns a `llama_context`: the KV pool, steps laid out as llama.cpp wants them, their end, and copies of
-cells."""
+"""Owns a `llama_context`: the KV pool, steps laid out as llama.cpp wants them, and their end."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Span
+from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
-from openai_cpu_server.llama.cells.block_store import BlockStore, Bytes, SavedCells
+from openai_cpu_server.llama.cells.block_store import Bytes
 from openai_cpu_server.llama.host import ThreadBinding
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
@@ -242,6 +241,8 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int
     num_guarded: int = 0
     """Slots, the first ones, whose cells stay also where a window has passed them."""
+    copies_whole: bool = False
+    """Only whole sequences can be copied: what they hold is all a state."""
     snapshots: int = 0
     """States before the last tokens of each sequence that are kept, so that it can go back to them."""
     batch_tokens: int
@@ -286,6 +287,7 @@ class Context(OwnedContext):
         """Raises `StartupError`."""
         super().__init__(model, _params(options), abort, cores)
         self.sequences = SlotSequences(options.num_guarded, options.num_slots)
+        self.copies_whole = options.copies_whole
         self.max_outputs = options.outputs
         """The most rows of logits that one step may have."""
         self._vocab_size = int(llama_cpp.llama_vocab_n_tokens(model.vocab))
@@ -360,6 +362,8 @@ class Context(OwnedContext):
     def share(self, source: int, slot: int, start: int, end: int) -> None:
         """Let `slot` hold the cells of positions start .. end-1 of `source` too, and give it the state of
         `source` in place of its own. Copies nothing: a state is copied when one of the two changes it."""
+        if self.copies_whole:
+            start = end = -1
         for sequence in self.sequences.of(slot):
             llama_cpp.llama_memory_seq_cp(self._live_memory, source, sequence, start, end)
 
@@ -455,83 +459,3 @@ def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
     params.n_threads, params.n_threads_batch = options.threads, options.threads_batch
     params.type_k = params.type_v = options.kv_type.ggml_type
     return params
-
-
-class CellCopies:
-    """Saves cells and states, and restores them. The scratch slot holds a part of the cells during the work,
-    and nothing otherwise.
-
-    llama.cpp writes cells and state of a sequence together, so the scratch slot holds either cells without a
-    state, or a state without cells. To save takes no free cells. To restore n cells takes as many free ones,
-    rounded up to whole parts (but never more than the block has); what is too many is free again at the end.
-    """
-
-    def __init__(self, context: Context, store: BlockStore, *, scratch_slot: int, empty_slot: int) -> None:
-        """`empty_slot` holds neither cells nor a state while cells are copied."""
-        self._context = context
-        self._store = store
-        self._scratch = scratch_slot
-        self._empty = empty_slot
-        self._sizes: dict[int, int] = {}
-        """The bytes of a part, by its number of cells; they never change."""
-
-    def save(self, slot: int, start: int, end: int) -> SavedCells:
-        """Save the cells of positions start .. end-1, which may be shared. Raises `DecodeFailed`."""
-        sizes = tuple(self._size(slot, first, last) for first, last in _parts(start, end))
-        cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
-        for index, (first, last) in enumerate(_parts(start, end)):
-            self._take(slot, first, last)
-            self._context.read_cells(self._scratch, cells.part(index))
-            self._context.free_slot(self._scratch)
-        return cells
-
-    def save_state(self, slot: int) -> SavedCells:
-        """Save the slot's state. Raises `DecodeFailed`.
-
-        Which of its snapshots is the state only the slot itself knows. Where it has none it may have windows,
-        whose cells must not be saved with it.
-        """
-        source = slot if self._context.snapshots else self._scratch
-        self._context.share_state(slot, self._scratch)
-        size = self._context.state_bytes(source)
-        state = SavedCells(self._store.allocate(size), (size,))
-        self._context.read_state(source, state.data)
-        self._context.free_slot(self._scratch)
-        return state
-
-    def restore_state(self, state: SavedCells, slot: int) -> None:
-        """Give the slot a saved state. Its cells must be those of the same tokens. Raises `DecodeFailed`."""
-        self._context.write_state(self._scratch, state.data)
-        self._context.share_state(self._scratch, slot)
-        self._context.free_slot(self._scratch)
-
-    def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
-        """Restore the first end-start cells of a block that was saved from position `start` on. The slot has
-        no state behind that. Raises `DecodeFailed`."""
-        parts = list(_parts(start, end))
-        assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
-        for index, (first, last) in enumerate(parts):
-            self._context.write_cells(self._scratch, cells.part(index))
-            self._context.share(self._scratch, slot, first, last)
-            self._context.free_slot(self._scratch)
-
-    def _size(self, slot: int, start: int, end: int) -> int:
-        count = end - start
-        if count not in self._sizes:
-            self._take(slot, start, end)
-            self._sizes[count] = self._context.cells_bytes(self._scratch)
-            self._context.free_slot(self._scratch)
-        return self._sizes[count]
-
-    def _take(self, slot: int, start: int, end: int) -> None:
-        """Put cells of the slot into the scratch slot, without a state."""
-        self._context.share(slot, self._scratch, start, end)
-        self._context.share_state(self._empty, self._scratch)
-
-
-def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The start and the end of each part. llama.cpp reads a saved part whole or not at all.
-
-    Parts of a ledger block make a restored prefix need, for a moment, no more room than its last block has.
-    """
-    return ((first, min(first + POOL_BLOCK_TOKENS, end)) for first in range(start, end, POOL_BLOCK_TOKENS))

@@ -13,6 +13,9 @@ from openai_cpu_server.llama.bindings import VERSION, llama_cpp
 from openai_cpu_server.llama.gguf.header import GgufHeader, description, model_files, total_bytes
 from openai_cpu_server.llama.model.native import NativeObject, native_log
 
+_COPIED_WHOLE = frozenset({"deepseek4"})
+_COMPUTED_APART = frozenset({"plamo2"})
+"""Its graph takes `kv_head * n_seqs` for the place of the first state (plamo2.cpp)."""
 _SIGNS_OF_DAMAGE = ("not within the file bounds", "failed to read", "exceeds remaining file size")
 
 
@@ -91,8 +94,19 @@ class Model(NativeObject):
 
     @property
     def has_window(self) -> bool:
-        """Whether some or all layers attend to a sliding window only."""
-        return int(llama_cpp.llama_model_n_swa(self.handle)) > 0
+        """Whether some or all layers attend to a sliding window only, whose cells a guard can keep."""
+        return int(llama_cpp.llama_model_n_swa(self.handle)) > 0 and not self.is_copied_whole
+
+    @property
+    def is_copied_whole(self) -> bool:
+        """Whether llama.cpp copies only whole sequences of this memory. It ends the process (GGML_ASSERT in
+        llama-kv-cache-dsv4.cpp) where a part is asked for."""
+        return self.header.architecture in _COPIED_WHOLE
+
+    @property
+    def is_computed_apart(self) -> bool:
+        """Whether llama.cpp computes several sequences together in a wrong way, or ends the process."""
+        return self.header.architecture in _COMPUTED_APART
 
     @property
     def generates_text(self) -> bool:

@@ -1,0 +1,104 @@
+"""Saves cells and states of slots in host memory, and restores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
+from openai_cpu_server.llama.cells.block_store import BlockStore, Bytes, SavedCells
+from openai_cpu_server.llama.cells.context import Context
+
+
+class CellCopies:
+    """Saves cells and states, and restores them. The scratch slot holds a part of the cells during the work,
+    and nothing otherwise.
+
+    llama.cpp writes cells and state of a sequence together, so the scratch slot holds either cells without a
+    state, or a state without cells. To save takes no free cells. To restore n cells takes as many free ones,
+    rounded up to whole parts (but never more than the block has); what is too many is free again at the end.
+    """
+
+    def __init__(self, context: Context, store: BlockStore, *, scratch_slot: int, empty_slot: int) -> None:
+        """`empty_slot` holds neither cells nor a state while cells are copied."""
+        self._context = context
+        self._store = store
+        self._scratch = scratch_slot
+        self._empty = empty_slot
+        self._sizes: dict[int, int] = {}
+        """The bytes of a part, by its number of cells; they never change."""
+
+    def save(self, slot: int, start: int, end: int) -> SavedCells:
+        """Save the cells of positions start .. end-1, which may be shared. Raises `DecodeFailed`."""
+        if self._context.copies_whole:  # they are in the state
+            return SavedCells(self._store.allocate(0), ())
+        sizes = tuple(self._size(slot, first, last) for first, last in _parts(start, end))
+        cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
+        for index, (first, last) in enumerate(_parts(start, end)):
+            self._take(slot, first, last)
+            self._context.read_cells(self._scratch, cells.part(index))
+            self._context.free_slot(self._scratch)
+        return cells
+
+    def save_state(self, slot: int) -> SavedCells:
+        """Save the slot's state. Raises `DecodeFailed`.
+
+        Which of its snapshots is the state only the slot itself knows. Where it has none it may have windows,
+        whose cells must not be saved with it.
+        """
+        if self._context.copies_whole:
+            return self._saved(slot, self._context.cells_bytes, self._context.read_cells)
+        source = slot if self._context.snapshots else self._scratch
+        self._context.share_state(slot, self._scratch)
+        state = self._saved(source, self._context.state_bytes, self._context.read_state)
+        self._context.free_slot(self._scratch)
+        return state
+
+    def restore_state(self, state: SavedCells, slot: int) -> None:
+        """Give the slot a saved state. Its cells must be those of the same tokens. Raises `DecodeFailed`."""
+        if self._context.copies_whole:
+            self._context.write_cells(slot, state.data)
+            return
+        self._context.write_state(self._scratch, state.data)
+        self._context.share_state(self._scratch, slot)
+        self._context.free_slot(self._scratch)
+
+    def restore(self, cells: SavedCells, slot: int, start: int, end: int) -> None:
+        """Restore the first end-start cells of a block that was saved from position `start` on. The slot has
+        no state behind that. Raises `DecodeFailed`."""
+        if self._context.copies_whole:
+            return
+        parts = list(_parts(start, end))
+        assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
+        for index, (first, last) in enumerate(parts):
+            self._context.write_cells(self._scratch, cells.part(index))
+            self._context.share(self._scratch, slot, first, last)
+            self._context.free_slot(self._scratch)
+
+    def _saved(
+        self, slot: int, size_of: Callable[[int], int], read: Callable[[int, Bytes], None]
+    ) -> SavedCells:
+        size = size_of(slot)
+        state = SavedCells(self._store.allocate(size), (size,))
+        read(slot, state.data)
+        return state
+
+    def _size(self, slot: int, start: int, end: int) -> int:
+        count = end - start
+        if count not in self._sizes:
+            self._take(slot, start, end)
+            self._sizes[count] = self._context.cells_bytes(self._scratch)
+            self._context.free_slot(self._scratch)
+        return self._sizes[count]
+
+    def _take(self, slot: int, start: int, end: int) -> None:
+        """Put cells of the slot into the scratch slot, without a state."""
+        self._context.share(slot, self._scratch, start, end)
+        self._context.share_state(self._empty, self._scratch)
+
+
+def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The start and the end of each part. llama.cpp reads a saved part whole or not at all.
+
+    Parts of a ledger block make a restored prefix need, for a moment, no more room than its last block has.
+    """
+    return ((first, min(first + POOL_BLOCK_TOKENS, end)) for first in range(start, end, POOL_BLOCK_TOKENS))
