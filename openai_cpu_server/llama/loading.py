@@ -338,7 +338,7 @@ def _draft_context_options(options: EngineOptions, info: ModelInfo, model: Model
         num_slots=info.max_seqs,
         num_guarded=num_guarded,
         batch_tokens=info.max_step_tokens,
-        outputs=info.max_seqs,
+        outputs=info.max_seqs + num_guarded,
         threads=info.threads,
         threads_batch=options.threads_batch or info.threads,
         flash_attention=options.flash_attention,
@@ -374,15 +374,16 @@ def _context_options(
     machine: Machine,
 ) -> ContextOptions:
     threads = options.threads or machine.num_threads()
+    num_guarded = options.max_seqs if model.has_window else 0
     return ContextOptions(
         kv_cells=cells,
         kv_type=kv_type,
         num_slots=set_aside.kept.stop,
-        num_guarded=options.max_seqs if model.has_window else 0,
+        num_guarded=num_guarded,
         copies_whole=model.is_copied_whole,
         snapshots=snapshots,
         batch_tokens=batch_tokens(options),
-        outputs=max(options.max_seqs + _SCORED_OUTPUTS, set_aside.kept.stop),
+        outputs=max(options.max_seqs + _SCORED_OUTPUTS, set_aside.kept.stop + num_guarded),
         threads=threads,
         threads_batch=options.threads_batch or threads,
         flash_attention=options.flash_attention,

@@ -248,7 +248,7 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int
     """The most tokens that one step may have."""
     outputs: int
-    """The most rows of logits that one step may have; at least `num_slots` (llama.cpp asserts it)."""
+    """The most rows of logits that one step may have; at least one for each sequence id (llama.cpp asserts it)."""
     threads: int
     """The number of threads that compute a single token."""
     threads_batch: int
@@ -448,7 +448,7 @@ def common_params(*, flash_attention: bool) -> llama_cpp.llama_context_params:
 def _params(options: ContextOptions) -> llama_cpp.llama_context_params:
     num_sequences = options.num_slots + options.num_guarded
     assert num_sequences <= SLOTS_MAX
-    assert options.num_slots <= options.outputs
+    assert num_sequences <= options.outputs
     params = common_params(flash_attention=options.flash_attention)
     params.n_ctx = options.kv_cells
     params.n_batch = params.n_ubatch = options.batch_tokens
