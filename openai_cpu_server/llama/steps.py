@@ -200,12 +200,13 @@ class StepRunner:
         single = [span for span in spans if span.num_tokens == 1 and not self._computes_apart]
         groups = [single] if single else []
         groups += [[span] for span in spans if span not in single]
+        if len(groups) == 1:
+            return self._compute(spans, padding=0) if len(spans) == 1 else self._undisturbed(spans)
         rows: dict[int, OutputRows] = {}
         found: list[Logits] = []
         num_outputs = 0
         for group in groups:
-            with contextlib.nullcontext() if len(group) == 1 else self._abort.held():
-                computed = self._compute(group, padding=0)
+            computed = self._compute(group, padding=0) if len(group) == 1 else self._undisturbed(group)
             if computed is None:
                 return None
             for span, own in zip(group, computed.rows, strict=True):
@@ -214,6 +215,10 @@ class StepRunner:
                 found.append(computed.logits.copy())
                 num_outputs += len(computed.logits)
         return Computed([rows[span.slot] for span in spans], np.concatenate(found) if found else None, 0)
+
+    def _undisturbed(self, spans: Sequence[Span]) -> Computed | None:
+        with self._abort.held():
+            return self._compute(spans, padding=0)
 
     def _padding(self, count: int) -> Span:
         return Span(slot=self._padding_slot, start=0, tokens=(self._any_token,) * count, sample=False)

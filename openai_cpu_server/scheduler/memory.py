@@ -11,7 +11,7 @@ from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.step import Close, Drop, Open, Save, SaveState, Verb
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
-from openai_cpu_server.scheduler.reuse import PrefixReuse
+from openai_cpu_server.scheduler.reuse import STOPS_APART, PrefixReuse
 from openai_cpu_server.scheduler.sequence import Sequence
 
 
@@ -115,8 +115,6 @@ class KVLedger:
             assert self.num_held(slot) >= self.blocks_for(num_tokens), f"slot {slot} holds too little"
 
 
-_APART = BLOCK_TOKENS
-"""Stops are so many tokens apart: each makes a step more, and keeps a first token waiting for it."""
 _INTERVALS = range(256, 2049)
 """In a long prompt a state is saved now and then, also where nobody is known to part. More often than each
 256 tokens, a second or less of computing, would be noise; and as seldom as each 2,048 somebody waits."""
@@ -125,10 +123,10 @@ _COPYING_SHARE = 0.02
 
 
 class Checkpoints:
-    """Where sequences stop so that their state is saved. Without a state nobody has to."""
+    """Where sequences stop so that their state is saved."""
 
-    def __init__(self, *, has_states: bool) -> None:
-        self._has_states = has_states
+    def __init__(self, *, saves_states: bool) -> None:
+        self._saves_states = saves_states
         self._interval = _INTERVALS.start
 
     def advise(self, state_tokens: int, state_in_tokens: float) -> None:
@@ -145,7 +143,7 @@ class Checkpoints:
         token, for the same prompt may come again. Between these it stops at multiples of the interval, which
         are the same for all that share a beginning. Stops are apart.
         """
-        if not self._has_states:
+        if not self._saves_states:
             return []
         begin, end, step = reuse.num_tokens, len(sequence.tokens), self._interval
         told = sequence.request.borders or (len(sequence.request.tokens) - 1,)
@@ -155,13 +153,13 @@ class Checkpoints:
             if self._is_apart(begin, found, border) and border < end:
                 found.append(border)
         for multiple in range(begin - begin % step + step, end, step):
-            if all(abs(multiple - other) >= _APART for other in (begin, *found, end)):
+            if all(abs(multiple - other) >= STOPS_APART for other in (begin, *found, end)):
                 found.append(multiple)
         return sorted(found)
 
     @staticmethod
     def _is_apart(begin: int, found: list[int], border: int) -> bool:
-        return border - (found[-1] if found else begin) >= _APART
+        return border - (found[-1] if found else begin) >= STOPS_APART
 
 
 HEADROOM_TOKENS = 32
@@ -185,7 +183,7 @@ class SequenceMemory:
         self.ledger = ledger
         self.cache = cache
         self.running: dict[int, Sequence] = {}
-        self.checkpoints = Checkpoints(has_states=cache.has_states)
+        self.checkpoints = Checkpoints(saves_states=cache.has_states and cache.totals.capacity_bytes > 0)
         self._num_slots = num_slots
         self._free_slots = list(reversed(range(num_slots)))
         self._verbs: list[Verb] = []

@@ -11,6 +11,8 @@ from openai_cpu_server.scheduler.prefix_cache import PrefixMatch, SavedPrefixes
 from openai_cpu_server.scheduler.prefix_tree import common_prefix
 from openai_cpu_server.scheduler.sequence import PriorityPolicy, Sequence
 
+STOPS_APART = BLOCK_TOKENS
+"""Tokens between two stops of a sequence: each makes a step more, and keeps a first token waiting for it."""
 WORTH_WAITING = BLOCK_TOKENS
 """A request waits for another that is computing a common prefix of so many tokens."""
 
@@ -49,7 +51,7 @@ def find_reuse(
     """The longest prefix that can be reused now; None if the newcomer should wait.
 
     It waits where a running sequence of no worse lane is computing a longer common prefix, of at least
-    `WORTH_WAITING` tokens. Where the memory has a state, that one is made to stop there.
+    `WORTH_WAITING` tokens. Where the memory has a state, that one is made to stop there, or shortly before.
     """
     limit = newcomer.reusable
     kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
@@ -62,7 +64,7 @@ def find_reuse(
     soon = max((common for _, common in later), default=0)
     if soon > now and soon >= WORTH_WAITING:
         if cache.has_states:
-            next(s for s, common in later if common == soon).stop_at(soon)
+            next(s for s, common in later if common == soon).stop_at(soon, apart=STOPS_APART)
         return None
     parts_at = max([match.known, *(common for _, common in kin)])
     if joined is not None and 0 < joined[1] == now:

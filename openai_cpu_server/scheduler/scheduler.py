@@ -113,6 +113,7 @@ class Scheduler:
         assert limits.step_outputs >= limits.num_slots
         self._limits = limits
         self._experiment = options.experiment
+        self._threshold_ms = options.preempt_threshold_ms
         self._speculator = speculator
         reused = cache if limits.reuses else None
         self._memory = SequenceMemory(num_slots=limits.num_slots, ledger=ledger, cache=cache)
@@ -205,12 +206,13 @@ class Scheduler:
             self._drafts = self._speculator.drafts(self.plan, prices, limits)
             spans = self._claims.with_drafts(self.plan, spans, self._drafts)
         self._cohorts.account(self._turn, self.plan, prices.ms(self.plan), self._memory.running.values())
+        is_long = prices.ms(self.plan) > self._threshold_ms
         return Step(
             self._memory.take_verbs(),
             spans,
             self._claims.padding(self.plan, prices),
             self._turn.key,
-            bool(spans) and self._may_be_interrupted,
+            bool(spans) and is_long and self._may_be_interrupted,
         )
 
     def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:

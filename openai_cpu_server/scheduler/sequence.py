@@ -103,9 +103,10 @@ class Sequence:
         at = bisect_right(self.stops, self.computed)
         return (self.stops[at] if at < len(self.stops) else len(self.tokens)) - self.computed
 
-    def stop_at(self, num_tokens: int) -> None:
-        """Let a step end where so many tokens are computed."""
-        if num_tokens not in self.stops:
+    def stop_at(self, num_tokens: int, *, apart: int) -> None:
+        """Let a step end where so many tokens are computed, or do with a stop that comes shortly before."""
+        at = bisect_right(self.stops, num_tokens)
+        if not at or num_tokens - self.stops[at - 1] >= apart:
             insort(self.stops, num_tokens)
 
     @property

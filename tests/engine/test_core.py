@@ -331,6 +331,21 @@ def test_the_cache_outlives_the_engine_in_its_file(tmp_path: Path) -> None:
     assert [t for e in second.events for t in e.tokens] == alone(one)
 
 
+def test_a_step_that_was_never_executed_saves_what_it_was_to_save(tmp_path: Path) -> None:
+    """The client has gone while the engine told of it."""
+    options = msgspec.structs.replace(OPTIONS, cache_file=str(tmp_path / "cache"))
+    first = Engine(options)
+    first.core.handle(Submit(request("a", prompt=200, output=3)))
+    while "a" not in {event.id for event in first.events if event.finish is not None}:
+        first.step()
+    first.core.handle(Submit(request("b", prompt=70, output=100)))
+    next(first.core.step())
+    first.core.save_cache(str(tmp_path / "cache"))
+    second = Engine(options)
+    second.serve(request("a", prompt=200, output=3))
+    assert second.finish("a").cached_tokens == 199
+
+
 def test_a_server_without_a_cache_leaves_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     path.write_bytes(b"of an earlier run")

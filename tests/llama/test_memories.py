@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from random_model.architectures import VOCAB, Architecture
 
 from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (
     Drop,
     Restore,
@@ -129,6 +131,42 @@ def test_an_interrupted_step_leaves_no_trace(served: Served) -> None:
         close_to(backend, sample.top, want)
 
 
+def test_those_who_are_left_out_of_an_interrupted_step_keep_theirs(served: Served) -> None:
+    """Places of sequences that have ended lie between: where several compute together, llama.cpp moves
+    states so that these lie side by side."""
+    backend = served.backend
+    texts = [TEXT[i : i + 60] for i in range(0, 180, 30)]
+    with ExitStack() as held:
+        gone = ExitStack()
+        for slot in range(6):
+            (gone if slot in (1, 3) else held).enter_context(holding(backend, slot, texts[slot]))
+        gone.close()
+        spans = (Span(0, 60, OTHER[:1], True), Span(2, 60, OTHER[:128], True), Span(5, 60, OTHER[:60], True))
+        step = Step(spans=spans, may_be_interrupted=True)
+        for at_node in (1, 30):
+            with abort_at(backend, at_node):
+                assert backend.execute(step).interrupted
+        got = {4: logprobs(backend, 4, 60, OTHER[:20])}
+        result = backend.execute(step)
+    for slot, sample in result.samples.items():
+        assert sample.logprob is not None
+        got[slot] = sample.logprob.top
+    more = {0: OTHER[:1], 2: OTHER[:128], 4: OTHER[:20], 5: OTHER[:60]}
+    for slot, tokens in more.items():
+        with holding(backend, 1, texts[slot]):
+            close_to(backend, got[slot], logprobs(backend, 1, 60, tokens))
+
+
+def test_drafts_change_no_answer(served: Served) -> None:
+    """Where the memory can go back: those of a text that repeats itself are sometimes right."""
+    quoting = [asked(f"q{i}", (TEXT[i : i + 40] * 4)[: 150 + i], output=40) for i in range(3)]
+    with Run(served, experiment=Experiment(always_drafts=True)) as run:
+        run.run(*quoting)
+    for one in quoting:
+        assert_same(served.backend, one, run.tokens[one.id])
+    assert (run.num_drafted > 0) == (served.backend.info.max_draft != 0)
+
+
 def test_a_step_that_may_not_be_interrupted_goes_on(served: Served) -> None:
     backend = served.backend
     with holding(backend, 0, TEXT[:100]):
@@ -154,6 +192,7 @@ class Run:
         self.core: EngineCore = build_core(self.options, served.backend, None)
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
+        self.num_drafted = 0
         self.scheduler = self.core._scheduler
 
     def submit(self, *requests: GenerationRequest) -> None:
@@ -166,6 +205,7 @@ class Run:
                 self.tokens.setdefault(event.id, []).extend(event.tokens)
                 if event.finish is not None:
                     assert event.finish.error is None
+                    self.num_drafted += event.finish.drafted_tokens
                     self.cached[event.id] = event.finish.cached_tokens
         self.scheduler.check()
 

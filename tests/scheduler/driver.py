@@ -140,6 +140,7 @@ class Driver:
         tiles: tuple[int, ...] = (),
         reuses: bool = True,
         stateful: bool = False,
+        snapshots: int = 0,
         cache_bytes: int | None = None,
         floor: float = 0.1,
         mixes: bool = True,
@@ -152,7 +153,8 @@ class Driver:
         """`drafter`: every draft of it, or of the fake's draft model, is computed, as far as there is room.
 
         `reuses`: nobody begins with what others have computed if not. `stateful`: sequences have a state, of
-        100 times the size of a saved block; `cache_bytes` in place of `cache_blocks`.
+        100 times the size of a saved block, and can go back by `snapshots` tokens; `cache_bytes` in place of
+        `cache_blocks`.
         `always`: even where that does not pay; else there is no draft model. `elapsed_ms`: what a step really
         takes.
         """
@@ -161,7 +163,7 @@ class Driver:
             max_seqs=slots,
             kv_tokens=kv_tokens,
             max_step_tokens=max(idle, slots + 16),
-            **(STATEFUL if stateful else {}),
+            **({**STATEFUL, "max_draft": snapshots} if stateful else {}),
         )
         self.now_s = 0.0
         self.cost = cost or TokenCost(tiles)
@@ -206,10 +208,11 @@ class Driver:
         )
 
     def _speculator(self) -> Speculator | None:
-        if self._drafter is None:
+        if self._drafter is None or self._info.max_draft == 0:
             return None
         draft_model = ModelDrafter(0.1) if self._always else None
-        return Speculator(self._drafter, draft_model, always=self._always)
+        most = {} if self._info.max_draft is None else {"max_tokens": self._info.max_draft}
+        return Speculator(self._drafter, draft_model, always=self._always, **most)
 
     def crash(self, lost: int = 0) -> None:
         """A new engine, to which every live request is submitted again with what it has produced.

@@ -185,9 +185,12 @@ def test_shortest_first_and_nobody_for_ever_last() -> None:
     assert driver.finished[-2:] == ["old", "new"]
 
 
-def test_only_steps_without_interactive_work_may_be_interrupted() -> None:
-    driver = Driver()
-    driver.submit(request("b", priority=BATCH))
+def test_only_long_steps_without_interactive_work_may_be_interrupted() -> None:
+    driver = Driver(decoding=32, idle=64)
+    driver.submit(request("b", prompt=30, priority=BATCH))
+    driver.step()
+    assert driver.interruptible == [False]
+    driver.submit(request("long", prompt=200, priority=BATCH))
     assert driver.scheduler.schedule().may_be_interrupted
     driver.submit(request("i"))
     assert not driver.scheduler.schedule().may_be_interrupted

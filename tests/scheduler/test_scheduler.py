@@ -224,7 +224,7 @@ def _constraint(prompt: int) -> Constraint | None:
     st.sampled_from([(), (16,), (16, 32)]),
     st.none() | st.builds(KnowingDrafter, st.integers(0, 99)) | st.builds(SilentDrafter),
     st.integers(0, 3),
-    st.booleans(),
+    st.sampled_from([None, 0, 7]),
 )
 @settings(max_examples=300)
 def test_whatever_happens_every_request_ends_with_its_own_output(
@@ -236,8 +236,10 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     tiles: tuple[int, ...],
     drafter: KnowingDrafter | SilentDrafter | None,
     num_adapters: int,
-    stateful: bool,
+    snapshots: int | None,
 ) -> None:
+    """`snapshots`: of a memory with a state; None: there is none."""
+    stateful = snapshots is not None
     driver = Driver(
         slots=slots,
         kv_tokens=kv_tokens,
@@ -247,8 +249,9 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
         cache_bytes=cache_blocks * (101 if stateful else 1),
         policy=policy(),
         tiles=tiles,
-        drafter=None if stateful else drafter,
+        drafter=drafter,
         stateful=stateful,
+        snapshots=snapshots or 0,
     )
     asked = {}
     cancelled = set()
@@ -275,7 +278,7 @@ def test_whatever_happens_every_request_ends_with_its_own_output(
     assert len(driver.backend.saved_states) == driver.cache.totals.states
     assert driver.cache.totals.used_bytes <= driver.cache.totals.capacity_bytes
     assert len(driver.finished) == len(set(driver.finished))
-    assert stateful or not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == set(asked)
+    assert snapshots == 0 or not isinstance(drafter, KnowingDrafter) or set(drafter.forgotten) == set(asked)
     for name in set(asked) - cancelled:
         assert driver.outputs[name] == alone(asked[name])
         assert driver.num_scores[name] == (len(asked[name].tokens) - 1) * asked[name].prompt_logprobs
