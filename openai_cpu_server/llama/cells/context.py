@@ -248,7 +248,7 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int
     """The most tokens that one step may have."""
     outputs: int
-    """The most rows of logits that one step may have; at least one for each sequence id: llama.cpp asserts it."""
+    """The most rows of logits of a step, at least one for each sequence id: llama.cpp asserts it."""
     threads: int
     """The number of threads that compute a single token."""
     threads_batch: int
