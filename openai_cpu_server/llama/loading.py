@@ -171,7 +171,7 @@ class SlotsSetAside(NamedTuple):
 
 _SMALL_STATE_BYTES = 2**20
 _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
-_STATES_SHARE = 4
+_STATES_SHARE = 8
 """The states that are kept for interruptions may take one part of so many of the free memory."""
 
 
