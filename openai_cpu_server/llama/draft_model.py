@@ -57,7 +57,7 @@ class DraftModel:
         self._vocabulary = vocabulary
         self._num_common = num_common
         self._context = context
-        self._batch = TokenBatch(context.batch_tokens)
+        self._batch = TokenBatch(context.batch_tokens, context.sequences)
         self._held: dict[int, list[int]] = {}
         self._claims: dict[int, int] = {}
         """The cells claimed for each slot whose reading has begun:

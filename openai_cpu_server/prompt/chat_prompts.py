@@ -285,6 +285,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """The answer begins at once, if the model has marks for thoughts."""
     most_tokens: int | None = None
     """What is surely longer is not tokenised."""
+    marks_borders: bool = True
+    """Whether the prompt's `borders` are wanted, which take a few further renderings."""
 
 
 class ChatPromptMaker(Protocol):
@@ -340,7 +342,8 @@ class ChatPrompts:
             chat = MarkedChat(messages, text)
             wants_thoughts = self.reasoning is not None and self.reasoning.wants_thoughts(text)
         require_room(self.tokenizer, chat.plain, asked.most_tokens)
-        tokens, borders = self._encoded(chat, self._borders(chat, rendered), literals)
+        parts = self._borders(chat, rendered) if asked.marks_borders else []
+        tokens, borders = self._encoded(chat, parts, literals)
         if not tokens:
             raise TemplateFailed("The chat template rendered nothing.")
         return ChatPrompt(tokens, stage, wants_thoughts and not asked.thinks_not, borders)

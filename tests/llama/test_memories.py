@@ -26,6 +26,7 @@ from openai_cpu_server.contract.step import (
     Step,
 )
 from openai_cpu_server.engine.generating import EngineCore, build_core
+from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.llama.driver import (
     GREEDY,
@@ -278,6 +279,26 @@ def test_a_saved_cache_serves_after_a_restart(served: Served, tmp_path: Path) ->
         after.run(turn)
         assert after.cached["b"] == 319
         assert_same(served.backend, turn, after.tokens["b"])
+
+
+def test_a_draft_model_has_windows_or_no_state(architecture: Architecture, served: Served) -> None:
+    """Here it is the model itself, which reads again what was wrong."""
+    path = tiny_model_path(shape=architecture.name)
+    more = {"kv_tokens": 1024, "max_seqs": 3, "kv_type": "f32", "threads": 1, "draft_model_path": str(path)}
+    if architecture.memory.has_state:
+        with pytest.raises(StartupError, match="cannot draft"), loaded(path, **more):
+            pass
+        return
+    quoting = [asked(f"q{i}", TEXT[i : i + 150], output=40) for i in range(3)]
+    always = Experiment(always_drafts=True)
+    with (
+        loaded(path, **more) as backend,
+        Run(Served(backend, small(path, cache_bytes=2**26, experiment=always, **more))) as run,
+    ):
+        run.run(*quoting)
+    for one in quoting:
+        assert_same(served.backend, one, run.tokens[one.id])
+    assert run.num_drafted > 0
 
 
 def assert_same(backend: LlamaBackend, one: GenerationRequest, got: Sequence[int]) -> None:

@@ -67,6 +67,8 @@ class PromptMaker:
                 variables=variables,
                 thinks_not=self.thinking.thinks_not,
                 most_tokens=None if info is None else info.context_limit,
+                # Without a state a sequence begins anywhere: to look for borders would be in vain.
+                marks_borders=info is None or info.state_bytes > 0,
             )
         )
 
