@@ -95,6 +95,8 @@ class Panic(BaseException):
     """As what Rust code raises where it should not go on."""
 
 
+STATEFUL_INFO = msgspec.structs.replace(FAKE_INFO, **STATEFUL)
+
 SPECULATION: dict[str, dict[str, Any]] = {
     "off": {"speculation": "off"},
     "auto": {},

@@ -13,6 +13,7 @@ from openai_cpu_server.api.asking.resolve import resolve
 from openai_cpu_server.api.asking.route import Family
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.completions.routes import COMPLETIONS
+from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.context import Sender
 from openai_cpu_server.http.options import ApiOptions
@@ -38,6 +39,7 @@ def chat(
     tokenizer: FakeTokenizer | None = None,
     is_flexible: bool = False,
     thinks: ModelThinking | None = None,
+    info: ModelInfo = FAKE_INFO,
     **fields: object,
 ) -> Call:
     """`form`: the tool format."""
@@ -52,7 +54,7 @@ def chat(
         thinking=thinks,
     )
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return resolved(CHAT, model, body, sender)
+    return resolved(CHAT, model, body, sender, info)
 
 
 def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Call:
@@ -60,10 +62,16 @@ def complete(*, tokenizer: FakeTokenizer | None = None, **fields: object) -> Cal
     return resolved(COMPLETIONS, models.default, {"prompt": "hi", **fields}, Sender())
 
 
-def resolved(family: Family[Any], model: ServedModel, fields: Mapping[str, object], sender: Sender) -> Call:
+def resolved(
+    family: Family[Any],
+    model: ServedModel,
+    fields: Mapping[str, object],
+    sender: Sender,
+    info: ModelInfo = FAKE_INFO,
+) -> Call:
     ask = family.reader.read(json.dumps(fields).encode(), lenient=False)
     chosen = ModelRegistry([model]).choose(ask.model, None)
-    return resolve(ask, ModelContext(chosen, FAKE_INFO, sender, OPTIONS))
+    return resolve(ask, ModelContext(chosen, info, sender, OPTIONS))
 
 
 def refused(ask: Callable[..., object] = chat, **fields: object) -> InvalidRequest:

@@ -24,6 +24,7 @@ from openai_cpu_server.jobs.store.database import open_database
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import api, client, served
 from tests.api.talking import MESSAGES, chat, complete, error_of, events, messages_error_of
+from tests.fakes import STATEFUL_INFO
 
 pytestmark = pytest.mark.anyio
 
@@ -243,7 +244,7 @@ class Heard(FakeEngine):
 @pytest.mark.parametrize("path", BODIES)
 async def test_an_engine_is_told_where_other_prompts_part_from_a_conversation(path: str) -> None:
     """Behind `<|user|>` and `<|assistant|>`; and a row of a batch says the same."""
-    engine = Heard(says="Hi")
+    engine = Heard(STATEFUL_INFO, says="Hi")
     made = create_api(served(engine), ApiOptions(max_output_tokens=2))
     async with client(made.app) as http:
         assert (await http.post(path, json=BODIES[path])).status_code == 200

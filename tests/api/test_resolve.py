@@ -21,7 +21,7 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, refused
 from tests.api.serving import served
-from tests.fakes import FAKE_INFO, VOCAB_SIZE
+from tests.fakes import FAKE_INFO, STATEFUL_INFO, VOCAB_SIZE
 
 
 def user(content: object) -> dict[str, object]:
@@ -301,7 +301,9 @@ def test_all_choices_know_where_other_prompts_part_from_theirs() -> None:
     """`<s><|system|>..`, which is no control token here, `<|user|>`, three letters, `<|assistant|>`."""
     messages = [{"role": "system", "content": "s"}, user("abc")]
     begun = len("<|system|>s") + 2
-    assert [request.borders for request in chat(messages=messages, n=2).requests] == [(begun, begun + 4)] * 2
+    asked = chat(messages=messages, n=2, info=STATEFUL_INFO)
+    assert [request.borders for request in asked.requests] == [(begun, begun + 4)] * 2
+    assert [request.borders for request in chat(messages=messages).requests] == [()]  # they begin anywhere
     raw = complete(prompt=["<|user|>abc<|assistant|>", "x"])
     assert [request.borders for request in raw.requests] == [(), ()]
 
@@ -312,7 +314,7 @@ def test_a_shortened_conversation_has_borders_of_its_own() -> None:
     ask = CHAT.reader.read(json.dumps({"messages": [user("now")]}).encode(), lenient=False)
     forgetful = msgspec.structs.replace(ask, prompt=AskedConversation(said, "messages", may_forget=True))
     chosen = served(FakeEngine()).choose(None, None)
-    call = resolve(forgetful, ModelContext(chosen, FAKE_INFO, Sender(), OPTIONS))
+    call = resolve(forgetful, ModelContext(chosen, STATEFUL_INFO, Sender(), OPTIONS))
     (request,) = call.requests
     assert (request.tokens, request.borders) == ((0, 300, *tokens_of("now"), 301), (2, 6))
 
