@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.anyio, pytest.ma
 
 GENERATING = Path(__file__).with_name("generating.txt").read_text().split()
 DIFFUSION = ["dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"]
-ONE_AT_A_TIME: set[str] = set()
-"""llama.cpp itself puts states of several sequences in wrong places (`kv_head * n_seqs` in plamo2.cpp)."""
+NOT_INTERRUPTED = {"deepseek4-moe"}
+"""Its memory can only be copied whole: to keep a way back would cost more than a step that is thrown away."""
 NOT_COMPARED = {"cogvlm-dense"}
 """llama.cpp itself gives the logits of a step's first rows: its graph does not pick those that are wanted."""
 DRAFTING_FOR_THEMSELVES = {"qwen3tts-dense"}
@@ -178,13 +178,14 @@ async def test_an_architecture(name: str, models: Path, tmp_path: Path) -> None:
     drafting = model
     if name not in DRAFTING_FOR_THEMSELVES:
         drafting = readable(models / "llama-dense.gguf", tmp_path / "draft.gguf")
-    options = {"cache_file": str(tmp_path / "cache"), "max_seqs": 1 if name in ONE_AT_A_TIME else 8}
+    options = {"cache_file": str(tmp_path / "cache"), "max_seqs": 8}
     drafts = {"draft_model_path": str(drafting), "experiment": Experiment(always_drafts=True)}
     with PlainLlama(model) as plain:
         seen = Comparison(plain)
         async with running(engine_of(model, **options)) as engine:
             await reuses(engine, seen)
-            await is_interrupted(engine, seen)
+            if name not in NOT_INTERRUPTED:
+                await is_interrupted(engine, seen)
             await outlives_its_engine(engine, seen)
             await ask(engine, LONGER)
         async with running(engine_of(model, **options, **drafts)) as engine:
