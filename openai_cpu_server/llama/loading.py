@@ -171,6 +171,8 @@ class SlotsSetAside(NamedTuple):
 
 _SMALL_STATE_BYTES = 2**20
 _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
+_MOST_KEPT = 32
+"""States that are kept for interruptions, at most: steps of more sequences go on to their end."""
 _STATES_SHARE = 8
 """The states that are kept for interruptions may take one part of so many of the free memory."""
 
@@ -296,7 +298,7 @@ def _slots_set_aside(
         )
     can_keep = state_bytes and not model.is_copied_whole  # to keep those would be to copy all they hold
     affordable = free_bytes // _STATES_SHARE // state_bytes if can_keep else 0
-    return SlotsSetAside.behind(options.max_seqs, min(options.max_seqs, left, affordable))
+    return SlotsSetAside.behind(options.max_seqs, min(options.max_seqs, left, affordable, _MOST_KEPT))
 
 
 def _load_draft_model(
