@@ -14,7 +14,7 @@ from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, total_bytes
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, default_states_bytes, pool_cells
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS, KnownModel
 from openai_cpu_server.model_source.names import HubName, parse_hub_name, preferred
 from openai_cpu_server.model_source.package import PACKAGED, PackagedModel
@@ -107,7 +107,9 @@ def _listed(name: str, known: KnownModel, path: Path | None, free_bytes: int) ->
     is_packaged = name in PACKAGED and PACKAGED[name].package.is_installed
     size, cell = (path and _measured(path)) or (round(known.gigabytes * 1e9), known.cell_bytes)
     generates = known.kind is ModelKind.GENERATES
-    tokens = _pool_tokens(size, cell, free_bytes) if generates else None
+    state = round(known.state_mib * 2**20)
+    taken = size + default_states_bytes(state, max(0, free_bytes - size))
+    tokens = _pool_tokens(taken, cell, free_bytes) if generates else None
     return ListedModel(
         name=name,
         source=known.source,
@@ -115,10 +117,10 @@ def _listed(name: str, known: KnownModel, path: Path | None, free_bytes: int) ->
         kind=known.kind.value,
         size_bytes=size,
         kv_bytes_per_token=cell if generates else None,
-        state_bytes=round(known.state_mib * 2**20),
+        state_bytes=state,
         tool_format=known.tools,
         reasoning_format=known.thoughts,
-        fits=size < free_bytes if tokens is None else tokens > 0,
+        fits=taken < free_bytes if tokens is None else tokens > 0,
         pool_tokens=tokens or None,
     )
 
@@ -144,14 +146,15 @@ def _measured(path: Path) -> tuple[int, int] | None:
         return None
 
 
-def _pool_tokens(size: int, cell: int | None, free_bytes: int) -> int | None:
-    """0: it does not fit. None: that depends on what a cell takes, which nobody knows."""
-    if size >= free_bytes:
+def _pool_tokens(taken: int, cell: int | None, free_bytes: int) -> int | None:
+    """`taken`: bytes beside the cells. 0: it does not fit. None: that depends on what a cell takes, which
+    nobody knows."""
+    if taken >= free_bytes:
         return 0
     if cell is None:
         return None
     try:
-        return pool_cells(None, cell, free_bytes - size)
+        return pool_cells(None, cell, free_bytes - taken)
     except StartupError:
         return 0
 

@@ -232,7 +232,7 @@ class NativeModel(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Make the running step or `warm_up` return early, as `interrupted`.
+        """Make the running `warm_up`, or step if it may be interrupted, return early, as `interrupted`.
 
         Later steps are not affected. Any thread may call it.
         """

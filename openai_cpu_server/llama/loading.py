@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,13 +33,17 @@ from openai_cpu_server.llama.host import Machine, ThreadBinding
 from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
     DRAFT_KV_TYPE,
+    NUM_COPYING,
     KVType,
     MemoryRoom,
     batch_tokens,
+    kept_states,
 )
 from openai_cpu_server.llama.model.model import Model, cells_fingerprint
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
 
 _FileState = tuple[int, int, int]
 """Inode, size and time of change: equal as long as nobody writes to the file or puts another in its place."""
@@ -165,16 +170,12 @@ class SlotsSetAside(NamedTuple):
 
     @classmethod
     def behind(cls, num_slots: int, num_kept: int) -> SlotsSetAside:
-        kept = num_slots + 2
+        kept = num_slots + NUM_COPYING
         return cls(num_slots, num_slots + 1, range(kept, kept + num_kept))
 
 
 _SMALL_STATE_BYTES = 2**20
 _MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
-_MOST_KEPT = 32
-"""States that are kept for interruptions, at most: steps of more sequences go on to their end."""
-_STATES_SHARE = 8
-"""The states that are kept for interruptions may take one part of so many of the free memory."""
 
 
 class LoadedParts(NamedTuple):
@@ -212,11 +213,18 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         vocabulary = Vocabulary(model)
         abort = AbortSwitch()
         cores = _cores(options, machine)
-        state_bytes = _state_bytes(model, abort) if model.is_recurrent else 0
-        snapshots = _snapshots(options, model, state_bytes)
+        state_bytes, can_go_back = _state_facts(model, abort) if model.is_recurrent else (0, False)
+        snapshots = _snapshots(options, model, state_bytes) if can_go_back else 0
         set_aside = _slots_set_aside(options, model, state_bytes * (1 + snapshots), room.free_bytes)
         num_states = (1 + snapshots) * (set_aside.kept.stop + options.max_seqs * model.has_window)
         room = room.beside_states(state_bytes * num_states)
+        if state_bytes:
+            logger.info(
+                "states: %d of %.1f MiB, %d of them for interrupted steps; fewer with a smaller --max-seqs",
+                num_states,
+                state_bytes / 2**20,
+                len(set_aside.kept) * (1 + snapshots),
+            )
         cells = room.pool_cells(options.kv_tokens)
         context_options = _context_options(options, model, set_aside, snapshots, cells, kv_type, machine)
         context = Context(model, context_options, abort, cores)
@@ -239,18 +247,20 @@ def _cores(options: EngineOptions, machine: Machine) -> ThreadBinding:
     return ThreadBinding(threads if options.threads_batch in (None, threads) else 1)
 
 
-def _state_bytes(model: Model, abort: AbortSwitch) -> int:
-    """The bytes of a saved state, which llama.cpp tells only of a sequence that has one.
+def _state_facts(model: Model, abort: AbortSwitch) -> tuple[int, bool]:
+    """The bytes of a saved state, and whether llama.cpp can keep snapshots of it for this architecture.
 
-    So a step is begun in a context of its own, and given up at once: it computes next to nothing. At a
-    position other than the first llama.cpp keeps the state that it has begun.
+    It tells the bytes only of a sequence that has a state. So a step is begun in a context of its own, and
+    given up at once: it computes next to nothing. At a position other than the first llama.cpp keeps the
+    state that it has begun.
     """
     options = ContextOptions(
         kv_cells=CELLS_GRANULARITY,
         kv_type=KVType.F32,
         copies_whole=model.is_copied_whole,
+        snapshots=1,
         num_slots=2,
-        batch_tokens=1,
+        batch_tokens=32,
         outputs=2,
         threads=1,
         threads_batch=1,
@@ -264,20 +274,19 @@ def _state_bytes(model: Model, abort: AbortSwitch) -> int:
             abort.press()
             context.decode(batch)
         context.share_state(0, 1)
-        return context.cells_bytes(1)
+        return context.cells_bytes(1), context.snapshots > 0
     finally:
         context.close()
 
 
 def _snapshots(options: EngineOptions, model: Model, state_bytes: int) -> int:
-    """How many states to keep of each sequence so that it can go back after a draft, if llama.cpp can keep
-    them for this architecture.
+    """How many states to keep of each sequence so that it can go back after a draft.
 
     Each is written with each token. Where they are small that is not seen (LFM2, 80 kB: 0 of 57 ms); of 20 MB
     (Qwen3.5) three make a step 4 % longer and four times as large in memory: only for who brings a draft
     model. Snapshots are copied by a way that cannot tell them from cells of windows.
     """
-    if options.speculation == "off" or model.has_window or not state_bytes:
+    if options.speculation == "off" or model.has_window:
         return 0
     if state_bytes <= _SMALL_STATE_BYTES:
         return _MANY_SNAPSHOTS
@@ -289,16 +298,17 @@ def _slots_set_aside(
 ) -> SlotsSetAside:
     """Raises `StartupError` if llama.cpp has not so many sequences."""
     per_slot = 2 if model.has_window else 1
-    left = SLOTS_MAX - len(SlotsSetAside._fields) + 1 - per_slot * options.max_seqs
+    left = SLOTS_MAX - NUM_COPYING - per_slot * options.max_seqs
     if options.max_seqs < 1 or left < 0:
-        most = (SLOTS_MAX - len(SlotsSetAside._fields) + 1) // per_slot
+        most = (SLOTS_MAX - NUM_COPYING) // per_slot
         why = " (its windows need a second sequence for each)" if model.has_window else ""
         raise StartupError(
             f"--max-seqs must be between 1 and {most} for this model{why}, not {options.max_seqs}."
         )
-    can_keep = state_bytes and not model.is_copied_whole  # to keep those would be to copy all they hold
-    affordable = free_bytes // _STATES_SHARE // state_bytes if can_keep else 0
-    return SlotsSetAside.behind(options.max_seqs, min(options.max_seqs, left, affordable, _MOST_KEPT))
+    kept = kept_states(options.max_seqs, state_bytes, free_bytes)
+    if model.is_copied_whole:  # to keep those would be to copy all that they hold
+        kept = 0
+    return SlotsSetAside.behind(options.max_seqs, min(left, kept))
 
 
 def _load_draft_model(

@@ -165,6 +165,7 @@ class SlotTable:
         self._copies = CellCopies(
             self._context,
             self._store,
+            window=loaded.model.window,
             scratch_slot=loaded.set_aside.scratch,
             empty_slot=loaded.set_aside.padding,
         )

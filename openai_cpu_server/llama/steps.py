@@ -197,9 +197,10 @@ class StepRunner:
         half moved. So only graphs of one sequence are given up. That costs no more: llama.cpp computes the
         single tokens of some and the rest of another in two passes over the weights anyway.
         """
-        single = [span for span in spans if span.num_tokens == 1 and not self._computes_apart]
+        least = 1 if self._computes_apart else 2
+        single = [span for span in spans if span.num_tokens < least]
         groups = [single] if single else []
-        groups += [[span] for span in spans if span not in single]
+        groups += [[span] for span in spans if span.num_tokens >= least]
         if len(groups) == 1:
             return self._compute(spans, padding=0) if len(spans) == 1 else self._undisturbed(spans)
         rows: dict[int, OutputRows] = {}

@@ -22,6 +22,8 @@ class Branch:
     children: dict[Tokens, Block] = field(default_factory=dict)
     ordered: list[Tokens] = field(default_factory=list)
     """The keys of `children`, sorted: the one most like some tokens is next to where those would stand."""
+    num_parts: int = 0
+    """How many of the children are not whole."""
 
     def closest(self, tokens: Tokens) -> tuple[Block | None, int]:
         """The child that has the longest common prefix with `tokens`, and its length; else (None, 0)."""
@@ -34,7 +36,7 @@ class Branch:
 
     def part_of(self, tokens: Tokens) -> Block | None:
         """The longest child that is not whole and that these tokens begin with."""
-        if all(len(key) == BLOCK_TOKENS for key in self.ordered):
+        if not self.num_parts:
             return None
         most = min(len(tokens), BLOCK_TOKENS - 1)
         beginnings = (self.children.get(tokens[:length]) for length in range(most, 0, -1))
@@ -143,6 +145,7 @@ class BlockTree:
         name = block_hash(branch.name, tokens)
         block = Block(number=number, tokens=tokens, parent=branch, name=name)
         branch.children[tokens] = block
+        branch.num_parts += not block.is_whole
         insort(branch.ordered, tokens)
         self._num_blocks += 1
         if self._journal is not None and block.is_whole:
@@ -153,6 +156,7 @@ class BlockTree:
         assert not block.children, "only leaves go"
         self._num_blocks -= 1
         del block.parent.children[block.tokens]
+        block.parent.num_parts -= not block.is_whole
         block.parent.ordered.remove(block.tokens)
         if self._journal is not None and block.is_whole:
             self._journal.dropped(block.name)
@@ -164,8 +168,10 @@ class BlockTree:
         assert all(root.children for root in self._roots.values()), "a namespace without blocks stays"
         blocks = [block for _, block in self]
         assert len(blocks) == len(self) == len({block.number for block in blocks})
+        for branch in (*self._roots.values(), *blocks):
+            assert branch.ordered == sorted(branch.children)
+            assert branch.num_parts == sum(not child.is_whole for child in branch.children.values())
         for block in blocks:
-            assert block.ordered == sorted(block.children)
             assert is_block(block.tokens)
             assert block.is_whole or not block.children, "only whole blocks have children"
 

@@ -205,8 +205,9 @@ class Scheduler:
             limits = self._claims.draft_limits(spans)
             self._drafts = self._speculator.drafts(self.plan, prices, limits)
             spans = self._claims.with_drafts(self.plan, spans, self._drafts)
-        self._cohorts.account(self._turn, self.plan, prices.ms(self.plan), self._memory.running.values())
-        is_long = prices.ms(self.plan) > self._threshold_ms
+        step_ms = prices.ms(self.plan)
+        self._cohorts.account(self._turn, self.plan, step_ms, self._memory.running.values())
+        is_long = step_ms > self._threshold_ms
         return Step(
             self._memory.take_verbs(),
             spans,

@@ -8,7 +8,7 @@ scheduler's concern (`batch_floor`).
 from __future__ import annotations
 
 import enum
-from bisect import bisect_right, insort
+from bisect import bisect_right
 
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 
@@ -104,10 +104,13 @@ class Sequence:
         return (self.stops[at] if at < len(self.stops) else len(self.tokens)) - self.computed
 
     def stop_at(self, num_tokens: int, *, apart: int) -> None:
-        """Let a step end where so many tokens are computed, or do with a stop that comes shortly before."""
+        """Let a step end where so many tokens are computed, or do with a stop that comes shortly before. It
+        takes the place of one that comes shortly behind."""
         at = bisect_right(self.stops, num_tokens)
-        if not at or num_tokens - self.stops[at - 1] >= apart:
-            insort(self.stops, num_tokens)
+        if at and num_tokens - self.stops[at - 1] < apart:
+            return
+        behind = at < len(self.stops) and self.stops[at] - num_tokens < apart
+        self.stops[at : at + behind] = [num_tokens]
 
     @property
     def expected_pending(self) -> int:

@@ -29,7 +29,7 @@ from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements, Profile, save_profile
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
-from tests.llama.odd_models import add_facts, gemma3, mamba, rewritten, split, written
+from tests.llama.odd_models import add_facts, gemma3, rewritten, split, written
 from tests.tiny_model import tiny_model_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -161,7 +161,7 @@ def test_windows_and_states(tiny: Path, tmp_path: Path, shown: Shown, facts: Fac
     window = gemma3(tiny, tmp_path / "window.gguf", window=64)
     assert "attention      some or all layers see the last 64 tokens only" in shown(window)
     assert facts(window)["model"]["shape"]["window"] == 64
-    state = mamba(tiny, tmp_path / "state.gguf")
+    state = tiny_model_path(shape="tiny-mamba")
     said = shown(state)
     assert "some or all layers keep a state for each sequence instead of cells" in said
     assert "KV cells" not in said

@@ -15,7 +15,7 @@ import pytest
 from openai_cpu_server.cli.models import listed_models
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, default_states_bytes, pool_cells
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS
 from openai_cpu_server.model_source.names import parse_hub_name
 from openai_cpu_server.model_source.package import PACKAGED
@@ -127,10 +127,11 @@ def test_as_text(home: Home) -> None:
 @pytest.mark.parametrize("free", [0, 10**9, 6 * 10**9, 10**12])
 def test_what_fits_is_what_a_server_would_have_room_for(free: int) -> None:
     for model in listed_models(free):
-        if model.size_bytes >= free:
+        taken = model.size_bytes + default_states_bytes(model.state_bytes, max(0, free - model.size_bytes))
+        if taken >= free:
             assert not model.fits
         elif model.kv_bytes_per_token is not None and model.fits:
-            assert model.pool_tokens == pool_cells(None, model.kv_bytes_per_token, free - model.size_bytes)
+            assert model.pool_tokens == pool_cells(None, model.kv_bytes_per_token, free - taken)
     assert any(model.fits for model in listed_models(free)) is (free > 0)
 
 

@@ -36,7 +36,7 @@ from openai_cpu_server.llama.gguf.quantize import QuantizeOptions, plan
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.model.model import Model
 from tests.cli.in_process import Outcome, Run, runner
-from tests.llama.odd_models import gemma3, mamba, split, written
+from tests.llama.odd_models import gemma3, split, written
 from tests.terminal import seen_on_a_terminal
 from tests.tiny_model import tiny_model_path
 
@@ -160,10 +160,10 @@ def test_a_model_still_knows_its_language(smollm2: Path, tmp_path: Path, made: R
 
 
 def test_rows_that_no_block_divides_are_f16(tiny: Path, tmp_path: Path, made: Run) -> None:
-    source, out = mamba(tiny, tmp_path / "mamba.gguf"), tmp_path / "out.gguf"
+    source, out = tiny_model_path(shape="tiny-mamba"), tmp_path / "out.gguf"
     done = made(source, out, "--type", "q4_0")
     assert types(out)["blk.0.ssm_dt.weight"] == "f16"
-    assert "  2 with rows of 4 values, no multiple of the 32 of q4_0: f16" in done.stdout
+    assert "  4 with rows of 4 values, no multiple of the 32 of q4_0: f16" in done.stdout
     with Model.open(GgufHeader(out), repack=False, on_progress=lambda fraction: None) as model:
         assert model.is_recurrent
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from random_model.wanted import add_facts
 
 _WIDTH, _LAYERS = 64, 2
 _RNG = np.random.default_rng(0)
@@ -19,18 +20,6 @@ def rewritten(source: Path, target: Path, changes: dict[str, object]) -> Path:
     add_facts(writer, {key: value for key, value in changes.items() if key != "general.architecture"})
     copy_tensors(reader, writer)
     return written(writer, target)
-
-
-def add_facts(writer: gguf.GGUFWriter, facts: dict[str, object]) -> None:
-    adding = {
-        bool: writer.add_bool,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        str: writer.add_string,
-        list: writer.add_array,
-    }
-    for key, value in facts.items():
-        adding[type(value)](key, value)
 
 
 def header_only(path: Path, architecture: str, facts: dict[str, object]) -> Path:
@@ -100,37 +89,6 @@ def split(source: Path, target: Path, *, tensors_per_part: int) -> list[Path]:
     return sorted(target.parent.glob(f"{target.stem}-*-of-*.gguf"))
 
 
-def mamba(source: Path, target: Path) -> Path:
-    """A recurrent model with the tokenizer of `source`: one state per sequence, no cells per token."""
-    inner, state, conv, rank = 2 * _WIDTH, 8, 4, 4
-    writer = gguf.GGUFWriter(target, "mamba")
-    copy_tokenizer(source, writer)
-    writer.add_context_length(1024)
-    writer.add_embedding_length(_WIDTH)
-    writer.add_block_count(_LAYERS)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_ssm_conv_kernel(conv)
-    writer.add_ssm_inner_size(inner)
-    writer.add_ssm_state_size(state)
-    writer.add_ssm_time_step_rank(rank)
-    writer.add_layer_norm_rms_eps(1e-5)
-    shapes = {
-        "attn_norm.weight": (_WIDTH,),
-        "ssm_in.weight": (2 * inner, _WIDTH),
-        "ssm_conv1d.weight": (inner, conv),
-        "ssm_conv1d.bias": (inner,),
-        "ssm_x.weight": (rank + 2 * state, inner),
-        "ssm_dt.weight": (inner, rank),
-        "ssm_dt.bias": (inner,),
-        "ssm_a": (inner, state),
-        "ssm_d": (inner,),
-        "ssm_out.weight": (_WIDTH, inner),
-    }
-    _add_tensors(writer, source, shapes, negative={"ssm_a"})
-    return written(writer, target)
-
-
 def gemma3(source: Path, target: Path, *, window: int) -> Path:
     """A model in which most layers see only the last `window` tokens."""
     heads, kv_heads, head, inner = 2, 1, 32, 128
@@ -161,20 +119,18 @@ def gemma3(source: Path, target: Path, *, window: int) -> Path:
         "ffn_down.weight": (_WIDTH, inner),
         "post_ffw_norm.weight": (_WIDTH,),
     }
-    _add_tensors(writer, source, shapes, negative=set())
+    _add_tensors(writer, source, shapes)
     return written(writer, target)
 
 
-def _add_tensors(
-    writer: gguf.GGUFWriter, source: Path, shapes: dict[str, tuple[int, ...]], negative: set[str]
-) -> None:
+def _add_tensors(writer: gguf.GGUFWriter, source: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     vocab_size = len(gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].data)
     writer.add_tensor("token_embd.weight", _random((vocab_size, _WIDTH)))
     writer.add_tensor("output_norm.weight", np.ones(_WIDTH, np.float32))
     for layer in range(_LAYERS):
         for name, shape in shapes.items():
             data = np.ones(shape, np.float32) if name.endswith("norm.weight") else _random(shape)
-            writer.add_tensor(f"blk.{layer}.{name}", -np.abs(data) if name in negative else data)
+            writer.add_tensor(f"blk.{layer}.{name}", data)
 
 
 def _random(shape: tuple[int, ...]) -> np.ndarray:

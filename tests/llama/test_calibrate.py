@@ -24,7 +24,7 @@ from openai_cpu_server.llama.measure.measurements import Measurements
 from openai_cpu_server.llama.measure.probe import Disturbed, Probe
 from openai_cpu_server.scheduler.cost_model import CostModel
 from tests.llama.driver import generate, loaded, small
-from tests.llama.odd_models import mamba
+from tests.tiny_model import tiny_model_path
 
 PROMPT = tuple(range(300, 340))
 SIZES = {"kv_tokens": 2048, "max_seqs": 8, "prefill_tokens": 128, "threads": 1}
@@ -235,7 +235,7 @@ def test_small_pools_other_options_and_a_model_without_cells(
     tiny: Path, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     chosen = {**SIZES, **changes}
-    model = mamba(tiny, tmp_path / "mamba.gguf") if chosen.pop("model", None) else tiny
+    model = tiny_model_path(shape="tiny-mamba") if chosen.pop("model", None) else tiny
     with loaded(model, **chosen) as backend:
         curve = Bench(backend, small(model, **chosen), tmp_path / "cache").measured()
     assert is_sane(curve)

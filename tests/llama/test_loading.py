@@ -24,7 +24,8 @@ from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from tests.llama import driver
 from tests.llama.driver import GREEDY, SmallMachine, generate
-from tests.llama.odd_models import gemma3, header_only, mamba, rewritten
+from tests.llama.odd_models import gemma3, header_only, rewritten
+from tests.tiny_model import tiny_model_path
 
 PROMPT = tuple(range(300, 340))
 small = functools.partial(driver.small, max_seqs=4, prefill_tokens=64)
@@ -86,6 +87,17 @@ def test_cells_cost_what_llama_says(tiny: Path, kv_type: str) -> None:
         generate(backend, PROMPT, 2)
         info = backend.info
     assert info.kv_tokens * info.kv_bytes_per_token / 2**20 == pytest.approx(kv_megabytes(lines), abs=0.006)
+
+
+def test_no_memory_for_the_states(tmp_path: Path, failure: Failure) -> None:
+    path = tiny_model_path(shape="tiny-mamba")
+    with loaded(path) as backend:
+        state = backend.info.state_bytes
+    machine = SmallMachine(tmp_path, path.stat().st_size + 30 * state)
+    with loaded(path, machine, max_seqs=20, kv_tokens=256) as backend:
+        assert len(backend._loaded.set_aside.kept) == 30 // 8
+    line = failure(path, machine=machine, max_seqs=40, kv_tokens=256)
+    assert line.startswith("Not enough memory for the states of sequences: they need ")
 
 
 @contextmanager
@@ -297,7 +309,7 @@ def test_the_most_slots(tiny: Path) -> None:
 
 
 def test_recurrent_models_have_a_state_and_no_cells(tiny: Path, tmp_path: Path) -> None:
-    with loaded(mamba(tiny, tmp_path / "mamba.gguf")) as backend:
+    with loaded(tiny_model_path(shape="tiny-mamba")) as backend:
         assert backend.info.state_bytes > 0
         assert backend.info.max_draft == 0
         assert backend.info.kv_bytes_per_token == 0

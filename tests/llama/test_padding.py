@@ -9,7 +9,6 @@ import pytest
 from openai_cpu_server.contract.step import Span, Step
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.llama.driver import feed, holding, loaded, opened
-from tests.llama.odd_models import mamba
 
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(250))
 TOLERANCE = 0.02
@@ -69,8 +68,3 @@ def test_a_full_pool_has_no_place_for_padding(tiny: Path) -> None:
             feed(backend, 0, 0, TEXT, sample=False)
             assert backend.execute(Step(spans=spans)) == padded
             assert padded.padding == 0
-
-
-def test_recurrent_models_can_be_padded(tiny: Path, tmp_path: Path) -> None:
-    with loaded(mamba(tiny, tmp_path / "mamba.gguf")) as backend:
-        assert decoded(backend, 5)[0] == decoded(backend, 0)[0]

@@ -34,6 +34,7 @@ from tests.llama.driver import (
     logprobs,
     opened,
 )
+from tests.llama.odd_models import gemma3
 
 TEXT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(200))
 OTHER = tuple(1 + (5 * i * i + 11 * i) % 900 for i in range(200))
@@ -232,6 +233,24 @@ def filled(backend: LlamaBackend, cells: int) -> Iterator[None]:
                 spans = (Span(1, start, OTHER[:1] * (end - start), False), Span(3, turn, OTHER[:1], False))
                 backend.execute(Step(spans=spans))
         yield
+
+
+@pytest.mark.parametrize("window", [5, 8, 24])
+def test_cells_are_saved_whole_however_narrow_the_window_is(tiny: Path, tmp_path: Path, window: int) -> None:
+    """llama.cpp leaves out what a window hides from the last cell that it saves together."""
+    path = gemma3(tiny, tmp_path / "narrow.gguf", window=window)
+    with loaded(path, kv_type="f32", threads=1) as backend:
+        with holding(backend, 0, TEXT[:64], TEXT[64:100], TEXT[100:120]):
+            do(backend, Save(0, 0, 64, block=1), Save(0, 64, 90, block=2))
+        for end in (90, 70, 61):
+            with holding(backend, 1):
+                do(backend, Restore(1, 1, 0, min(64, end)))
+                if end > 64:
+                    do(backend, Restore(2, 1, 64, end))
+                found = logprobs(backend, 1, end, TEXT[end:100])
+            with holding(backend, 2, TEXT[:end]):
+                assert_close(found, logprobs(backend, 2, end, TEXT[end:100]))
+        do(backend, Drop(1), Drop(2))
 
 
 def test_what_an_interrupted_step_was_told_is_done(backend: LlamaBackend) -> None:

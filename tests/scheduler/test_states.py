@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +39,41 @@ def test_without_a_cache_the_first_one_shares_the_state_where_it_stops() -> None
     assert sorted(driver.cached.values()) == [0, 300, 300, 300]
     assert driver.tells_as_alone(*requests)
     assert not driver.backend.saved_states
+
+
+def test_two_that_differ_by_their_last_token() -> None:
+    driver = stateful()
+    first = request("a", prompt=200)
+    second = request("b", tokens=(*first.tokens[:-1], 7))
+    driver.run(first, second)
+    assert (driver.cached["a"], driver.cached["b"]) == (0, 199)
+    assert driver.tells_as_alone(first, second)
+
+
+def test_a_person_behind_hundreds_of_batch_jobs_comes_next() -> None:
+    driver = stateful(slots=8, idle=256, decoding=64)
+    jobs = [prefixed(f"j{i}", 300, own=20, output=4, priority=Priority.BATCH) for i in range(200)]
+    driver.submit(*jobs)
+    driver.steps(30)
+    assert "p" in driver.step(request("p", prompt=40))
+    driver.run()
+    assert driver.tells_as_alone(*jobs)
+    assert sum(driver.cached[job.id] == 0 for job in jobs) == 1
+
+
+@pytest.mark.parametrize("asking", [range(30), range(29, -1, -1)])
+def test_stops_that_others_ask_for_are_apart_too(asking: range) -> None:
+    driver = stateful(slots=40, kv_tokens=2**15, idle=512)
+    long = request("long", prompt=2500)
+    driver.step(long)
+    sequence = driver.scheduler.sequences.get("long")
+    assert sequence is not None
+    kin = [request(f"k{i}", tokens=(*long.tokens[: 700 + 10 * i], *range(2, 30))) for i in asking]
+    driver.step(*kin)
+    assert any(700 <= stop < 990 and stop % 256 for stop in sequence.stops)
+    assert all(later - stop >= BLOCK_TOKENS for stop, later in pairwise(sequence.stops))
+    driver.run()
+    assert driver.tells_as_alone(long, *kin)
 
 
 def test_a_conversation_goes_on_where_its_answer_ended() -> None:

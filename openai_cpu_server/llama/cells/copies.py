@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from math import gcd
 
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 from openai_cpu_server.llama.cells.block_store import BlockStore, Bytes, SavedCells
@@ -18,12 +19,16 @@ class CellCopies:
     rounded up to whole parts (but never more than the block has); what is too many is free again at the end.
     """
 
-    def __init__(self, context: Context, store: BlockStore, *, scratch_slot: int, empty_slot: int) -> None:
-        """`empty_slot` holds neither cells nor a state while cells are copied."""
+    def __init__(
+        self, context: Context, store: BlockStore, *, window: int, scratch_slot: int, empty_slot: int
+    ) -> None:
+        """`window`: as `Model` has it. `empty_slot` holds nothing while cells are copied."""
         self._context = context
         self._store = store
         self._scratch = scratch_slot
         self._empty = empty_slot
+        # llama.cpp leaves out what a window, or the chunk that it is, hides from the end of a part.
+        self._part = gcd(POOL_BLOCK_TOKENS, window)
         self._sizes: dict[int, int] = {}
         """The bytes of a part, by its number of cells; they never change."""
 
@@ -31,9 +36,10 @@ class CellCopies:
         """Save the cells of positions start .. end-1, which may be shared. Raises `DecodeFailed`."""
         if self._context.copies_whole:  # they are in the state
             return SavedCells(self._store.allocate(0), ())
-        sizes = tuple(self._size(slot, first, last) for first, last in _parts(start, end))
+        parts = self._parts(start, end)
+        sizes = tuple(self._size(slot, first, last) for first, last in parts)
         cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
-        for index, (first, last) in enumerate(_parts(start, end)):
+        for index, (first, last) in enumerate(parts):
             self._take(slot, first, last)
             self._context.read_cells(self._scratch, cells.part(index))
             self._context.free_slot(self._scratch)
@@ -67,7 +73,7 @@ class CellCopies:
         no state behind that. Raises `DecodeFailed`."""
         if self._context.copies_whole:
             return
-        parts = list(_parts(start, end))
+        parts = self._parts(start, end)
         assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
         for index, (first, last) in enumerate(parts):
             self._context.write_cells(self._scratch, cells.part(index))
@@ -95,10 +101,10 @@ class CellCopies:
         self._context.share(slot, self._scratch, start, end)
         self._context.share_state(self._empty, self._scratch)
 
+    def _parts(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The start and the end of each part. llama.cpp reads a saved part whole or not at all.
 
-def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The start and the end of each part. llama.cpp reads a saved part whole or not at all.
-
-    Parts of a ledger block make a restored prefix need, for a moment, no more room than its last block has.
-    """
-    return ((first, min(first + POOL_BLOCK_TOKENS, end)) for first in range(start, end, POOL_BLOCK_TOKENS))
+        Parts of at most a ledger block make a restored prefix need, for a moment, no more room than its last
+        block has.
+        """
+        return [(first, min(first + self._part, end)) for first in range(start, end, self._part)]

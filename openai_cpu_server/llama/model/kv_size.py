@@ -91,6 +91,26 @@ def _largest(header: GgufHeader, name: str, default: int) -> int:
     return max(full, header.get_int(header.for_architecture(name + "_swa")) or full)
 
 
+NUM_COPYING = 2
+"""Sequences beside those of requests: for cells that are being copied, and for padding."""
+_MOST_KEPT = 32
+"""States that are kept for interruptions, at most: steps of more sequences go on to their end."""
+_KEPT_SHARE = 8
+"""They may take one part of so many of the free memory."""
+
+
+def kept_states(max_seqs: int, state_bytes: int, free_bytes: int) -> int:
+    """How many states to keep so that an interrupted step can go back to them. llama.cpp clears the memory of
+    all states at once, so they are resident from the start."""
+    return min(max_seqs, _MOST_KEPT, free_bytes // _KEPT_SHARE // state_bytes) if state_bytes else 0
+
+
+def default_states_bytes(state_bytes: int, free_bytes: int) -> int:
+    """What the states of a server with the default number of sequences take."""
+    max_seqs = EngineOptions(model_path="").max_seqs
+    return state_bytes * (max_seqs + NUM_COPYING + kept_states(max_seqs, state_bytes, free_bytes))
+
+
 def pool_cells(requested: int | None, cell_bytes: int, free_bytes: int) -> int:
     """The number of cells to allocate:
     the requested ones, or what half of `free_bytes` holds, if that is enough."""

@@ -93,9 +93,14 @@ class Model(NativeObject):
         return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
 
     @property
+    def window(self) -> int:
+        """How many of the last tokens some or all layers attend to; 0: all layers attend to all."""
+        return int(llama_cpp.llama_model_n_swa(self.handle))
+
+    @property
     def has_window(self) -> bool:
-        """Whether some or all layers attend to a sliding window only, whose cells a guard can keep."""
-        return int(llama_cpp.llama_model_n_swa(self.handle)) > 0 and not self.is_copied_whole
+        """Whether there is a window whose cells a guard can keep."""
+        return self.window > 0 and not self.is_copied_whole
 
     @property
     def is_copied_whole(self) -> bool:
