@@ -63,7 +63,11 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop(signal.SIGTERM)
+        """Where a test fails, pytest shows what the server has said, and whether it had ended before."""
+        when = "ended" if self.process.poll() is None else "had ended before"
+        code = self.stop(signal.SIGTERM)
+        if error is not None:
+            sys.stderr.write(f"the server {when}, with {code}:\n{''.join(self.lines[-100:])}")
 
     def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
         """The first group of the first new line that matches."""
