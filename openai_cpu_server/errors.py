@@ -244,6 +244,15 @@ class BodyTooLarge(ServerError):
         self.limit = limit
 
 
+class EncodingNotSupported(ServerError):
+    """The request's body is encoded in a way that the server does not read."""
+
+    READ = "gzip, deflate"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"The content encoding {encoding!r} is none of: {self.READ}.")
+
+
 class TooManyValues(ServerError):
     """The request's body has more values than anybody should have to parse at once."""
 

@@ -266,6 +266,12 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     read_timeout_s: float = _of_servers(
         30.0, gt=0, description="seconds for the headers of a request, and for its body with 1 s per KiB more"
     )
+    idle_timeout_s: float = _of_servers(
+        75.0,
+        gt=0,
+        description="a connection without a request is kept for so long: longer than proxies and clients keep"
+        " theirs, else they send a request into one that closes",
+    )
     write_timeout_s: float = _of_servers(
         30.0, gt=0, description="a client that reads nothing for so many seconds is dropped"
     )

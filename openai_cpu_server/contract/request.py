@@ -281,6 +281,8 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     None: no log-probabilities at all."""
     prompt_logprobs: bool = False
     """Also report the log-probability of every prompt token but the first."""
+    scores_end: bool = False
+    """The token that ends the output is reported too, with its log-probability and no text."""
     cache_namespace: str = ""
     """Only requests of the same namespace share computed prompts (cache salt, API key)."""
     adapter: str | None = None

@@ -195,6 +195,9 @@ class SequenceOutput:
         self._num_tokens += 1
         self._num_forced += token.is_forced
         if token.number in self._end_tokens:
+            if self._sequence.request.scores_end:
+                self._held.append(token)
+                self._gain(self._text.push(b""))
             self._gain(self._text.flush())
             return FinishReason.STOP
         self._held.append(token)

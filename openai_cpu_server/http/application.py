@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Lifespan
 
 from openai_cpu_server.http.context import EndedRequests, ticket_of
@@ -69,10 +70,24 @@ def _cors(origins: Collection[str], headers: Sequence[str]) -> list[Middleware]:
     ]
 
 
+def _hint(request: Request) -> str:
+    """Clients put their own paths behind a base URL, which people give with too much or too little."""
+    names = [name for name in request.url.path.split("/") if name]
+    while names and names[0] == "v1":
+        del names[0]
+    for near in ("/" + "/".join(["v1", *names]), "/" + "/".join(names)):
+        scope = {**request.scope, "path": near}
+        if near != request.url.path and any(
+            route.matches(scope)[0] is Match.FULL for route in request.app.routes
+        ):
+            return f". There is {near}: the base URL of OpenAI's clients ends in /v1."
+    return ""
+
+
 async def _no_such_route(shapes: Sequence[ErrorShape], request: Request, error: Exception) -> Response:
     """Answers 404 and 405 of the router, and says what was asked for."""
     assert isinstance(error, HTTPException)
-    detail = f"{error.detail}: {request.method} {request.url.path}"
+    detail = f"{error.detail}: {request.method} {request.url.path}{_hint(request)}"
     named = HTTPException(error.status_code, detail, error.headers)
     ticket = ticket_of(request.scope)
     ticket.failed(named)

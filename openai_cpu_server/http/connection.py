@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import httptools
 import msgspec
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from openai_cpu_server.http.body import BodyQuota
@@ -87,8 +87,7 @@ _NOT_SENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int
     read_timeout_s: float
-    """Seconds for the headers of a request, counted from the start of the
-    connection or the end of the last response."""
+    """Seconds for the headers of a request, counted from the start of the connection or its first byte."""
     write_timeout_s: float
     """The seconds after which a client that does not read is dropped."""
     messages: Callable[[], BodyQuota]
@@ -120,6 +119,10 @@ class Timer:
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self._handle is not None
+
     def start(self, seconds: float, transport: asyncio.Transport) -> None:
         """Drop the connection after this time, with whatever is unsent, unless the timer is stopped."""
         self.stop()
@@ -132,7 +135,8 @@ class Timer:
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """One timer runs while headers are awaited, another while the client takes no data."""
+    """One timer runs while a request's headers come, another while the client takes no data. Between requests
+    runs uvicorn's own."""
 
     limits: ClassVar[ConnectionLimits]
 
@@ -169,6 +173,8 @@ class LimitedConnection(HttpToolsProtocol):
         if self._is_over:
             return
         self._unset_keepalive_if_required()
+        if not (self._reading.is_running or self._is_answering()):
+            self._reading.start(self.limits.read_timeout_s, self.transport)
         self._silent_bytes += len(data)
         try:
             self._read(data)
@@ -256,6 +262,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._reading.stop()
         super().on_headers_complete()
         self._has_head = True
+        if self.parser.get_http_version() == "1.0":
+            _send_unchunked(self.cycle)
 
     def on_chunk_header(self) -> None:
         self._silent_bytes = 0
@@ -280,8 +288,6 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._writing.start(self.limits.write_timeout_s, self.transport)
-        elif self.cycle.response_complete:  # and no other request was behind it already
-            self._reading.start(self.limits.read_timeout_s, self.transport)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -351,6 +357,25 @@ class LimitedConnection(HttpToolsProtocol):
 def limited(protocol: type[asyncio.Protocol], limits: ConnectionLimits) -> type[asyncio.Protocol]:
     """The protocol class for uvicorn, which makes one object of it for each connection."""
     return type(protocol.__name__, (protocol,), {"limits": limits})
+
+
+def _send_unchunked(cycle: RequestResponseCycle) -> None:
+    """Lets the end of the connection be the end of a response without a length: clients of HTTP/1.0 know no
+    chunks (RFC 9112, 6.1), and uvicorn would send them all the same."""
+    send, is_counted = cycle.send, False
+
+    async def unchunked(message: ASGISendEvent) -> None:
+        nonlocal is_counted
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            is_counted = b"content-length" in names
+            if not is_counted:
+                cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not is_counted:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = unchunked  # type: ignore[method-assign]
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

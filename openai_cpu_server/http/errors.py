@@ -54,6 +54,7 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.FileInUse: Failure(409, "invalid_request_error", "file_in_use", "id"),
     errors.BatchConflict: Failure(409, "invalid_request_error", "batch_conflict", "id"),
     errors.BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),
+    errors.EncodingNotSupported: Failure(415, "invalid_request_error", "unsupported_encoding"),
     errors.HostRefused: Failure(421, "invalid_request_error", "host_not_allowed"),
     errors.TooManyValues: Failure(413, "invalid_request_error", "too_many_values"),
     errors.RequestsLimited: Failure(429, "requests", "rate_limit_exceeded"),
@@ -171,6 +172,16 @@ _NAMING_FIELDS = (
 )
 
 
+_REST_IS_OF_NO_USE = {"connection": "close"}
+"""Nobody reads the rest of the body."""
+_ALWAYS: Mapping[type[Exception], dict[str, str]] = {
+    errors.BodyTooLarge: _REST_IS_OF_NO_USE,
+    errors.BodyTooSlow: _REST_IS_OF_NO_USE,
+    errors.EncodingNotSupported: {"accept-encoding": errors.EncodingNotSupported.READ, **_REST_IS_OF_NO_USE},
+    errors.Unauthorized: {"www-authenticate": "Bearer"},
+}
+
+
 def headers_of(error: Exception) -> dict[str, str]:
     """The headers that its response has beside the object."""
     match error:
@@ -200,12 +211,8 @@ def headers_of(error: Exception) -> dict[str, str]:
             return _retry_after(error.retry_after_s)
         case errors.TooManyConnections(retry_after_s=seconds) | errors.BodiesFull(retry_after_s=seconds):
             return {**_retry_after(seconds), "connection": "close"}
-        case errors.BodyTooSlow() | errors.BodyTooLarge():
-            return {"connection": "close"}  # the rest of the body is of no use
-        case errors.Unauthorized():
-            return {"www-authenticate": "Bearer"}
         case _:
-            return {}
+            return _ALWAYS.get(type(error), {})
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

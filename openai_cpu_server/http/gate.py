@@ -27,7 +27,7 @@ from openai_cpu_server.errors import (
     OriginRefused,
     TooManyConnections,
 )
-from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, paced
+from openai_cpu_server.http.body import BodyBudget, BodyQuota, check_announced, inflated, paced
 from openai_cpu_server.http.clients import Claim, is_local
 from openai_cpu_server.http.connection import EXCESS_CONNECTION
 from openai_cpu_server.http.context import (
@@ -292,9 +292,10 @@ class RouteGuard:
             ticket.priority = context.sender.announced_priority()
         max_bytes = self._max_bytes(access)
         await check_announced(scope, receive, max_bytes)
+        body = inflated(scope, paced(receive, self._options.read_timeout_s))
         async with context.lease or contextlib.nullcontext():
             try:
-                await handle(scope, self._counted(receive, context.body, max_bytes), send)
+                await handle(scope, self._counted(body, context.body, max_bytes), send)
             finally:
                 context.body.release()
 
@@ -325,12 +326,12 @@ class RouteGuard:
         return self._options.max_upload_bytes if access.is_upload else self._options.max_body_bytes
 
     def _counted(self, receive: Receive, held: BodyQuota, max_bytes: int) -> Receive:
-        """Returns a `receive` that raises for a body that is too large, too slow or too much."""
-        in_time, received = paced(receive, self._options.read_timeout_s), 0
+        """Returns a `receive` that raises for a body that is too large or too much."""
+        received = 0
 
         async def counted() -> Message:
             nonlocal received
-            message = await in_time()
+            message = await receive()
             if piece := message.get("body", b""):  # else what was given back early would be taken again
                 received += len(piece)
                 if received > max_bytes:

@@ -213,6 +213,7 @@ def _web_config(settings: Settings, api: ServedApplication, *, close_s: int) -> 
         log_level=logging.WARNING,
         access_log=False,
         proxy_headers=False,  # uvicorn would believe them from 127.0.0.1; see --trusted-proxy
+        timeout_keep_alive=settings.idle_timeout_s,  # type: ignore[arg-type]  # it says int, and adds it to a time
         timeout_graceful_shutdown=close_s,
         server_header=False,
         ssl_certfile=settings.ssl_certfile,

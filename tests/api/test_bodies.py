@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
+import zlib
+from collections.abc import AsyncIterator
 
+import httpx
 import msgspec
 import pytest
 
@@ -41,6 +45,55 @@ def test_the_first_bytes_of_a_body_are_free() -> None:
     for one in held:
         one.release()
     budget.take(10)
+
+
+COMPRESSED = {
+    "gzip": gzip.compress,
+    "x-gzip": lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:]),
+    "deflate": zlib.compress,
+    "identity": bytes,
+}
+
+
+@pytest.mark.parametrize("encoding", COMPRESSED)
+async def test_compressed_bodies_are_read(http: httpx.AsyncClient, encoding: str) -> None:
+    body = json.dumps({"content": "a" * 300_000}).encode()
+    sent, headers = COMPRESSED[encoding](body), {"content-encoding": encoding.upper()}
+    for content in (sent, _in_pieces(sent, 100)):
+        answer = await http.post("/tokenize", content=content, headers=headers)
+        assert answer.json()["count"] == 300_000
+    small = COMPRESSED[encoding](b'{"content": "a"}')
+    assert (await http.post("/tokenize", content=small, headers=headers)).json()["tokens"] == [99]
+
+
+ZIPPED = gzip.compress(b'{"content": "a"}', mtime=0)
+
+
+async def _in_pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+@pytest.mark.parametrize(
+    ("sent", "encoding", "status", "code"),
+    [
+        (b"{}", "br", 415, "unsupported_encoding"),
+        (b"{}", "gzip, gzip", 415, "unsupported_encoding"),
+        (b"{}", "zstd", 415, "unsupported_encoding"),
+        (b'{"content": "a"}', "gzip", 400, "invalid_encoding"),
+        (ZIPPED[:-9], "gzip", 400, "invalid_encoding"),
+        (ZIPPED + b"more", "gzip", 400, "invalid_encoding"),
+        (gzip.compress(b" " * (64 << 20), mtime=0), "gzip", 413, "request_too_large"),
+        (b"", "gzip", 400, "invalid_json"),
+    ],
+)
+async def test_other_encodings_and_lies_are_refused(
+    http: httpx.AsyncClient, sent: bytes, encoding: str, status: int, code: str | None
+) -> None:
+    refused = await http.post("/tokenize", content=sent, headers={"content-encoding": encoding})
+    assert refused.status_code == status
+    assert error_of(refused)["code"] == code
+    assert status != 415 or refused.headers["accept-encoding"] == "gzip, deflate"
 
 
 def test_what_goes_to_disk_is_not_counted() -> None:

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from openai_cpu_server.api.asking.route import comment
-from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, QueueNews
+from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, SETTLING_S, QueueNews
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
@@ -199,22 +199,23 @@ SHORT = {"prompt": "b", "ignore_eos": True, "max_tokens": 3, "stream": True, "te
 def test_a_new_position_is_news_but_not_many_a_second(waited_s: float, position: int, due: bool) -> None:
     now = [4.0]
     news = QueueNews(lambda: now[0])
+    now[0] += SETTLING_S
     assert news.is_due(QueuePlace("a/0", 3, 10.0))
     now[0] += waited_s
     assert news.is_due(QueuePlace("a/0", position, 10.0)) == due
 
 
 def test_the_bytes_of_a_comment() -> None:
-    assert comment(QueuePlace("a/0", 3, 1199.6)) == b": queued position=3 first_token_ms=1200\n\n"
+    assert comment(QueuePlace("a/0", 3, 1199.6)) == b": queued position=3 first_token_ms=1200\n"
 
 
 def test_a_stream_hears_of_every_place_that_lasts_until_its_first_chunk() -> None:
     now = [0.0]
     news = QueueNews(lambda: now[0])
     heard = []
-    for now[0], position in ((0.0, 3), (0.4, 2), (0.9, 1), (1.4, 1), (1.9, 1)):
+    for now[0], position in ((0.0, 3), (0.3, 3), (0.7, 2), (1.2, 1), (1.7, 1), (2.2, 1)):
         heard.append(news.is_due(QueuePlace("a/0", position, 10.0)))
-    assert heard == [True, False, False, True, False]
+    assert heard == [False, True, False, False, True, False]
     news.is_over = True
     now[0] = 9.0
     assert not news.is_due(QueuePlace("a/0", 7, 10.0))
@@ -237,7 +238,7 @@ async def test_a_waiting_stream_is_told_its_place_before_its_first_chunk() -> No
     ):
         for position in (2, 1):
             heard = await third.chunk() or b""
-            assert re.fullmatch(rb": queued position=%d first_token_ms=[1-9]\d*\n\n" % position, heard)
+            assert re.fullmatch(rb": queued position=%d first_token_ms=[1-9]\d*\n" % position, heard)
             engine.cancel(first_of(engine))
         chunks = await third.rest()
     assert chunks[-1] == b"data: [DONE]\n\n"
@@ -246,7 +247,8 @@ async def test_a_waiting_stream_is_told_its_place_before_its_first_chunk() -> No
 
 
 @pytest.mark.thorough
-async def test_the_sdk_does_not_see_the_comments() -> None:
+async def test_the_sdk_does_not_see_the_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openai_cpu_server.api.asking.running.SETTLING_S", 0.0)
     bodies = []
 
     async def keep(response: httpx.Response) -> None:

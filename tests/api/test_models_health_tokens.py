@@ -105,6 +105,9 @@ async def test_whoever_comes_while_costs_are_measured_is_told_so() -> None:
         ({"content": "a", "add_special": True}, [0, 99]),
         ({"prompt": "a"}, [0, 99]),
         ({"prompt": "a", "add_special": False, "model": "fake"}, [99]),
+        ({"prompt": "a", "add_special_tokens": False}, [99]),
+        ({"content": "<|user|>"}, [300]),
+        ({"content": "<|user|>", "parse_special": False}, [62, 126, 119, 117, 103, 116, 126, 64]),
         ({"messages": [{"role": "user", "content": "a"}]}, [0, 300, 99, 301]),
     ],
 )
@@ -121,6 +124,21 @@ async def test_tokenize_with_pieces(http: httpx.AsyncClient) -> None:
         {"id": 197, "piece": [195]},
         {"id": 171, "piece": [169]},
     ]
+
+
+async def test_tokenize_with_texts(http: httpx.AsyncClient) -> None:
+    response = await http.post("/tokenize", json={"content": "a<|user|>é", "return_token_strs": True})
+    answer = response.json()
+    assert answer["tokens"] == [99, 300, 197, 171]
+    assert answer["token_strs"] == ["a", "<|user|>", "\ufffd", "\ufffd"]
+
+
+async def test_what_is_known_of_a_tokenizer(http: httpx.AsyncClient) -> None:
+    for query in ("", "?model=fake"):
+        answer = (await http.get(f"/tokenizer_info{query}")).json()
+        assert answer["model_max_length"] == 4096
+        assert {"bos_token", "eos_token", "tokenizer_class"} <= answer.keys()
+    assert error_of(await http.get("/tokenizer_info?model=x"))["code"] == "model_not_found"
 
 
 async def test_detokenize(http: httpx.AsyncClient) -> None:

@@ -84,6 +84,28 @@ def test_log_probabilities_in_both_shapes(client: openai.OpenAI) -> None:
     assert len(choice.logprobs.tokens or []) == len(values) == len(choice.logprobs.text_offset or [])
 
 
+@pytest.mark.parametrize("echo", [True, False])
+def test_the_token_that_ends_an_answer_has_a_log_probability_too(client: openai.OpenAI, echo: bool) -> None:
+    """Evaluations cut the generated token off an echo: they would cut one of the prompt's."""
+    tokenizer = client.get("/../tokenizer_info", cast_to=dict[str, Any])
+    (end,) = client.post("/../tokenize", body={"content": tokenizer["eos_token"]}, cast_to=dict[str, Any])[
+        "tokens"
+    ]
+    asked: Any = {"model": "tiny", "prompt": "the river", "max_tokens": 3, "logprobs": 1, "echo": echo}
+    asked |= {"logit_bias": {str(end): 100}, "temperature": 0}
+    whole = client.completions.create(**asked)
+    told = whole.choices[0].logprobs
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage.completion_tokens == 1
+    expected = 1 + (whole.usage.prompt_tokens if echo else 0)
+    lists = (told.tokens, told.token_logprobs, told.top_logprobs, told.text_offset)
+    assert [len(values or ()) for values in lists] == 4 * [expected]
+    assert whole.choices[0].text == ("the river" if echo else "")
+    parts = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert [token for part in parts if part.logprobs for token in part.logprobs.tokens or ()] == told.tokens
+    assert "".join(part.text for part in parts) == whole.choices[0].text
+
+
 def test_errors_are_the_exceptions_that_users_catch(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"

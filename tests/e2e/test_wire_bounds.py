@@ -123,6 +123,34 @@ def test_chunks_without_number_are_no_headers(server: ServerProcess) -> None:
     assert status_of(answered(server, request)) == 200
 
 
+# -- connections ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_sees_no_chunks(server: ServerProcess, stream: bool) -> None:
+    body = json.dumps({**json.loads(BODY), "stream": stream}).encode()
+    request = b"POST " + CHAT.encode() + b" HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    head, _, rest = answered(server, request).partition(b"\r\n\r\n")
+    assert status_of(head) == 200
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert rest.endswith(b"data: [DONE]\n\n") if stream else json.loads(rest)["usage"]
+    assert not stream or rest.startswith(b"data: {")
+
+
+def test_a_connection_waits_longer_for_the_next_request_than_for_the_rest_of_one(
+    server: ServerProcess,
+) -> None:
+    with connect(server) as idle, connect(server) as begun:
+        for sock in (idle, begun):
+            sock.sendall(GET)
+            everything_until(sock, b'"version"')
+        begun.sendall(b"GET /version HTTP/1.1\r\nhost")
+        assert everything(begun) == b"", "the server's time to read is two seconds"
+        idle.sendall(GET)
+        assert status_of(everything_until(idle, b'"version"')) == 200
+
+
 # -- waiting requests -------------------------------------------------------------------------------------
 
 

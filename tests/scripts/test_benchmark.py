@@ -319,7 +319,7 @@ USAGE = (
 @pytest.mark.anyio
 async def test_only_chunks_with_content_are_tokens() -> None:
     events = (
-        b': queued\n\ndata: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',
+        b': queued\ndata: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',
         b'data: {"choices":[{"delta":{"cont',
         b'ent":"a"}}]}\n\ndata: {"choices":[{"text":"b"}]}\n\n',
         b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n' + USAGE + b"data: [DONE]\n\n",

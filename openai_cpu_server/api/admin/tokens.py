@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, TypeVar, Union
 
@@ -18,6 +19,7 @@ from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
@@ -36,7 +38,14 @@ class TokenizeBody(Body):
     messages: Messages | None = None
     add_special: bool | None = None
     """Put BOS first where the model wants it; absent: not for `content`, but for `prompt`."""
+    add_special_tokens: bool | None = None
+    """The same, in vLLM's words."""
+    parse_special: bool | None = None
+    """Take names of control tokens in a text for these; absent: for models that generate."""
     with_pieces: bool | None = None
+    """Tokens with their texts, as llama-server tells them."""
+    return_token_strs: bool | None = None
+    """Also the texts alone, as vLLM tells them."""
 
 
 class DetokenizeBody(Body):
@@ -57,16 +66,27 @@ class TokenPiece(msgspec.Struct, frozen=True):
     """Text, or the bytes where they are no text by themselves."""
 
 
-class Tokenized(msgspec.Struct, frozen=True):
+class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: msgspec.Raw
     """Numbers, or `TokenPiece`s."""
     count: int
     max_model_len: int | None
+    token_strs: msgspec.Raw | None = None
+    """Where `return_token_strs` asks for them."""
 
 
 class Detokenized(msgspec.Struct, frozen=True):
     content: str
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    """What vLLM tells of a tokenizer, as far as clients read it: lm-evaluation-harness does."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    model_max_length: int | None
 
 
 class TokenRoutes:
@@ -92,6 +112,14 @@ class TokenRoutes:
         answer = await off_loop(len(data), partial(_detokenized, body, model))
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
+    async def info(self, request: Request) -> Response:
+        model = self._model(request.query_params.get("model"), request)
+        info, tokenizer = model.engine.info, model.tokenizer
+        limit = info.context_limit if info else None
+        return json_response(
+            TokenizerInfo("llama.cpp", tokenizer.bos_text or None, tokenizer.eos_text or None, limit)
+        )
+
     async def _read(self, schema: type[B], data: bytes) -> tuple[B, Ignored]:
         return await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
 
@@ -101,16 +129,17 @@ class TokenRoutes:
 
 def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None) -> bytes:
     """The answer, made in this thread: with its pieces it can be of many times the body's size."""
-    tokens = _tokens(body, model, limit)
-    if body.with_pieces:
-        written = b",".join(
-            msgspec.json.encode([_piece(token, model.tokenizer) for token in tokens[at : at + _SLICE]])[1:-1]
-            for at in range(0, len(tokens), _SLICE)
-        )
-        shown = msgspec.Raw(b"[" + written + b"]")
-    else:
-        shown = msgspec.Raw(msgspec.json.encode(tokens))
-    return msgspec.json.encode(Tokenized(shown, len(tokens), limit))
+    tokens, tokenizer = _tokens(body, model, limit), model.tokenizer
+    shown = _written(tokens, lambda token: _piece(token, tokenizer) if body.with_pieces else token)
+    texts = _written(tokens, lambda token: _text(token, tokenizer)) if body.return_token_strs else None
+    return msgspec.json.encode(Tokenized(shown, len(tokens), limit, texts))
+
+
+def _written(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Raw:
+    """A list of what is shown of each token."""
+    slices = (tokens[at : at + _SLICE] for at in range(0, len(tokens), _SLICE))
+    parts = (msgspec.json.encode([show(token) for token in part])[1:-1] for part in slices)
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
 def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[int, ...]:
@@ -121,11 +150,13 @@ def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[
         return model.prompts.prompt(Conversation(messages=messages, most_tokens=limit)).tokens
     text = body.content if body.prompt is None else body.prompt
     assert text is not None, "one of the three is given"
-    add_special = body.prompt is not None if body.add_special is None else body.add_special
-    if model.kind is not ModelKind.GENERATES:  # as for embeddings and reranking, whose texts are no prompts
-        require_room(model.tokenizer, text, limit)
-        return tuple(model.tokenizer.encode(text, add_special=add_special, parse_special=False))
-    return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
+    asked = body.add_special_tokens if body.add_special is None else body.add_special
+    add_special = body.prompt is not None if asked is None else asked
+    is_prompt = model.kind is ModelKind.GENERATES  # others embed and rank: their texts are no prompts
+    if is_prompt if body.parse_special is None else body.parse_special:
+        return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
+    require_room(model.tokenizer, text, limit)
+    return tuple(model.tokenizer.encode(text, add_special=add_special, parse_special=False))
 
 
 def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:
@@ -134,6 +165,10 @@ def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:
         return TokenPiece(token, raw.decode())
     except UnicodeDecodeError:
         return TokenPiece(token, tuple(raw))
+
+
+def _text(token: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.piece(token, special=True).decode(errors="replace")
 
 
 def _detokenized(body: DetokenizeBody, model: ServedModel) -> bytes:
@@ -160,6 +195,15 @@ _rows = (
         summary="Tokens as text",
         body=DetokenizeBody,
         answer=Detokenized,
+        errors=(404,),
+    ),
+    _row(
+        "GET",
+        "/tokenizer_info",
+        lambda at: at.info,
+        summary="What a model's texts begin and end with",
+        query={"model": {"type": "string"}},
+        answer=TokenizerInfo,
         errors=(404,),
     ),
 )

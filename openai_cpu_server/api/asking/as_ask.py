@@ -16,7 +16,7 @@ from openai_cpu_server.api.asking.body import (
     SharedBody,
     StructuredOutputs,
 )
-from openai_cpu_server.api.asking.sampling import sampling_of
+from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.json_size import check_size
@@ -150,7 +150,7 @@ def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: A
         id_prefix=id_prefix,
         prompt=prompt,
         sampling=sampling_of(body),
-        is_seeded=body.seed is not None,
+        is_seeded=is_seed(body.seed),
         model=body.model,
         lora=body.lora,
         stream=bool(body.stream),

@@ -162,6 +162,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """Alternatives to show beside each token; None: no log-probabilities."""
     score_prompt: bool = False
+    score_end: bool = False
+    """Log-probabilities are told of the token that ends an answer, too."""
     form: AskedForm | None = None
     """None: free text."""
     tools: AskedTools | None = None

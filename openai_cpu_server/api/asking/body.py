@@ -168,7 +168,7 @@ Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 """Tokens; -1: any number, as llama-server has it."""
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = int
-"""Any: it is folded into 63 bits."""
+"""Any: it is folded into 63 bits; -1: as if none was given."""
 
 
 JsonObject = dict[str, JsonValue]

@@ -220,6 +220,7 @@ def _request(ask: Ask, asking: ModelContext, output: PlannedOutput, choices: Num
         stop=ask.stop,
         top_logprobs=0 if is_ranked else ask.logprobs,
         prompt_logprobs=ask.score_prompt,
+        scores_end=ask.score_end,
         client=Client.of(identity, ask.user).label,
         account=account_of(identity),
         group=Client.group_of(identity),

@@ -64,7 +64,26 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
 UNKEPT = {"cache-control": "no-cache"}
 _FAREWELL_S = 1.0
 """When the server ends, a stream may still say that it does."""
-_KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep="\n")
+
+
+class _Encoded(ServerSentEvent):
+    """Bytes that are as they go out, where the library wants an event of its own."""
+
+    def __init__(self, encoded: bytes) -> None:
+        super().__init__()
+        self._encoded = encoded
+
+    def encode(self) -> bytes:
+        return self._encoded
+
+
+def _comment(text: str) -> bytes:
+    """Without the blank line that ends an event: readers that take each such line for an end (the official Go
+    SDK before 3.43) see an empty event there, and stop."""
+    return f": {text}\n".encode()
+
+
+_KEEP_ALIVE = _Encoded(_comment("keep-alive"))
 
 
 def event_source(
@@ -85,17 +104,6 @@ def event_source(
         ping_message_factory=sign,
         shutdown_grace_period=grace_s,
     )
-
-
-class _Encoded(ServerSentEvent):
-    """Events that are bytes already, where the library wants one of its own."""
-
-    def __init__(self, encoded: bytes) -> None:
-        super().__init__()
-        self._encoded = encoded
-
-    def encode(self) -> bytes:
-        return self._encoded
 
 
 class EventStream:
@@ -163,8 +171,8 @@ def comment(news: QueuePlace | ModelLoading) -> bytes:
     """`: queued position=3 first_token_ms=1200` or `: model is loading (40 %)`, which readers of server-sent
     events never see."""
     if isinstance(news, ModelLoading):
-        return b": model is loading (%d %%)\n\n" % int(100 * news.fraction)
-    return b": queued position=%d first_token_ms=%d\n\n" % (news.position, round(news.first_token_ms))
+        return _comment(f"model is loading ({int(100 * news.fraction)} %)")
+    return _comment(f"queued position={news.position} first_token_ms={round(news.first_token_ms)}")
 
 
 def _event(chunk: Chunk) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -107,6 +106,8 @@ def _facts_of(event: TokenEvent) -> int:
 
 NEWS_INTERVAL_S = 1.0
 """A stream hears of its place in the queue once in so long at most."""
+SETTLING_S = 0.25
+"""It hears nothing of it for so long: whoever comes to an idle server waits too, for the step that begins."""
 _UNFINISHED = "unfinished"
 """The reason of a sequence that somebody else ended."""
 
@@ -206,7 +207,7 @@ class QueueNews:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._told_s = -math.inf
+        self._told_s = clock() + SETTLING_S - NEWS_INTERVAL_S
         self._position: int | None = None
         """The place that it was told last."""
         self.is_over = False

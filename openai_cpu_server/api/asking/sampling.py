@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 
@@ -40,11 +40,16 @@ def sampling_of(body: Body) -> Sampling:
     sent = {name: getattr(body, name) for name in names}
     seed, top_k, bias = (sent.pop(name, None) for name in ("seed", "top_k", "logit_bias"))
     return Sampling(
-        seed=secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS,
+        seed=seed % _SEEDS if is_seed(seed) else secrets.randbelow(_SEEDS),
         top_k=top_k if top_k is not None and top_k > 0 else None,
         logit_bias={_token_id(key): number for key, number in (bias or {}).items()},
         **{name: value for name, value in sent.items() if value is not None},
     )
+
+
+def is_seed(seed: int | None) -> TypeGuard[int]:
+    """-1 means any, as llama-server and vLLM have it."""
+    return seed is not None and seed != -1
 
 
 def check_bias(sampling: Sampling, *, vocab_size: int) -> Sampling:

@@ -37,6 +37,7 @@ def completion_ask(body: CompletionBody) -> Ask:
         best_of=body.best_of,
         logprobs=body.logprobs,
         score_prompt=bool(body.echo) and body.logprobs is not None,
+        score_end=body.logprobs is not None,
         max_tokens=None if body.max_tokens is None else AskedLimit(body.max_tokens, "max_tokens"),
     )
 

@@ -96,6 +96,8 @@ export async function* events(path, { method = "GET", body, signal, comments = f
   const response = await request(method, path, { body, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
+  let name = "message";
+  let data = [];
   try {
     for (;;) {
       const { value, done } = await reader.read().catch((error) => {
@@ -103,26 +105,20 @@ export async function* events(path, { method = "GET", body, signal, comments = f
         throw new Unreachable();
       });
       if (done) return;
-      held += value;
-      const blocks = held.split("\n\n");
-      held = blocks.pop();
-      for (const block of blocks) {
-        const parsed = event(block);
-        if (parsed && (comments || parsed.event !== "comment")) yield parsed;
+      const lines = (held + value).split("\n");
+      held = lines.pop();
+      for (const line of lines.map((ended) => ended.replace(/\r$/, ""))) {
+        if (line.startsWith("event:")) name = line.slice(6).trim();
+        else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+        else if (line.startsWith(":") && comments) yield { event: "comment", data: line.slice(1).trim() };
+        else if (line === "") {
+          if (data.length) yield { event: name, data: data.join("\n") };
+          name = "message";
+          data = [];
+        }
       }
     }
   } finally {
     reader.cancel().catch(() => {});
   }
-}
-
-function event(block) {
-  let name = "message";
-  const data = [];
-  for (const line of block.split(/\r?\n/)) {
-    if (line.startsWith("event:")) name = line.slice(6).trim();
-    else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
-    else if (line.startsWith(":")) return { event: "comment", data: line.slice(1).trim() };
-  }
-  return data.length ? { event: name, data: data.join("\n") } : null;
 }
