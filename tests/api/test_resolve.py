@@ -88,15 +88,16 @@ def test_top_k_can_be_off(top_k: int) -> None:
     assert chat(top_k=top_k).requests[0].sampling.top_k is None
 
 
-@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(10**40)])
+@pytest.mark.parametrize("seed", [0, -2, 2**63 - 1, -(10**40)])
 def test_any_seed_is_a_seed_and_choices_count_on(seed: int) -> None:
     seeds = [request.sampling.seed for request in chat(seed=seed, n=3).requests]
     assert all(0 <= s < 2**63 for s in seeds)
     assert seeds == [(seed + i) % 2**63 for i in range(3)]
 
 
-def test_no_seed_is_another_one_every_time() -> None:
-    assert chat().requests[0].sampling.seed != chat().requests[0].sampling.seed
+@pytest.mark.parametrize("none", [{}, {"seed": None}, {"seed": -1}])
+def test_no_seed_is_another_one_every_time(none: dict[str, object]) -> None:
+    assert chat(**none).requests[0].sampling.seed != chat(**none).requests[0].sampling.seed
 
 
 # -- limits ----------------------------------------------------------------------------------------------
