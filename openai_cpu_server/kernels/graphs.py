@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 Computing = Callable[[int], Floats]
 """Computes an operation with a number of threads."""
 
@@ -34,6 +35,7 @@ class GgmlType(enum.IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    I32 = 26
     BF16 = 30
 
 
@@ -60,10 +62,19 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
     weights: Floats
-    """(outputs, depth)"""
+    """(outputs, depth); of experts, or of batches, (experts, outputs, depth)"""
     activations: Floats
-    """(rows, depth)"""
+    """(rows, depth); of experts (tokens, slots or 1, depth), of batches (batches, rows, depth), where the
+    batches are a multiple of those of the weights."""
     weight_type: GgmlType
+    experts: Ints | None = None
+    """(tokens, slots): the expert that each slot of a token has."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result: (rows, outputs), (tokens, slots, outputs), (batches, rows, outputs)."""
+        rows = self.activations.shape[:-1] if self.experts is None else self.experts.shape
+        return *rows, self.weights.shape[-2]
 
 
 class GgmlGraphs:
@@ -97,21 +108,24 @@ class GgmlGraphs:
             yield self._computing(context, [node], case.q.shape)
 
     def product(self, case: ProductCase, *, threads: int) -> Floats:
-        """(rows, outputs), by `ggml_mul_mat`."""
+        """By `ggml_mul_mat`, or `ggml_mul_mat_id` where there are experts."""
         with self.multiplying(case) as compute:
             return compute(threads)
 
     @contextmanager
     def multiplying(self, case: ProductCase, *, copies: int = 1) -> Iterator[Computing]:
         """The same as often as one likes, with one copy of the weights after another each time."""
-        shape = len(case.activations), len(case.weights)
-        results = np.empty((copies, *shape), np.float32)
+        results = np.empty((copies, *case.shape), np.float32)
         with self._context(*copies * [case.weights], case.activations, results) as context:
             activations = self._tensor(context, case.activations, GgmlType.F32)
             first = self._tensor(context, case.weights, case.weight_type)
             weights = [first, *(self._copy(context, first) for _ in range(copies - 1))]
-            nodes = [self._ggml.ggml_mul_mat(context, one, activations) for one in weights]
-            yield self._computing(context, nodes, shape)
+            if case.experts is None:
+                nodes = [self._ggml.ggml_mul_mat(context, one, activations) for one in weights]
+            else:
+                experts = self._integers(context, case.experts)
+                nodes = [self._ggml.ggml_mul_mat_id(context, one, activations, experts) for one in weights]
+            yield self._computing(context, nodes, case.shape)
 
     def as_stored(self, values: Floats, cell_type: GgmlType) -> Floats:
         """What is left of values that are stored in a type."""
@@ -134,9 +148,18 @@ class GgmlGraphs:
         """A view (width, rows, heads) of values whose heads lie beside each other, as in llama.cpp's pool."""
         return self._ggml.ggml_permute(context, self._tensor(context, values, kind), 0, 2, 1, 3)
 
+    def _integers(self, context: int, values: Ints) -> Any:
+        tensor = self._new_tensor(context, values.shape, GgmlType.I32)
+        source = np.ascontiguousarray(values, np.int32)
+        ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
+        return tensor
+
+    def _new_tensor(self, context: int, shape: tuple[int, ...], kind: GgmlType) -> Any:
+        sizes = (ctypes.c_int64 * len(shape))(*reversed(shape))
+        return self._ggml.ggml_new_tensor(context, kind, len(shape), sizes)
+
     def _tensor(self, context: int, values: Floats, kind: GgmlType) -> Any:
-        sizes = (ctypes.c_int64 * values.ndim)(*reversed(values.shape))
-        tensor = self._ggml.ggml_new_tensor(context, kind, values.ndim, sizes)
+        tensor = self._new_tensor(context, values.shape, kind)
         source, data = np.ascontiguousarray(values, np.float32), self._ggml.ggml_get_data(tensor)
         if kind is GgmlType.F32:
             ctypes.memmove(data, source.ctypes.data, source.nbytes)
@@ -179,6 +202,7 @@ class GgmlGraphs:
             ("ggml_permute", pointer, [pointer, pointer, *4 * [integer]]),
             ("ggml_cast", pointer, [pointer, pointer, integer]),
             ("ggml_mul_mat", pointer, 3 * [pointer]),
+            ("ggml_mul_mat_id", pointer, 4 * [pointer]),
             ("ggml_flash_attn_ext", pointer, [*5 * [pointer], *3 * [number]]),
             ("ggml_flash_attn_ext_add_sinks", None, [pointer, pointer]),
             ("ggml_quantize_chunk", ctypes.c_size_t, chunk),

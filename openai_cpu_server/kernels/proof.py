@@ -68,8 +68,17 @@ def attention_proofs() -> Iterator[Operation]:
 
 
 def product_proofs() -> Iterator[Operation]:
-    """Products of every type with one row of activations, and with a full group and a rest."""
+    """Products of every type with one row of activations, and with a full group and a rest; two of experts,
+    where a token has one row of activations for all of its slots, and one for each."""
     random = np.random.default_rng(0)
+    for slots in (1, 4):
+        experts = random.integers(0, 5, (9, 4), np.int32)
+        activations = random.standard_normal((9, slots, 512), np.float32)
+        weights = random.standard_normal((5, 100, 512), np.float32)
+        yield methodcaller(
+            "multiplying",
+            ProductCase(weights=weights, activations=activations, weight_type=GgmlType.Q8_0, experts=experts),
+        )
     for kind in PRODUCT_TYPES:
         weights = random.standard_normal((100, 512), np.float32)
         for rows in (1, 7):

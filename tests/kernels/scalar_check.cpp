@@ -108,12 +108,13 @@ struct Room {
     ggml_compute_params params{0, 1, memory.size() * 8, memory.data(), nullptr, false};
 };
 
-bool product_agrees(const Format& format, int rows, int outputs, int depth, Room& room) {
+// One expert: a plain product, whose tokens have one slot.
+bool product_agrees(const Format& format, int tokens, int outputs, int depth, int experts, int slots, Room& room) {
     const int blocks = depth / format.weights, stride = blocks * format.bytes;
-    std::vector<uint8_t> packed(size_t(outputs) * stride + 64);
+    std::vector<uint8_t> packed(size_t(experts) * outputs * stride + 64);
     for (auto& one : packed) one = byte();
-    std::vector<double> weights(size_t(outputs) * depth);
-    for (int block = 0; block < outputs * blocks; block++) {
+    std::vector<double> weights(size_t(experts) * outputs * depth);
+    for (int block = 0; block < experts * outputs * blocks; block++) {
         uint8_t* at = packed.data() + size_t(block) * format.bytes;
         for (int place : format.halves) {
             const uint16_t number = small_half();
@@ -121,27 +122,40 @@ bool product_agrees(const Format& format, int rows, int outputs, int depth, Room
         }
         format.unpack(at, weights.data() + size_t(block) * format.weights);
     }
-    std::vector<float> activations(size_t(rows) * depth), found(size_t(rows) * outputs);
+    std::vector<float> activations(size_t(tokens) * depth), found(size_t(tokens) * slots * outputs);
     for (auto& one : activations) one = std::pow(normal(), 3.0F);
-    ggml_tensor a = tensor(format.type, packed.data(), {depth, outputs}, {size_t(format.bytes), size_t(stride)});
-    ggml_tensor b = tensor(GGML_TYPE_F32, activations.data(), {depth, rows}, {4, size_t(depth) * 4});
-    ggml_tensor node = tensor(GGML_TYPE_F32, found.data(), {outputs, rows}, {4, size_t(outputs) * 4});
+    std::vector<int32_t> chosen(size_t(tokens) * slots);
+    for (auto& one : chosen) one = int32_t(generator() % experts);
+    const size_t row = size_t(depth) * 4, result = size_t(outputs) * 4, matrix = size_t(stride) * outputs;
+    ggml_tensor a =
+        tensor(format.type, packed.data(), {depth, outputs, experts}, {size_t(format.bytes), size_t(stride), matrix});
+    ggml_tensor b = tensor(GGML_TYPE_F32, activations.data(), {depth, tokens}, {4, row});
+    ggml_tensor node = tensor(GGML_TYPE_F32, found.data(), {outputs, tokens}, {4, result});
+    ggml_tensor ids = tensor(GGML_TYPE_I32, chosen.data(), {slots, tokens}, {4, size_t(slots) * 4});
+    if (experts > 1) {
+        b = tensor(GGML_TYPE_F32, activations.data(), {depth, 1, tokens}, {4, row, row});
+        node = tensor(GGML_TYPE_F32, found.data(), {outputs, slots, tokens}, {4, result, slots * result});
+        node.src[2] = &ids;
+    }
+    node.op = experts > 1 ? GGML_OP_MUL_MAT_ID : GGML_OP_MUL_MAT;
     node.src[0] = &a, node.src[1] = &b;
     if (!products::can_do(room.params, node)) return false;
     products::compute(room.params, node);
-    for (int row = 0; row < rows; row++)
+    for (int i = 0; i < tokens * slots; i++)
         for (int output = 0; output < outputs; output++) {
+            const double* weight = weights.data() + (size_t(chosen[i]) * outputs + output) * depth;
+            const float* activation = activations.data() + size_t(i / slots) * depth;
             double exact = 0, allowed = 0, size = 0;
             for (int start = 0; start < depth; start += format.unit) {
                 double largest = 0, total = 0;
-                for (int i = start; i < start + format.unit; i++) {
-                    const double x = activations[size_t(row) * depth + i], w = weights[size_t(output) * depth + i];
+                for (int j = start; j < start + format.unit; j++) {
+                    const double x = activation[j], w = weight[j];
                     exact += x * w, size += std::abs(x * w), total += std::abs(w);
                     largest = std::max(largest, std::abs(x));
                 }
                 allowed += largest / 254 * total;
             }
-            const double error = std::abs(found[size_t(row) * outputs + output] - exact);
+            const double error = std::abs(found[size_t(i) * outputs + output] - exact);
             if (!(error <= allowed + 1e-5 * size)) return false;
         }
     return true;
@@ -227,7 +241,7 @@ bool attention_agrees(const Cells& type, int rows, int cells, int width, int hea
 }  // namespace
 
 const Ggml& ggml() {
-    static const Ggml ours{no_barrier, set_chunk, add_chunk, nullptr, nullptr};
+    static const Ggml ours{no_barrier, set_chunk, add_chunk, nullptr, nullptr, nullptr};
     return ours;
 }
 
@@ -240,8 +254,10 @@ int main() {
     for (const Format& format : FORMATS)
         for (int rows : {1, 2, 3, 5, 7, 17, 130})
             for (int outputs : {64, 77})
-                check(product_agrees(format, rows, outputs, 512, room),
-                      std::string(format.name) + " rows " + std::to_string(rows));
+                for (int experts : {1, 4})
+                    check(product_agrees(format, rows, outputs, 512, experts, experts > 1 ? 3 : 1, room),
+                          std::string(format.name) + " rows " + std::to_string(rows) + " experts " +
+                              std::to_string(experts));
     for (const Cells& cells : CELLS)
         for (int rows : {1, 5, 40})
             for (int width : {64, 128})

@@ -15,6 +15,7 @@ from openai_cpu_server.kernels.graphs import (
     Floats,
     GgmlGraphs,
     GgmlType,
+    Ints,
     ProductCase,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
@@ -45,13 +46,54 @@ def unit_of(kind: GgmlType) -> int:
     return 256 if kind in (GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K) else 32
 
 
+def expert_case(
+    random: np.random.Generator,
+    kind: GgmlType,
+    experts: Ints,
+    *,
+    num_experts: int,
+    outputs: int = 40,
+    depth: int = 512,
+    has_own_rows: bool = False,
+) -> ProductCase:
+    """`experts` (tokens, slots): who computes what. `has_own_rows`: each slot of a token has its own
+    activations, as behind the first products of a layer's experts."""
+    tokens, slots = experts.shape
+    rows = slots if has_own_rows else 1
+    plain = product_case(random, kind, rows=tokens * rows, outputs=num_experts * outputs, depth=depth)
+    return msgspec.structs.replace(
+        plain,
+        weights=plain.weights.reshape(num_experts, outputs, depth),
+        activations=plain.activations.reshape(tokens, rows, depth),
+        experts=experts,
+    )
+
+
+def chosen(random: np.random.Generator, *, tokens: int, slots: int, num_experts: int) -> Ints:
+    """(tokens, slots): different experts for each token."""
+    return random.random((tokens, num_experts)).argsort(axis=1)[:, :slots].astype(np.int32)
+
+
 def stored_weights(graphs: GgmlGraphs, case: ProductCase) -> Doubles:
     return graphs.as_stored(case.weights, case.weight_type).astype(np.float64)
 
 
+def multiplied(case: ProductCase, activations: Doubles, weights: Doubles) -> Doubles:
+    """What belongs to the case's activations times what belongs to its weights, whatever their depth."""
+    if case.experts is None:
+        if weights.ndim == 3:
+            weights = np.repeat(weights, len(activations) // len(weights), axis=0)
+        return activations @ weights.swapaxes(-1, -2)
+    found = np.zeros(case.shape)
+    activations = np.broadcast_to(activations, (*case.experts.shape, activations.shape[-1]))
+    for expert, of_expert in enumerate(weights):
+        found[case.experts == expert] = activations[case.experts == expert] @ of_expert.T
+    return found
+
+
 def exact_product(case: ProductCase, weights: Doubles) -> Doubles:
     """`weights`: as they are stored."""
-    return case.activations.astype(np.float64) @ weights.T
+    return multiplied(case, case.activations.astype(np.float64), weights)
 
 
 def largest_error(case: ProductCase, weights: Doubles) -> Doubles:
@@ -59,9 +101,9 @@ def largest_error(case: ProductCase, weights: Doubles) -> Doubles:
     unit = unit_of(case.weight_type)
     weights = np.abs(weights)
     activations = np.abs(case.activations.astype(np.float64))
-    half_steps = activations.reshape(len(activations), -1, unit).max(axis=2) / _STEPS / 2
-    by_unit = weights.reshape(len(weights), -1, unit).sum(axis=2)
-    return half_steps @ by_unit.T + _SUM_ERROR * (activations @ weights.T)
+    half_steps = activations.reshape(*activations.shape[:-1], -1, unit).max(axis=-1) / _STEPS / 2
+    by_unit = weights.reshape(*weights.shape[:-1], -1, unit).sum(axis=-1)
+    return multiplied(case, half_steps, by_unit) + _SUM_ERROR * multiplied(case, activations, weights)
 
 
 def computed(library: KernelLibrary, graphs: GgmlGraphs, case: ProductCase) -> Floats:
@@ -219,3 +261,89 @@ def test_what_it_does_not_do_is_left_to_ggml(
     library.switch_on(Kernel.PRODUCTS)
     assert np.array_equal(graphs.product(case, threads=2), theirs)
     assert library.num_done(Kernel.PRODUCTS) == num_done
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize(("tokens", "has_own_rows"), [(1, False), (3, True), (40, False)])
+def test_experts(check: Check, kind: GgmlType, tokens: int, has_own_rows: bool) -> None:
+    """Of 12, four for each token; with 40 tokens each has some 13 rows."""
+    random = np.random.default_rng(tokens)
+    experts = chosen(random, tokens=tokens, slots=4, num_experts=12)
+    check(expert_case(random, kind, experts, num_experts=12, has_own_rows=has_own_rows))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slots", "num_experts", "outputs", "depth"),
+    [(1, 1, 1, 32, 256), (2, 8, 8, 33, 256), (7, 1, 3, 100, 768), (150, 2, 3, 64, 512), (9, 3, 64, 47, 256)],
+)
+def test_shapes_of_experts(
+    check: Check, tokens: int, slots: int, num_experts: int, outputs: int, depth: int
+) -> None:
+    random = np.random.default_rng(tokens)
+    experts = chosen(random, tokens=tokens, slots=slots, num_experts=num_experts)
+    for has_own_rows in (False, True):
+        case = expert_case(
+            random,
+            GgmlType.Q4_K,
+            experts,
+            num_experts=num_experts,
+            outputs=outputs,
+            depth=depth,
+            has_own_rows=has_own_rows,
+        )
+        check(case)
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+def test_one_expert_may_have_all_rows(check: Check, kind: GgmlType) -> None:
+    """And twice those of a token: routers of real models need not choose evenly."""
+    random = np.random.default_rng(0)
+    check(expert_case(random, kind, np.full((70, 2), 3, np.int32), num_experts=4))
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+def test_a_token_gives_the_same_whoever_shares_its_experts(
+    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
+) -> None:
+    """To the last bit, and the same as each expert's product alone."""
+    random = np.random.default_rng(0)
+    experts = chosen(random, tokens=50, slots=3, num_experts=8)
+    case = expert_case(random, kind, experts, num_experts=8, has_own_rows=True)
+    together = computed(library, graphs, case)
+    for first, last in ((0, 1), (1, 3), (3, 50)):
+        alone = msgspec.structs.replace(
+            case, activations=case.activations[first:last], experts=experts[first:last]
+        )
+        assert np.array_equal(computed(library, graphs, alone), together[first:last])
+    for expert in (0, 7):
+        plain = msgspec.structs.replace(
+            case, weights=case.weights[expert], activations=case.activations[experts == expert], experts=None
+        )
+        assert np.array_equal(computed(library, graphs, plain), together[experts == expert])
+
+
+@pytest.mark.parametrize("number", [-1, 5, 2**31 - 1, -(2**31)])
+def test_an_expert_that_there_is_not_gives_zeros(
+    library: KernelLibrary, graphs: GgmlGraphs, number: int
+) -> None:
+    random = np.random.default_rng(0)
+    experts = chosen(random, tokens=6, slots=2, num_experts=5)
+    case = expert_case(random, GgmlType.Q8_0, experts, num_experts=5)
+    expected = computed(library, graphs, case)
+    expected[2, 1] = expected[4, 0] = 0
+    experts[2, 1] = experts[4, 0] = number
+    assert np.array_equal(computed(library, graphs, case), expected)
+
+
+@pytest.mark.parametrize("batches", [3, 6])
+def test_a_matrix_for_each_batch_or_for_several(check: Check, batches: int) -> None:
+    random = np.random.default_rng(0)
+    for rows in (1, 20):
+        plain = product_case(random, GgmlType.Q8_0, rows=batches * rows, outputs=3 * 40, depth=128)
+        check(
+            msgspec.structs.replace(
+                plain,
+                weights=plain.weights.reshape(3, 40, 128),
+                activations=plain.activations.reshape(batches, rows, 128),
+            )
+        )

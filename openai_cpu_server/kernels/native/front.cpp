@@ -40,6 +40,16 @@ void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor
     count(PRODUCTS, *params);
 }
 
+// ggml asks for each node, before it looks for a function of its own, whether an accelerator does it. What computes
+// products of mixtures is not exported, so they are taken here, unless their weights are an accelerator's.
+bool ggml_cpu_extra_compute_forward(ggml_compute_params* params, ggml_tensor* node) {
+    if (ggml().extra_compute_forward(params, node)) return true;
+    if (node->op != GGML_OP_MUL_MAT_ID || !is_on(PRODUCTS) || !products::can_do(*params, *node)) return false;
+    products::compute(*params, *node);
+    count(PRODUCTS, *params);
+    return true;
+}
+
 // For `kernels/library.py`.
 
 bool ocs_suits_this_cpu() { return suits_this_cpu(); }

@@ -16,7 +16,13 @@ enum ggml_type : int32_t {
     GGML_TYPE_Q4_K = 12,
     GGML_TYPE_Q5_K = 13,
     GGML_TYPE_Q6_K = 14,
+    GGML_TYPE_I32 = 26,
     GGML_TYPE_BF16 = 30,
+};
+
+enum ggml_op : int32_t {
+    GGML_OP_MUL_MAT = 29,
+    GGML_OP_MUL_MAT_ID = 30,
 };
 
 struct ggml_tensor {
@@ -24,7 +30,7 @@ struct ggml_tensor {
     void* buffer;
     int64_t ne[4];  // number of elements
     size_t nb[4];   // stride in bytes
-    int32_t op;
+    ggml_op op;
     int32_t op_params[16];
     int32_t flags;
     ggml_tensor* src[10];
@@ -59,6 +65,7 @@ struct Ggml {
     int (*chunk_add)(ggml_threadpool*, int);  // returns what was there before
     void (*flash_attn_ext)(const ggml_compute_params*, ggml_tensor*);
     void (*mul_mat)(const ggml_compute_params*, ggml_tensor*);
+    bool (*extra_compute_forward)(ggml_compute_params*, ggml_tensor*);  // whether an accelerator did the node
 };
 
 // Finds them at the first call, when ggml has been loaded behind this library; ends the process if it was not.
