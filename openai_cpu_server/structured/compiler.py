@@ -110,13 +110,24 @@ class _Compiler:
         root = self._value(((self._normaliser.at(""), True),), "value")
         while self._waiting:
             goal, name = self._waiting.pop()
-            self._grammar.set(name, self._of_goal(goal, name))
+            with self._budget.looking_at(self._goals.path(goal)):
+                self._grammar.set(name, self._of_goal(goal, name))
+        if (impossible := self._impossible("")) is not None:
+            raise InvalidSchema(impossible, "no value can satisfy this schema")
         rules = self._grammar.finish(root, self._paths().get)
         return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
 
+    def _impossible(self, pointer: str, seen: frozenset[str] = frozenset()) -> str | None:
+        """The innermost schema that must be fitted and that no value fits; None: some value fits the schema
+        at the pointer, or that is not plain."""
+        if pointer in seen or self._goals.satisfiable(((self._normaliser.at(pointer), True),)):
+            return None
+        inner = (self._impossible(each, seen | {pointer}) for each in self._normaliser.needed(pointer))
+        return next((each for each in inner if each is not None), pointer)
+
     def _paths(self) -> dict[str, str]:
         """By rule: the place in the schema of what the rule is for."""
-        return {name: self._table.place(goal[0][0])[0] for goal, name in self._rules.items() if goal}
+        return {name: self._goals.path(goal) for goal, name in self._rules.items() if goal}
 
     def _value(self, goal: Goal, hint: str) -> Expr:
         """The rule for a value that fits the goal. It is written later, so that nesting costs no stack."""
@@ -242,7 +253,9 @@ def grammar_maker(
             translation = Translation(compiled.rules, num_read=num_read)
             check(translation.text(numbered_from(BYTES_AND_END)))
         except InvalidRequest as error:
-            path = error.path if isinstance(error, (UnsupportedSchema, SchemaTooLarge)) else None
+            path = (
+                error.path if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)) else None
+            )
             return RefusedGrammar(str(error), error.code, path)
         return MadeGrammar(
             lark=translation.text(),
