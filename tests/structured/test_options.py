@@ -61,7 +61,12 @@ COMBINED = {
         ({"type": "integer", "multipleOf": 123457}, "", "multipleOf", None),
         ({"items": {"type": "integer", "multipleOf": 99999}}, "/items", "multipleOf", None),
         ({"$dynamicRef": "#x"}, "", "$dynamicRef", "dynamicRef"),
-        ({"items": {"items": TEXT, "uniqueItems": True}}, "/items", "uniqueItems", "list them with 'enum'"),
+        (
+            {"items": {"items": TEXT, "uniqueItems": True}},
+            "/items",
+            "uniqueItems",
+            "list up to 400 with 'enum'",
+        ),
         ({"not": {"type": "array", "uniqueItems": True}}, "/not", "uniqueItems", None),
         (
             {

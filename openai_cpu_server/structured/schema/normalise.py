@@ -148,8 +148,9 @@ class Normaliser:
         lists = dict.fromkeys(("allOf", ways, "prefixItems", "items"))
         found = [f"{pointer}/{k}/{i}" for k in lists for i in range(len(_listed(schema.get(k))))]
         properties = schema.get("properties")
-        required = [x for x in _listed(schema.get("required")) if isinstance(x, str)]
-        found += [f"{pointer}/properties/{escaped(x)}" for x in required if x in (properties or {})]
+        named = properties if isinstance(properties, dict) else {}
+        required = [x for x in _listed(schema.get("required")) if isinstance(x, str) and x in named]
+        found += [f"{pointer}/properties/{escaped(x)}" for x in required]
         found += [f"{pointer}/{k}" for k in ("items", "contains") if isinstance(schema.get(k), dict)]
         node = self.table[self._reference(schema, pointer)] if "$ref" in schema else None
         return [*found, node.pointer] if isinstance(node, Reference) else found
