@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Union
 
 import msgspec
@@ -42,14 +43,15 @@ from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation,
 from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
 from openai_cpu_server.structured.schema.normalise import Normaliser
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
-from openai_cpu_server.structured.values.number_facts import NumberLanguages, few_integers
+from openai_cpu_server.structured.values.number_facts import NumberLanguages, few_integers, spelled
 from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
 from openai_cpu_server.structured.values.objects import ObjectRules
 from openai_cpu_server.structured.values.strings import NameKeys, ScalarLexemes, StringLanguages, by_states
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder, composed, packed, unpacked
 from openai_cpu_server.structured.writing.json_text import Punctuation
 
-_MOST_LISTED = 40
+_MOST_LISTED = 400
+"""The most values of which unique items may be."""
 
 
 class CompiledGrammar(msgspec.Struct, frozen=True):
@@ -110,13 +112,24 @@ class _Compiler:
         root = self._value(((self._normaliser.at(""), True),), "value")
         while self._waiting:
             goal, name = self._waiting.pop()
-            self._grammar.set(name, self._of_goal(goal, name))
+            with self._budget.looking_at(self._goals.path(goal)):
+                self._grammar.set(name, self._of_goal(goal, name))
+        if (impossible := self._impossible("")) is not None:
+            raise InvalidSchema(impossible, "no value can satisfy this schema")
         rules = self._grammar.finish(root, self._paths().get)
         return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
 
+    def _impossible(self, pointer: str, seen: frozenset[str] = frozenset()) -> str | None:
+        """The innermost schema that must be fitted and that no value fits; None: some value fits the schema
+        at the pointer, or that is not plain."""
+        if pointer in seen or self._goals.satisfiable(((self._normaliser.at(pointer), True),)):
+            return None
+        inner = (self._impossible(each, seen | {pointer}) for each in self._normaliser.needed(pointer))
+        return next((each for each in inner if each is not None), pointer)
+
     def _paths(self) -> dict[str, str]:
         """By rule: the place in the schema of what the rule is for."""
-        return {name: self._table.place(goal[0][0])[0] for goal, name in self._rules.items() if goal}
+        return {name: self._goals.path(goal) for goal, name in self._rules.items() if goal}
 
     def _value(self, goal: Goal, hint: str) -> Expr:
         """The rule for a value that fits the goal. It is written later, so that nesting costs no stack."""
@@ -186,36 +199,38 @@ class _Compiler:
         return bool(self._shapes.shapes(branch))
 
     def _listed(self, goal: Goal) -> list[Expr] | None:
-        """All values of a goal, if they are a few listed scalars; else None."""
-        found: list[Expr] = []
+        """All values of a goal, if they are a few scalars, each with all its spellings; else None."""
+        found: dict[object, Expr] = {}
         for kind in JsonKind:
             for branch in self._goals.branches(goal, kind):
                 values = self._listed_in(branch, kind)
                 if values is None:
                     return None
-                found += values
-        unique = list(dict.fromkeys(found))
-        return unique if len(unique) <= _MOST_LISTED else None
+                for value, expr in values.items():
+                    key = (kind, value)  # as 1 is not true
+                    found[key] = alt(found[key], expr) if key in found else expr
+        return list(found.values()) if len(found) <= _MOST_LISTED else None
 
-    def _listed_in(self, branch: Branch, kind: JsonKind) -> list[Expr] | None:
+    def _listed_in(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
+        """The spellings by the values."""
         if kind is JsonKind.NULL:
-            return [Text("null")]
+            return {None: Text("null")}
         if kind is JsonKind.BOOLEAN:
-            return [Text("true" if b else "false") for b in _booleans(branch)]
+            return {b: Text("true" if b else "false") for b in _booleans(branch)}
         if kind is JsonKind.NUMBER and (integers := few_integers(branch, _MOST_LISTED)) is not None:
-            return [Text(str(x)) for x in integers]
+            return {Decimal(x): Text(str(x)) for x in integers}
         if not any(isinstance(f.node, Scalars) and f.is_true for f in branch):
-            return self._unlisted(branch, kind) if self._is_possible(branch, kind) else []
+            return self._unlisted(branch, kind) if self._is_possible(branch, kind) else {}
         if kind is JsonKind.STRING:
-            return [self._lexemes.string(x) for x in self._strings.listed(branch)]
-        return [self._lexemes.number(x, "number") for x in self._numbers.listed(branch)]
+            return {x: self._lexemes.string(literal(x)) for x in self._strings.listed(branch)}
+        return {x: self._lexemes.number(spelled(x), "number") for x in self._numbers.listed(branch)}
 
-    def _unlisted(self, branch: Branch, kind: JsonKind) -> list[Expr] | None:
+    def _unlisted(self, branch: Branch, kind: JsonKind) -> Mapping[object, Expr] | None:
         """All values that no list names but that are few: short strings of a pattern. None for any others."""
         if kind is not JsonKind.STRING:
             return None
         texts = self._strings.few(self._strings.language(branch), _MOST_LISTED)
-        return None if texts is None else [self._lexemes.string(literal(x)) for x in texts]
+        return None if texts is None else {x: self._lexemes.string(literal(x)) for x in texts}
 
 
 def _booleans(branch: Branch) -> list[bool]:
@@ -242,7 +257,9 @@ def grammar_maker(
             translation = Translation(compiled.rules, num_read=num_read)
             check(translation.text(numbered_from(BYTES_AND_END)))
         except InvalidRequest as error:
-            path = error.path if isinstance(error, (UnsupportedSchema, SchemaTooLarge)) else None
+            path = (
+                error.path if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)) else None
+            )
             return RefusedGrammar(str(error), error.code, path)
         return MadeGrammar(
             lark=translation.text(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -34,7 +36,7 @@ class SchemaTooLarge(InvalidRequest):
 
     def __init__(self, limit: str, value: int, path: str | None = None) -> None:
         named, advice = _LIMITS.get(limit, (limit.replace("_", " "), "make it smaller"))
-        place = f"{path}: " if path else ""
+        place = "" if path is None else f"{path or '/'}: "
         super().__init__(f"{place}The schema is too large: more than {value} {named}; {advice}.")
         self.limit = limit
         self.path = path
@@ -168,12 +170,14 @@ class Budget:
         self.limits = limits
         self._allowed: dict[str, int] = msgspec.structs.asdict(limits)
         self._spent: dict[str, int] = {}
+        self.path: str | None = None
+        """The place in the schema that is being looked at, as a JSON pointer."""
 
     def spend(self, limit: str, amount: int = 1) -> None:
         """Count a cost. Raises SchemaTooLarge once the sum exceeds the limit of that name."""
         spent = self._spent[limit] = self._spent.get(limit, 0) + amount
         if spent > self._allowed[limit]:
-            raise SchemaTooLarge(limit, self._allowed[limit])
+            raise SchemaTooLarge(limit, self._allowed[limit], self.path)
 
     def spent(self, limit: str) -> int:
         return self._spent.get(limit, 0)
@@ -184,9 +188,20 @@ class Budget:
         return sum(self.spent(limit) / self._allowed[limit] for limit in _WORK)
 
     def check(self, limit: str, amount: int, path: str | None = None) -> None:
-        """Raises SchemaTooLarge, which names `path`, a pointer into the schema."""
+        """Raises SchemaTooLarge, which names `path`, a pointer into the schema; None: what is looked at."""
         if amount > self._allowed[limit]:
-            raise SchemaTooLarge(limit, self._allowed[limit], path)
+            raise SchemaTooLarge(limit, self._allowed[limit], self.path if path is None else path)
+
+    @contextmanager
+    def looking_at(self, path: str) -> Iterator[None]:
+        """Limits that are exceeded in the block name this place."""
+        before, self.path = self.path, path
+        try:
+            yield
+        except RecursionError:
+            raise SchemaTooLarge("depth", self.limits.depth, path) from None
+        finally:
+            self.path = before
 
 
 class Unenforced(msgspec.Struct, frozen=True):

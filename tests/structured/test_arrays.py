@@ -2,7 +2,10 @@
 
 import itertools
 
-from tests.structured.oracle import check
+import pytest
+
+from tests.structured.making import check_schema
+from tests.structured.oracle import accepts, check, check_texts, compact
 
 D7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 INT, STR = {"type": "integer"}, {"type": "string"}
@@ -128,3 +131,21 @@ def test_one_item_is_always_unique():
 
 def test_unique_items_may_be_off():
     check(array(items=INT, uniqueItems=False), [[1, 1]], [])
+
+
+def test_values_that_several_alternatives_spell_are_one_value():
+    ones = array(items={"anyOf": [{"enum": [1, 2]}, {"type": "integer", "minimum": 2, "maximum": 3}]})
+    check({**ones, "uniqueItems": True}, [[1, 2, 3], [2, 3, 1], []], [[2, 2], [1, 1], [3, 2, 3]])
+    tens = array(items={"anyOf": [{"const": 2.0}, {"type": "integer", "minimum": 1, "maximum": 3}]})
+    grammar = check_schema({**tens, "uniqueItems": True})
+    check_texts(grammar, ["[2.0]", "[2,1]", "[1,2.0]"], ["[2.0,2]", "[2,2.0]", "[2.0,2.0]", "[2,2]"])
+    texts = array(items={"anyOf": [{"enum": ["a", "b"]}, {"type": "string", "pattern": "^[ab]$"}]})
+    check({**texts, "uniqueItems": True}, [["a", "b"], ["b", "a"]], [["a", "a"], ["b", "a", "b"]])
+
+
+@pytest.mark.parametrize("counts", [{}, {"minItems": 2}, {"maxItems": 3}, {"minItems": 1, "maxItems": 400}])
+def test_hundreds_of_values_may_be_unique(counts):
+    values = [f"v{i}" for i in range(400)]
+    schema = array(items={"enum": values}, uniqueItems=True, **counts)
+    check(schema, [["v0", "v9", "v399"], values[1:3]], [["v9", "v9"], ["v3", "v3", "v3"]])
+    assert accepts(schema, compact(values)) == ("maxItems" not in counts or counts["maxItems"] == 400)

@@ -67,6 +67,41 @@ def test_a_decimal_next_to_an_open_bound_is_never_rounded_onto_it():
     assert not accepts(schema, "4.9999999999999999999999")
 
 
+ZEROS = [0, 0.0, -0.0]
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_zero_as_a_bound_has_no_sign(zero):
+    below, above = [-0.5, -0.25, -1, -1.5, -10], [0.5, 0.25, 1, 1.5, 10]
+    check({"type": "number", "exclusiveMaximum": zero}, below, [*above, 0])
+    check({"type": "number", "exclusiveMinimum": zero}, above, [*below, 0])
+    check({"type": "number", "maximum": zero}, [*below, 0], above)
+    check({"type": "number", "minimum": zero}, [*above, 0], below)
+    check({"type": "number", "not": {"minimum": zero}}, below, [*above, 0])
+    check({"type": "number", "not": {"exclusiveMaximum": zero}}, [*above, 0], below)
+    check({"type": "integer", "exclusiveMaximum": zero}, [-1, -10], [0, 1])
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+def test_zero_beside_another_bound(zero):
+    check({"type": "number", "minimum": -5, "exclusiveMaximum": zero}, [-5, -0.5, -4.9], [0, -5.5, 0.5])
+    check(
+        {"type": "number", "exclusiveMinimum": -0.9, "exclusiveMaximum": zero},
+        [-0.5, -0.89, -0.01],
+        [-0.9, 0, -1, 0.5],
+    )
+    check(
+        {"type": "number", "exclusiveMinimum": zero, "exclusiveMaximum": 0.9}, [0.5, 0.89], [0.9, 0, -0.5, 1]
+    )
+    draft4 = {"$schema": "http://json-schema.org/draft-04/schema#", "maximum": zero, "exclusiveMaximum": True}
+    check({**draft4, "type": "number"}, [-0.5, -3], [0, 0.5])
+
+
+def test_no_number_has_two_signs():
+    for schema in ({"exclusiveMaximum": 0}, {"exclusiveMinimum": -0.0}, {"maximum": -0.0}, {"enum": [-0.0]}):
+        assert not any(accepts({"type": "number", **schema}, text) for text in ("--0.5", "--0", "--1"))
+
+
 def test_bounds_apply_to_numbers_only():
     check({"minimum": 5}, [5, "a", None, []], [4])
 

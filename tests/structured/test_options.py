@@ -5,7 +5,13 @@ import json
 import pytest
 
 from openai_cpu_server.structured.compiler import compile_schema
-from openai_cpu_server.structured.options import InvalidSchema, Options, Unenforced, UnsupportedSchema
+from openai_cpu_server.structured.options import (
+    InvalidSchema,
+    Options,
+    SchemaTooLarge,
+    Unenforced,
+    UnsupportedSchema,
+)
 from tests.structured.making import schema_to_gbnf
 from tests.structured.oracle import check_ours
 
@@ -55,7 +61,12 @@ COMBINED = {
         ({"type": "integer", "multipleOf": 123457}, "", "multipleOf", None),
         ({"items": {"type": "integer", "multipleOf": 99999}}, "/items", "multipleOf", None),
         ({"$dynamicRef": "#x"}, "", "$dynamicRef", "dynamicRef"),
-        ({"items": {"items": TEXT, "uniqueItems": True}}, "/items", "uniqueItems", "list them with 'enum'"),
+        (
+            {"items": {"items": TEXT, "uniqueItems": True}},
+            "/items",
+            "uniqueItems",
+            "list up to 400 with 'enum'",
+        ),
         ({"not": {"type": "array", "uniqueItems": True}}, "/not", "uniqueItems", None),
         (
             {
@@ -84,6 +95,7 @@ def test_what_no_grammar_can_hold_is_refused_where_it_stands_or_left_out(schema,
         {"properties": []},
         {"required": "a"},
         {"required": [1]},
+        {"required": ["1", 1]},
         {"enum": 1},
         {"items": 3},
         {"minLength": -1},
@@ -114,6 +126,153 @@ def test_errors_tell_the_place_as_a_pointer():
     with pytest.raises(InvalidSchema) as caught:
         schema_to_gbnf({"properties": {"a/b": {"items": {"minLength": "x"}}}})
     assert caught.value.path == "/properties/a~1b/items"
+
+
+IRREGULAR = {"pattern": "(a)\\1"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "rejected"),
+    [
+        ({**TEXT, "not": IRREGULAR}, ["aa", "b"], [1]),
+        ({"not": IRREGULAR}, ["aa", "b"], [1, None, {}]),  # what is no string fits every pattern
+        ({"type": ["string", "null"], "not": {"not": IRREGULAR}}, ["aa", None], [1]),
+        (
+            {**TEXT, "if": IRREGULAR, "then": {"maxLength": 2}, "else": {"minLength": 4}},
+            ["aa", "abcd"],
+            ["abc", 1],
+        ),
+        ({"type": ["string", "integer"], "oneOf": [IRREGULAR, {"maxLength": 2}]}, ["a", "abc"], []),
+        (
+            {"oneOf": [{**TEXT, **IRREGULAR}, {**TEXT, "maxLength": 2}, {"type": "null"}]},
+            ["a", "abc", None],
+            [1],
+        ),
+        ({**TEXT, "anyOf": [IRREGULAR, {"const": "b"}]}, ["aa", "b", "c"], [1]),
+        ({**TEXT, "allOf": [IRREGULAR, {"maxLength": 2}]}, ["aa", "b"], ["abc"]),
+        ({"type": "array", "contains": IRREGULAR, "items": TEXT}, [["a"], ["b", "aa"]], [[], [1]]),
+        ({"type": "array", "items": TEXT, "not": {"contains": IRREGULAR}}, [["b"], []], [[1]]),
+        ({"not": {"$ref": "#/none"}, **TEXT}, ["a"], [1]),
+        (
+            {"anyOf": [{"$ref": "https://example.org/s"}, {"type": "null"}], "type": ["string", "null"]},
+            ["a"],
+            [1],
+        ),
+        ({"not": {"uniqueItems": True}, "type": "array", "items": TEXT}, [["a", "a"], ["a"]], [["a", 1]]),
+        ({"not": {"multipleOf": 123457}, "type": "integer"}, [1, 2], ["a"]),
+    ],
+)
+def test_what_is_left_out_may_be_so_or_not(schema, accepted, rejected):
+    assert compile_schema(schema, LENIENT).unenforced
+    check_ours(schema, accepted, rejected, LENIENT)
+
+
+def test_of_patterns_for_names_only_the_broken_one_is_left_out():
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "patternProperties": {"^(x)\\1": TEXT, "^y": {"type": "null"}},
+        "additionalProperties": False,
+    }
+    assert compile_schema(schema, LENIENT).unenforced == (Unenforced("", "patternProperties"),)
+    check_ours(
+        schema,
+        [{"a": 1}, {"a": 1, "y": None}, {"xx": "b"}, {}],
+        [{"a": "b"}, {"y": 1}, {"y": "a"}, {"xx": 1}, {"b": {}}],
+        LENIENT,
+    )
+    check_ours({"not": schema, "type": "object"}, [{"a": 1}, {"xx": 1}], ["a"], LENIENT)
+
+
+def test_what_depends_on_what_is_left_out_is_named_too():
+    schema = {
+        "type": "object",
+        "allOf": [{"patternProperties": {"^(x)\\1": TEXT}}],
+        "unevaluatedProperties": False,
+    }
+    assert set(compile_schema(schema, LENIENT).unenforced) == {
+        Unenforced("/allOf/0", "patternProperties"),
+        Unenforced("", "unevaluatedProperties"),
+    }
+    check_ours({"not": schema, "type": "object"}, [{"a": 1}, {"xx": 1}], [1], LENIENT)
+
+
+def within(schema):
+    """The schema three levels deep, where it must be fitted."""
+    inner = {"type": "object", "properties": {"c": schema}, "required": ["c"]}
+    inner = {"type": "array", "items": inner, "minItems": 1}
+    return {"type": "object", "properties": {"a/b": inner}, "required": ["a/b"]}
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        False,
+        {"not": {}},
+        {"enum": []},
+        {"type": "integer", "minimum": 2, "maximum": 1},
+        {"type": "string", "minLength": 2, "maxLength": 1},
+        {"type": "string", "pattern": "^a$", "minLength": 2},
+        {"type": "string", "enum": [1]},
+        {"type": "array", "minItems": 1, "items": False, "contains": True},
+        {"type": "object", "minProperties": 2, "maxProperties": 1},
+        {"allOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": "boolean", "not": {"type": "boolean"}},
+    ],
+)
+def test_what_no_value_fits_is_named_with_its_place(impossible):
+    with pytest.raises(InvalidSchema, match="no value can satisfy") as caught:
+        compile_schema(within(impossible))
+    assert caught.value.path.startswith("/properties/a~1b/items/properties/c")
+
+
+def test_what_no_value_fits_is_looked_for_behind_references_and_in_alternatives():
+    schema = {
+        "$defs": {"n": {"type": "integer", "allOf": [{"maximum": 1}, {"minimum": 2}]}},
+        "anyOf": [{"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/n"}}}],
+    }
+    with pytest.raises(InvalidSchema) as caught:
+        compile_schema(schema)
+    assert caught.value.path == "/$defs/n"
+
+
+@pytest.mark.parametrize(
+    ("schema", "path", "keyword"),
+    [
+        ({"type": "object", "not": {"minProperties": 2, "maxProperties": 3}}, "/not", "minProperties"),
+        ({"type": "object", "not": {"not": {"minProperties": 2}}}, "/not/not", "minProperties"),
+        (
+            {"type": "array", "not": {"contains": {"not": {"uniqueItems": True}}}},
+            "/not/contains/not",
+            "uniqueItems",
+        ),
+        ({"not": {"type": "array", "prefixItems": [True], "items": TEXT}}, "/not", "prefixItems"),
+        ({"type": "object", "not": {"propertyNames": {"enum": ["a"]}}}, "/not", "propertyNames"),
+    ],
+)
+def test_what_cannot_be_negated_is_named_with_its_place(schema, path, keyword):
+    with pytest.raises(UnsupportedSchema) as caught:
+        compile_schema(schema)
+    assert (caught.value.path, caught.value.keyword) == (path, keyword)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"enum": list(range(3_000))},
+        {"type": "object", "properties": {f"p{i}": {} for i in range(3_000)}},
+        {"type": "string", "allOf": [{"pattern": "(a|b)*a(a|b){18}$"}, {"pattern": "^[ab]*$"}]},
+        {"type": "array", "contains": {"type": "integer"}, "minContains": 10**6},
+        {
+            "type": "object",
+            "allOf": [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(9)]} for i in range(9)],
+        },
+    ],
+)
+def test_what_is_too_large_is_named_with_its_place(large):
+    with pytest.raises(SchemaTooLarge, match="/properties/a~1b/items/properties/c") as caught:
+        compile_schema(within(large))
+    assert caught.value.path.startswith("/properties/a~1b/items/properties/c")
 
 
 def test_the_same_schema_gives_the_same_text():

@@ -31,6 +31,7 @@ from openai_cpu_server.structured.schema.nodes import (
     Count,
     Integer,
     JsonKind,
+    LeftOut,
     Length,
     Negation,
     Node,
@@ -158,7 +159,8 @@ class Goals:
         key = (goal, kind)
         if key not in self._branches:
             items = [_Item((i,), number, is_true) for i, (number, is_true) in enumerate(goal)]
-            found = dict.fromkeys(self._unfold(items, kind))
+            with self._budget.looking_at(self.path(goal)):
+                found = dict.fromkeys(self._unfold(items, kind))
             self._branches[key] = _without_special_cases(list(found))
         return self._branches[key]
 
@@ -176,10 +178,15 @@ class Goals:
             self._possible[key] = True
             self._depth += 1
             try:
-                self._possible[key] = any(self.is_possible(b, kind) for b in self.branches(goal, kind))
+                with self._budget.looking_at(self.path(goal)):
+                    self._possible[key] = any(self.is_possible(b, kind) for b in self.branches(goal, kind))
             finally:
                 self._depth -= 1
         return self._possible[key]
+
+    def path(self, goal: Goal) -> str:
+        """The place in the schema of what the goal asks for first."""
+        return self.table.place(goal[0][0])[0] if goal else ""
 
     # Unfolding
 
@@ -246,7 +253,8 @@ class Goals:
         if isinstance(node, AllOf) == item.is_true:
             state.queue += [item.child(i, x, item.is_true) for i, x in enumerate(node.items)]
             return None
-        signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
+        with self.table.standing_for(item.number):
+            signed = [(x, True) for x in node.items] if item.is_true else none_of_all(node.items, self.table)
         options = [[item.child(i, number, sign)] for i, (number, sign) in enumerate(signed)]
         return self._choose(options, state)
 
@@ -306,6 +314,8 @@ class Goals:
         known = self._truths.of_atom(node, item.is_true, state.kind)
         if known is not None:
             return known
+        if isinstance(node, LeftOut):
+            return False if (item.number, not item.is_true) in state.stated else None
         if isinstance(node, Types):
             state.facts.append((item.order, Fact(Integer(), item.is_true, item.number)))
             return None
@@ -323,12 +333,12 @@ class Goals:
         return True
 
     def _complement(self, number: int, node: Node) -> int:
-        path, keyword = self.table.place(number)
-        found = complement(node, self.table)
+        with self.table.standing_for(number):
+            found = complement(node, self.table)
         if found is None:
-            self._report.refuse(path, keyword, "cannot be negated by a grammar")
+            self._report.refuse(*self.table.place(number), "cannot be negated by a grammar")
             return TRUE
-        return self.table.add(self.table[found], path, keyword)
+        return found
 
 
 def _branch(facts: list[tuple[Order, Fact]]) -> Branch:

@@ -27,6 +27,7 @@ from openai_cpu_server.structured.schema.nodes import (
     Integer,
     Items,
     JsonKind,
+    LeftOut,
     Length,
     Maximum,
     Minimum,
@@ -126,6 +127,8 @@ class PlainTruths:
             return (kind.value in node.names) == is_true
         if isinstance(node, Scalars):
             return _of_scalars(node, is_true, kind)
+        if isinstance(node, LeftOut):
+            return None if node.kind in (kind, None) else is_true
         return None if KIND_OF[type(node)] is kind else is_true
 
 

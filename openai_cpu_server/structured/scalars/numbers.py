@@ -126,7 +126,7 @@ def at_least(bound: Bound) -> Expr:
     """Numbers without exponent that are at least the bound, or greater if it is open."""
     value, is_open = bound.value, bound.is_open
     if value < 0 or (value == 0 and not is_open):
-        below = _up_to(value.copy_negate(), is_open) if value < 0 else NOTHING
+        below = _up_to(value.copy_abs(), is_open) if value < 0 else NOTHING
         return alt(_all_positive(is_open), seq(_MINUS, below))
     return _from(value, is_open)
 
@@ -135,13 +135,13 @@ def at_most(bound: Bound) -> Expr:
     """Numbers without exponent that are at most the bound, or less if it is open."""
     value, is_open = bound.value, bound.is_open
     if value < 0 or (value == 0 and is_open):
-        return seq(_MINUS, _from(value.copy_negate(), is_open))
+        return seq(_MINUS, _from(value.copy_abs(), is_open))
     return alt(_up_to(value, is_open), seq(_MINUS, _all_positive(is_open)))
 
 
 def equal_to(value: Decimal) -> Expr:
     """All spellings without exponent of one number."""
-    whole, fraction = _parts(value.copy_abs())
+    whole, fraction = _parts(value)
     tail = seq(_POINT, literal(fraction), star(literal("0"))) if fraction else optional(_ZEROS)
     sign = _MINUS if value < 0 else optional(_MINUS) if value == 0 else EMPTY
     return seq(sign, literal(whole), tail)
@@ -167,8 +167,8 @@ def fractional() -> Expr:
 
 
 def _parts(value: Decimal) -> tuple[str, str]:
-    """The digits before and after the point, without needless zeros."""
-    whole, _, fraction = f"{value:f}".partition(".")
+    """The digits before and after the point, without sign and needless zeros."""
+    whole, _, fraction = f"{value.copy_abs():f}".partition(".")
     return whole.lstrip("0") or "0", fraction.rstrip("0")
 
 

@@ -24,8 +24,9 @@ def is_finite(value: int | float) -> bool:
 
 
 def exact(value: int | float) -> Decimal:
-    """A float as it was written, not as it is stored: 0.1 is one tenth."""
-    return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    """A float as it was written, not as it is stored: 0.1 is one tenth. Zero has no sign."""
+    found = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    return found if found else found.copy_abs()
 
 
 class Draft(enum.Enum):

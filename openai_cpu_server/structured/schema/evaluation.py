@@ -44,6 +44,10 @@ class TooManyWays(Exception):
     """There are more alternatives, and combinations of them, than a grammar should consist of."""
 
 
+class Unknown(Exception):
+    """What is evaluated depends on a keyword that is left out."""
+
+
 @dataclass(frozen=True)
 class Evaluated:
     everything: bool = False
@@ -272,8 +276,9 @@ class Evaluation:
         names, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         assert isinstance(names, dict)
         assert isinstance(patterns, dict)
-        is_known = all(self._is_regular(p) for p in patterns)
-        return [Way(seen=Evaluated(names=tuple(names), patterns=tuple(patterns)) if is_known else EVERYTHING)]
+        if not all(map(self._is_regular, patterns)):
+            raise Unknown
+        return [Way(seen=Evaluated(names=tuple(names), patterns=tuple(patterns)))]
 
     def _is_regular(self, pattern: str) -> bool:
         """Whether a pattern is regular. Others were refused before this, or are left out on request."""
@@ -332,17 +337,21 @@ class Evaluation:
     # References
 
     def _ref(self, schema: Schema, path: str) -> list[Way]:
-        return self._ways(self.references.find(_address(schema, "$ref"), path))
+        try:
+            pointer = self.references.find(_address(schema, "$ref"), path)
+        except UnsupportedSchema:  # it was refused before this, or is left out on request
+            raise Unknown from None
+        return self._ways(pointer)
 
     def _dynamic_ref(self, schema: Schema, path: str) -> list[Way]:
-        """The ways of the reference's target.
-        A target that is missing was refused before this, or is left out on request."""
         keyword = "$recursiveRef" if self.draft is Draft.D2019 else "$dynamicRef"
         try:
             pointer = self.references.find_dynamic(_address(schema, keyword), path)
         except UnsupportedSchema:
             pointer = None
-        return [Way(seen=EVERYTHING)] if pointer is None else self._ways(pointer)
+        if pointer is None:
+            raise Unknown
+        return self._ways(pointer)
 
 
 def _address(schema: Schema, keyword: str) -> str:
@@ -367,6 +376,9 @@ def expanded(
         ways = evaluations[node.kind].beside(node.pointer)
     except TooManyWays:
         report.refuse(*place, "depends on too many combinations of other schemas")
-        return TRUE
+        return table.left_out(node.kind, *place)
+    except Unknown:
+        report.refuse(*place, "depends on what cannot be enforced beside it")
+        return table.left_out(node.kind, *place)
     closed = [w.seen.beyond(rest, node.kind, table, place) for w in ways]
     return table.any(*(table.all(c, *w.guards) for c, w in zip(closed, ways, strict=True)))

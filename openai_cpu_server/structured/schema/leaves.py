@@ -15,6 +15,7 @@ from openai_cpu_server.structured.schema.nodes import (
     Count,
     Format,
     Integer,
+    JsonKind,
     Length,
     Maximum,
     Minimum,
@@ -44,7 +45,7 @@ class LeafKeywords:
             "exclusiveMaximum": partial(self._open_bound, Maximum, "exclusiveMaximum"),
             "multipleOf": self._multiple_of,
             **self._counting("minLength", "maxLength", Length),
-            "pattern": lambda schema, path: self.pattern(schema["pattern"], path, "pattern"),
+            "pattern": lambda schema, path: self.pattern(schema["pattern"], path, "pattern", JsonKind.STRING),
             "format": self._format,
             **self._counting("minItems", "maxItems", Count),
             "uniqueItems": self._unique,
@@ -116,8 +117,9 @@ class LeafKeywords:
             raise InvalidSchema(path, "'uniqueItems' must be true or false")
         return self._table.add(Unique(), path, "uniqueItems") if schema["uniqueItems"] else TRUE
 
-    def pattern(self, pattern: Json, path: str, keyword: str) -> int:
-        """A node for the pattern; TRUE for one that cannot be compiled, if it may be left out."""
+    def pattern(self, pattern: Json, path: str, keyword: str, kind: JsonKind) -> int:
+        """A node for the pattern; `LeftOut`, about the type, for one that cannot be compiled and may be left
+        out."""
         if not isinstance(pattern, str):
             raise InvalidSchema(path, f"'{keyword}' must be a regular expression")
         self._budget.spend("text", len(pattern))
@@ -127,7 +129,7 @@ class LeafKeywords:
             self._report.refuse(
                 path, keyword, f"cannot be compiled: {error.reason} (character {error.position})"
             )
-            return TRUE
+            return self._table.left_out(kind, path, keyword)
         return self._table.add(Pattern(pattern), path, keyword)
 
     def _format(self, schema: Schema, path: str) -> int:

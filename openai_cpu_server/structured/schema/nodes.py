@@ -7,6 +7,8 @@ values of other types than its own, as in JSON Schema.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Union
 
@@ -129,6 +131,15 @@ class SomeProperty(msgspec.Struct, frozen=True):
     value: int
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """A keyword that is not enforced: a value may fit it or not, and nobody knows. It says something of
+    values of one type, or (None) of all."""
+
+    kind: JsonKind | None
+    path: str
+    keyword: str
+
+
 class AllOf(msgspec.Struct, frozen=True):
     items: tuple[int, ...]
 
@@ -177,6 +188,7 @@ Atom = Union[
     PropertyCount,
     PropertyNames,
     SomeProperty,
+    LeftOut,
 ]
 Node = Union[Constant, Types, Atom, AllOf, AnyOf, OneOf, Negation, Reference, Unevaluated]
 
@@ -186,7 +198,7 @@ KIND_OF: dict[type[object], JsonKind] = {
     **dict.fromkeys((Items, Count, Contains, Unique), JsonKind.ARRAY),
     **dict.fromkeys((Properties, Required, PropertyCount, PropertyNames, SomeProperty), JsonKind.OBJECT),
 }
-"""The type of value that a constraint is about. (`Scalars` is about all types.)"""
+"""The type of value that a constraint is about. (`Scalars` is about all types, and `LeftOut` tells.)"""
 
 TRUE, FALSE = 0, 1
 
@@ -198,6 +210,7 @@ class NodeTable:
         self._nodes: list[Node] = []
         self._numbers: dict[Node, int] = {}
         self._places: dict[int, tuple[str, str]] = {}
+        self._default_place: tuple[str, str] | None = None
         assert (self.add(Constant(True)), self.add(Constant(False))) == (TRUE, FALSE)
 
     def __getitem__(self, number: int) -> Node:
@@ -208,21 +221,40 @@ class NodeTable:
         if number is None:
             number = self._numbers[node] = len(self._nodes)
             self._nodes.append(node)
-        if keyword:
-            self._places.setdefault(number, (path, keyword))
+        place = (path, keyword) if keyword else self._default_place or self._place_of_parts(node)
+        if place is not None:
+            self._places.setdefault(number, place)
         return number
+
+    def _place_of_parts(self, node: Node) -> tuple[str, str] | None:
+        """The place of the first part that has one."""
+        parts = node.items if isinstance(node, (AllOf, AnyOf)) else ()
+        parts = (node.item,) if isinstance(node, Negation) else parts
+        return next((self._places[x] for x in parts if x in self._places), None)
 
     def place(self, number: int) -> tuple[str, str]:
         """The (path, keyword) that an error about this node names."""
         return self._places.get(number, ("", "schema"))
 
-    def all(self, *items: int) -> int:
+    @contextmanager
+    def standing_for(self, number: int) -> Iterator[None]:
+        """What is added in the block without a place of its own has that of this node."""
+        before, self._default_place = self._default_place, self.place(number)
+        try:
+            yield
+        finally:
+            self._default_place = before
+
+    def left_out(self, kind: JsonKind | None, path: str, keyword: str) -> int:
+        return self.add(LeftOut(kind, path, keyword), path, keyword)
+
+    def all(self, *items: int, path: str = "", keyword: str = "") -> int:
         kept = tuple(dict.fromkeys(x for x in items if x != TRUE))
         if FALSE in kept:
             return FALSE
         if not kept:
             return TRUE
-        return kept[0] if len(kept) == 1 else self.add(AllOf(kept))
+        return kept[0] if len(kept) == 1 else self.add(AllOf(kept), path, keyword)
 
     def any(self, *items: int) -> int:
         kept = tuple(dict.fromkeys(x for x in items if x != FALSE))

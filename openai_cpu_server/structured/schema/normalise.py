@@ -25,6 +25,7 @@ from openai_cpu_server.structured.schema.nodes import (
     Count,
     Items,
     JsonKind,
+    LeftOut,
     NodeTable,
     OneOf,
     Properties,
@@ -127,7 +128,7 @@ class Normaliser:
             "not": self._not,
             "if": self._if,
             **dict.fromkeys(_DEPENDENCIES, self._dependencies),
-            "$ref": self._ref,
+            "$ref": self._reference,
             **{name: partial(self._at_run_time, name) for name in ("$recursiveRef", "$dynamicRef")},
         }
 
@@ -137,15 +138,37 @@ class Normaliser:
             self._by_pointer[pointer] = self.schema(self.references.value(pointer), pointer)
         return self._by_pointer[pointer]
 
+    def needed(self, pointer: str) -> list[str]:
+        """The subschemas without which nothing fits the schema at a pointer that was read before, but for
+        types of values that it does not speak of."""
+        schema = self.references.value(pointer)
+        if not isinstance(schema, dict):
+            return []
+        ways = next((k for k in ("anyOf", "oneOf") if k in schema), "allOf")
+        lists = dict.fromkeys(("allOf", ways, "prefixItems", "items"))
+        found = [f"{pointer}/{k}/{i}" for k in lists for i in range(len(_listed(schema.get(k))))]
+        properties = schema.get("properties")
+        named = properties if isinstance(properties, dict) else {}
+        required = [x for x in _listed(schema.get("required")) if isinstance(x, str) and x in named]
+        found += [f"{pointer}/properties/{escaped(x)}" for x in required]
+        found += [f"{pointer}/{k}" for k in ("items", "contains") if isinstance(schema.get(k), dict)]
+        node = self.table[self._reference(schema, pointer)] if "$ref" in schema else None
+        return [*found, node.pointer] if isinstance(node, Reference) else found
+
     def schema(self, schema: Json, path: str) -> int:
         if isinstance(schema, bool):
             return TRUE if schema else FALSE
         if not isinstance(schema, dict):
             raise InvalidSchema(path, "a schema must be an object, true or false")
-        self._budget.spend("schemas")
-        self._budget.check("depth", path.count("/") // 2)
+        with self._budget.looking_at(path):
+            self._budget.spend("schemas")
+            self._budget.check("depth", path.count("/") // 2)
+            self._by_pointer[path] = found = self._of_keywords(schema, path)
+        return found
+
+    def _of_keywords(self, schema: Schema, path: str) -> int:
         if "$ref" in schema and self._is_old:
-            return self._ref(schema, path)
+            return self._reference(schema, path)
         parts = self._unevaluated(schema, path)
         done: set[object] = set()
         for keyword in schema:
@@ -153,8 +176,7 @@ class Normaliser:
             if handler is not None and handler not in done:
                 done.add(handler)
                 parts.append(handler(schema, path))
-        self._by_pointer[path] = self.table.all(*parts)
-        return self._by_pointer[path]
+        return self.table.all(*parts, path=path, keyword=next(iter(schema), ""))
 
     def _unevaluated(self, schema: Schema, path: str) -> list[int]:
         """The `unevaluated...` keywords.
@@ -162,8 +184,12 @@ class Normaliser:
         kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
         return [self.table.add(Unevaluated(path, k), path, KEYWORDS[k]) for k in kinds]
 
-    def _ref(self, schema: Schema, path: str) -> int:
-        pointer = self.references.find(_address(schema, "$ref", path), path)
+    def _reference(self, schema: Schema, path: str) -> int:
+        try:
+            pointer = self.references.find(_address(schema, "$ref", path), path)
+        except UnsupportedSchema as error:
+            self._report.refuse(path, "$ref", error.reason)
+            return self.table.left_out(None, path, "$ref")
         return self.table.add(Reference(pointer), path, "$ref")
 
     def _at_run_time(self, keyword: str, schema: Schema, path: str) -> int:
@@ -171,10 +197,10 @@ class Normaliser:
             pointer = self.references.find_dynamic(_address(schema, keyword, path), path)
         except UnsupportedSchema as error:
             self._report.refuse(path, keyword, error.reason)
-            return TRUE
+            return self.table.left_out(None, path, keyword)
         if pointer is None:
             self._report.refuse(path, keyword, "is resolved at run time, which a grammar has not")
-            return TRUE
+            return self.table.left_out(None, path, keyword)
         return self.table.add(Reference(pointer), path, keyword)
 
     # Objects
@@ -190,13 +216,15 @@ class Normaliser:
     def _properties(self, schema: Schema, path: str) -> int:
         named = self._named(schema, "properties", path)
         patterns = self._named(schema, "patternProperties", path)
-        for pattern, _ in patterns:
-            if self._leaves.pattern(pattern, path, "patternProperties") == TRUE:
-                return TRUE
+        read = {p: self._leaves.pattern(p, path, "patternProperties", JsonKind.OBJECT) for p, _ in patterns}
+        left_out = [node for node in read.values() if isinstance(self.table[node], LeftOut)]
+        known = tuple((p, value) for p, value in patterns if read[p] not in left_out)
         rest = self._rest(schema, path, "additionalProperties", JsonKind.OBJECT)
-        found = Properties(tuple(named), tuple(patterns), rest)
+        # A name may match the patterns that are left out, or not.
+        rest = self.table.any(rest, *(value for p, value in patterns if read[p] in left_out))
+        found = Properties(tuple(named), known, rest)
         keyword = next(k for k in _PROPERTY_KEYWORDS if k in schema)
-        return self.table.add(found, path, keyword)
+        return self.table.all(self.table.add(found, path, keyword), *left_out)
 
     def _rest(self, schema: Schema, path: str, additional: str, kind: JsonKind) -> int:
         """The schema for everything that has none of its own."""
@@ -210,7 +238,7 @@ class Normaliser:
         if not isinstance(names, list):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
         known = tuple(dict.fromkeys(x for x in names if isinstance(x, str)))
-        if len(known) < len({str(x) for x in names}):
+        if not all(isinstance(x, str) for x in names):
             raise InvalidSchema(path, f"'{keyword}' must be a list of names")
         self._budget.check("values", len(known))
         return self.table.add(Required(known), path, keyword) if known else TRUE
@@ -286,6 +314,10 @@ class Normaliser:
         then = self.schema(schema.get("then", True), f"{path}/then")
         otherwise = self.schema(schema.get("else", True), f"{path}/else")
         return self.table.any(self.table.all(test, then), self.table.all(self.table.negate(test), otherwise))
+
+
+def _listed(given: Json) -> list[Json]:
+    return given if isinstance(given, list) else []
 
 
 def _address(schema: Schema, keyword: str, path: str) -> str:

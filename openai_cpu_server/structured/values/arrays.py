@@ -110,7 +110,7 @@ Each is a rule; with more, the values keep the list's order."""
 _MOST_NEEDS = 3
 _MOST_PLACES = 8
 _NOT_UNIQUE = (
-    "can be enforced only where few items are possible: list them with 'enum', give a short range or "
+    "can be enforced only where few items are possible: list up to 400 with 'enum', give a short range or "
     "pattern, or allow one item ('maxItems': 1)"
 )
 
@@ -253,12 +253,15 @@ class ArrayRules:
 
     def _in_given_order(self, values: list[Expr], low: int, most: int, hint: str) -> Expr:
         """Subsets of many values, each in the order of the list: a rule for each (value, how many so far)."""
-        row = [EMPTY if low <= count <= most else NOTHING for count in range(most + 2)]
+        is_limited = most < len(values)
+        cap = most if is_limited else max(low, 1)  # without a limit it stops counting where there are enough
+        row = [EMPTY if count >= low else NOTHING for count in range(cap + 1)]
         for value in reversed(values):
+            following = [*row[1:], NOTHING if is_limited else row[cap]]
             row = [
-                self.grammar.define(f"{hint}-set", alt(seq(lead, value, row[count + 1]), row[count]))
-                for count, lead in enumerate([EMPTY] + [self.marks.comma] * most)
-            ] + [NOTHING]
+                self.grammar.define(f"{hint}-set", alt(seq(lead, value, following[count]), row[count]))
+                for count, lead in enumerate([EMPTY] + [self.marks.comma] * cap)
+            ]
         return row[0]
 
 

@@ -61,7 +61,7 @@ class NumberLanguages:
         """
         within = tuple(f for f in branch if not _is_beyond_doubles(f))
         if any(isinstance(f.node, Scalars) and f.is_true for f in within):
-            return alt(*self.listed(within))
+            return alt(*map(spelled, self.listed(within)))
         if not within:
             return seq(optional(literal("-")), FINITE) if branch else NUMBER
         if _is_only_not_negative(within):
@@ -76,10 +76,10 @@ class NumberLanguages:
             plain.append(_base(within))
         return alt(both(*plain), _small(within))
 
-    def listed(self, branch: Branch) -> list[Expr]:
+    def listed(self, branch: Branch) -> list[Decimal]:
         """The values of an `enum` that fit the other facts."""
         first = next(f.node for f in branch if isinstance(f.node, Scalars) and f.is_true)
-        return [_spelled(x) for x in first.numbers if all(_holds(f, x) for f in branch)]
+        return [x for x in first.numbers if all(_holds(f, x) for f in branch)]
 
     def _part(self, fact: Fact) -> Expr:
         node = fact.node
@@ -204,7 +204,7 @@ def _is_so(fact: Fact, value: Decimal) -> bool:
     return value == value.to_integral_value()
 
 
-def _spelled(value: Decimal) -> Expr:
+def spelled(value: Decimal) -> Expr:
     """The usual spelling: 5, 0.5, 1e+100; and 5.0 where the schema itself writes that."""
     if value == value.to_integral_value() and value.copy_abs() < Decimal(10) ** 16:
         whole = literal(str(int(value)))

@@ -34,7 +34,6 @@ from openai_cpu_server.structured.languages.expr import (
     alt,
     any_of,
     both,
-    literal,
     negate,
     optional,
     seq,
@@ -70,17 +69,17 @@ class StringLanguages:
     def language(self, branch: Branch) -> Expr:
         """The strings that fit all facts; listed ones are filtered here."""
         if any(isinstance(f.node, Scalars) and f.is_true for f in branch):
-            return alt(*self.listed(branch))
+            return any_of(self.listed(branch))
         low, high = limits_of(branch, Length)
         return bounded(both(*self._parts(branch)), low, high)
 
-    def listed(self, branch: Branch) -> list[Expr]:
+    def listed(self, branch: Branch) -> list[str]:
         """The values of an `enum` that fit the other facts."""
         lists = [f.node.strings for f in branch if isinstance(f.node, Scalars) and f.is_true]
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
         low, high = limits_of(branch, Length)
         parts = self._parts(branch)
-        return [literal(x) for x in common if self._fits(x, parts, low, high)]
+        return [x for x in common if self._fits(x, parts, low, high)]
 
     def _parts(self, branch: Branch) -> list[Expr]:
         """The languages of the facts, except lengths and lists."""
