@@ -198,7 +198,7 @@ def render_chat(
     prefill = _prefill(messages) if add_generation_prompt else None
     finished = messages if prefill is None else messages[:-1]
     echo = ThoughtsField.NOWHERE if reasoning is None else reasoning.echo
-    told = template_messages(finished, as_parts=template.wants_parts, shape=template.call_shape)
+    told = template_messages(finished, as_parts=template.shape.wants_parts, shape=template.shape.calls)
     text = template.render(
         [with_echo(message, echo) for message in told],
         tools=tools or None,

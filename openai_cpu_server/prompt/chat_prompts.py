@@ -3,7 +3,6 @@ tokenised."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from bisect import bisect_right
@@ -18,137 +17,10 @@ import msgspec
 from openai_cpu_server.contract.model_info import SequenceMarks, Tokenizer
 from openai_cpu_server.errors import InvalidRequest, PromptFarTooLong, TemplateFailed
 from openai_cpu_server.prompt.chat import ChatText, ControlNames, Literals, needs_special_tokens, render_chat
-from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
-from openai_cpu_server.prompt.template import Message, PromptTemplate, arguments_object, content_text
-from openai_cpu_server.prompt.tool_formats import ToolFormat, WrittenCall
-
-Tools = Sequence[Mapping[str, object]]
-
-
-def told_tools(
-    messages: Sequence[Message], tools: Tools, template: PromptTemplate, form: ToolFormat
-) -> tuple[Sequence[Message], Tools]:
-    """The messages as the template can show them, and the tools that are left for it to show."""
-    shape = None if form.replaces_template else template.call_shape
-    if shape is None:
-        messages = with_written_calls(messages, form)
-    else:
-        messages = with_history_ids(with_single_calls(messages) if shape.one_by_one else messages, form)
-    if not tools or (template.shows_tools and not form.replaces_template):
-        return messages, tools
-    if template.shows_system_tools and not form.replaces_template:
-        return with_system_tools(messages, tools), ()
-    return with_instructions(messages, tools, form, as_system=template.shows_system), ()
-
-
-def with_history_ids(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
-    """The messages, with the ids of calls in the form that the format's templates want."""
-    return [_with_ids(message, form) for message in messages]
-
-
-def with_single_calls(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with a message of its own for each call, and each result behind its call."""
-    single: list[Message] = []
-    rest = list(messages)
-    while rest:
-        message = rest.pop(0)
-        calls = message.get("tool_calls")
-        if not isinstance(calls, Sequence) or len(calls) < 2:
-            single.append(message)
-            continue
-        results = list(takewhile(lambda each: each.get("role") == "tool", rest))
-        del rest[: len(results)]
-        for index, call in enumerate(calls):
-            single.append({**message, "tool_calls": [call], **({"content": None} if index else {})})
-            of_call = [result for result in results if result.get("tool_call_id") == call["id"]]
-            single += of_call[:1]
-            results = [result for result in results if result not in of_call[:1]]
-        single += results
-    return single
-
-
-def with_written_calls(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
-    """The messages, with earlier calls and results as text.
-    A last message that calls stays: it is an error anyway."""
-    texts: list[Message] = []
-    for index, message in enumerate(messages):
-        if message.get("role") == "tool":
-            _add_result(texts, message)
-        elif message.get("tool_calls") and index < len(messages) - 1:
-            texts.append(_written(message, form))
-        else:
-            texts.append(message)
-    return texts
-
-
-def with_system_tools(messages: Sequence[Message], tools: Tools) -> list[Message]:
-    """The messages, with the tools as JSON in a field of the system message."""
-    listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
-    if messages and messages[0].get("role") in ("system", "developer"):
-        return [{**messages[0], "tools": listed}, *messages[1:]]
-    content = "You are a helpful assistant with some tools."
-    return [{"role": "system", "content": content, "tools": listed}, *messages]
-
-
-def with_instructions(
-    messages: Sequence[Message], tools: Tools, form: ToolFormat, *, as_system: bool = True
-) -> list[Message]:
-    """The messages, with the tools and how to call them in the system message; in the first message if the
-    template shows none."""
-    instructions = _instructions(tools, form)
-    first = messages[0] if messages else {}
-    if first.get("role") in ("system", "developer"):
-        text = content_text(first.get("content"), "messages[0].content")
-        return [{**first, "content": f"{text}\n\n{instructions}"}, *messages[1:]]
-    if not as_system and first.get("role") == "user":
-        text = content_text(first.get("content"), "messages[0].content")
-        return [{**first, "content": f"{instructions}\n\n{text}"}, *messages[1:]]
-    return [{"role": "system", "content": instructions}, *messages]
-
-
-def _with_ids(message: Message, form: ToolFormat) -> Message:
-    fields = dict(message)
-    if isinstance(answered := message.get("tool_call_id"), str):
-        fields["tool_call_id"] = form.history_id(answered)
-    if isinstance(calls := message.get("tool_calls"), Sequence):
-        fields["tool_calls"] = [{**call, "id": form.history_id(call["id"])} for call in calls]
-    return fields
-
-
-def _instructions(tools: Tools, form: ToolFormat) -> str:
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    example = form.written([WrittenCall("NAME", {"PARAMETER": "VALUE"})])
-    return f"You can call these functions:\n{listed}\nTo call them, end your answer with:\n{example}"
-
-
-def _written(message: Message, form: ToolFormat) -> Message:
-    calls = message["tool_calls"]
-    assert isinstance(calls, Sequence)
-    written = form.written([_call(call["function"]) for call in calls])
-    text = content_text(message.get("content"))
-    return {"role": "assistant", "content": f"{text}\n{written}" if text else written}
-
-
-def _call(function: Mapping[str, object]) -> WrittenCall:
-    arguments = arguments_object(function["arguments"])
-    # Arguments that are no object were never ours: they are shown under a name that says so.
-    known = arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
-    return WrittenCall(str(function["name"]), known)
-
-
-_RESULTS = "Results of the functions:"
-
-
-def _add_result(texts: list[Message], message: Message) -> None:
-    """Add a result to the message before it, if that has results:
-    many templates demand that roles take turns."""
-    result = content_text(message.get("content"))
-    last = texts[-1].get("content") if texts else None
-    if isinstance(last, str) and texts[-1].get("role") == "user" and last.startswith(_RESULTS):
-        texts[-1] = {"role": "user", "content": f"{last}\n{result}"}
-    else:
-        texts.append({"role": "user", "content": f"{_RESULTS}\n{result}"})
-
+from openai_cpu_server.prompt.conversation import adapted, in_words, lost, with_bound_results
+from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage, ThoughtsField
+from openai_cpu_server.prompt.template import Message, PromptTemplate, TemplateShape
+from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 Written = Mapping[int, Sequence[int]]
 """By the index of an assistant's message: the tokens that the model wrote for it."""
@@ -321,8 +193,18 @@ class ChatPrompts:
                 "The model has no chat template; start the server with --chat-template FILE."
             )
         literals = Literals(self.names)
-        tools, variables = literals.hidden(conversation.tools), literals.hidden(conversation.variables)
-        asked = msgspec.structs.replace(conversation, tools=tools, variables=variables)
+        bound = with_bound_results(conversation.messages)
+        asked = msgspec.structs.replace(
+            conversation,
+            messages=literals.hidden_messages([each.message for each in bound]),
+            tools=literals.hidden(conversation.tools),
+            variables=literals.hidden(conversation.variables),
+            written={
+                index: conversation.written[each.place]
+                for index, each in enumerate(bound)
+                if each.place in conversation.written and each.message.get("role") == "assistant"
+            },
+        )
         try:
             return self._prompt(asked, partial(self._rendered, self.template, asked), literals)
         except TemplateFailed as error:
@@ -331,7 +213,7 @@ class ChatPrompts:
     def _prompt(
         self, asked: Conversation, rendered: Callable[[Sequence[Message]], ChatText], literals: Literals
     ) -> ChatPrompt:
-        messages = literals.hidden_messages(asked.messages)
+        messages = asked.messages
         # Templates leave out what a model thought before earlier answers, and the tokens that it wrote have
         # that, too.
         written = asked.written if self.reasoning is None else {}
@@ -351,10 +233,28 @@ class ChatPrompts:
     def _rendered(
         self, template: PromptTemplate, asked: Conversation, messages: Sequence[Message]
     ) -> ChatText:
-        messages, shown = told_tools(messages, asked.tools, template, self.tool_format)
+        """The messages as the template takes them, as far as trying has told. Where it refuses them all the
+        same, or does not show one of them, all that is no plain chat is told in words, if that helps."""
+        ways, failures = list[ChatText](), list[TemplateFailed]()
+        for shape in (template.shape, in_words(template.shape)):
+            try:
+                ways.append(self._told(template, asked, messages, shape))
+            except TemplateFailed as failure:
+                failures.append(failure)
+            if ways and not lost(messages, ways[-1].text):
+                return ways[-1]
+        if not ways:
+            raise failures[0]
+        return min(ways, key=lambda way: lost(messages, way.text))
+
+    def _told(
+        self, template: PromptTemplate, asked: Conversation, messages: Sequence[Message], shape: TemplateShape
+    ) -> ChatText:
+        shows_thoughts = self.reasoning is not None and self.reasoning.echo is not ThoughtsField.NOWHERE
+        told, shown = adapted(messages, asked.tools, shape, self.tool_format, shows_thoughts=shows_thoughts)
         return render_chat(
             template,
-            messages,
+            told,
             tools=shown,
             extra=asked.variables,
             reasoning=self.reasoning,

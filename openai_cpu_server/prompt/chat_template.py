@@ -10,7 +10,14 @@ import jinja2
 
 from openai_cpu_server.errors import StartupError, TemplateFailed
 from openai_cpu_server.prompt.sandbox import MAX_STEPS, ChatEnvironment
-from openai_cpu_server.prompt.template import CallShape, Message, template_messages, tried
+from openai_cpu_server.prompt.template import (
+    CallShape,
+    Message,
+    SystemPlace,
+    TemplateShape,
+    template_messages,
+    tried,
+)
 
 _NEEDLE = "needle 5b1f"
 _TRYING_STEPS = 20_000
@@ -44,11 +51,9 @@ class ChatTemplate:
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: now().strftime(form),
         }
-        self.wants_parts = not self._shows(_NEEDLE) and self._shows([{"type": "text", "text": _NEEDLE}])
-        self.shows_tools = self._finds([self._text("user", "")], tools=[_tool(_NEEDLE)])
-        self.shows_system = self._finds([self._text("system", _NEEDLE), self._text("user", "")])
-        self.shows_system_tools = self._finds([{**self._text("system", ""), "tools": _NEEDLE}])
-        self.call_shape = self._call_shape()
+        self._no_tools: Sequence[Message] | None = None
+        self._no_tools = next((none for none in (None, ()) if self._takes_as(none)), None)
+        self.shape = _Trial(self).shape()
         environment.max_steps = max_steps
 
     def render(
@@ -68,7 +73,7 @@ class ChatTemplate:
             **(extra or {}),
             **self._constants,
             "messages": messages,
-            "tools": tools,
+            "tools": tools or self._no_tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -78,55 +83,111 @@ class ChatTemplate:
         except Exception as error:  # somebody else's program: it can raise anything
             raise TemplateFailed(f"the chat template failed: {_words(error)}") from None
 
+    def _takes_as(self, no_tools: Sequence[Message] | None) -> bool:
+        """Whether it takes this for no tools: some ask for the length of what is None."""
+        self._no_tools = no_tools
+        return bool(tried(lambda: self.render([{"role": "user", "content": _NEEDLE}])))
+
+
+class _Trial:
+    """Finds out what a template shows and takes, with what clients send."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._render = template.render
+        self._calls: CallShape | None = None
+        self._wants_parts = False
+        if not self._finds([_user(_NEEDLE)]):
+            self._wants_parts = True
+            self._wants_parts = self._finds([_user(_NEEDLE)])
+
+    def shape(self) -> TemplateShape:
+        self._calls = self._call_shape()
+        called = ("UCU", "UCTU") if self._calls else ()
+        return TemplateShape(
+            wants_parts=self._wants_parts,
+            shows_tools=self._finds([_user("")], tools=[_tool(_NEEDLE)]),
+            shows_system_tools=self._finds([{"role": "system", "content": "", "tools": _NEEDLE}]),
+            system=self._system(),
+            alternates=not all(self._shows(turns) for turns in ("UU", "AU", "UAAU", *called)),
+            takes_empty=self._shows("UEU"),
+            calls=self._calls,
+        )
+
+    def _system(self) -> SystemPlace:
+        lasting = ("SU", "SUAU", "SUCT" if self._calls else "SU")  # some show it when a user speaks last only
+        if not all(self._shows(turns) for turns in lasting):
+            return SystemPlace.NOWHERE
+        if not self._shows("SSU"):
+            return SystemPlace.FIRST
+        is_anywhere = all(self._shows(turns) for turns in ("US", "USAU", "UASU"))
+        return SystemPlace.ANYWHERE if is_anywhere else SystemPlace.HEAD
+
     def _call_shape(self) -> CallShape | None:
         """Tried out, from the most common to the rarest."""
         shapes = [CallShape(text, empty) for text in (False, True) for empty in (False, True)]
         found = next((shape for shape in shapes if self._shows_calls(shape, 1)), None)
-        if found is None or self._shows_calls(found, 2):
-            return found
-        return found._replace(one_by_one=True)
+        if found is None:
+            return None
+        self._calls = found
+        return found._replace(one_by_one=not self._shows_calls(found, 2), text_apart=not self._shows("UDT"))
 
     def _shows_calls(self, shape: CallShape, num_calls: int) -> bool:
         """Whether calls, their arguments and their results are seen, and arguments are written as JSON."""
-        calls = [_call(index) for index in range(num_calls)]
-        calling = {"role": "assistant", "content": None, "tool_calls": calls}
-        results = [
-            {"role": "tool", "content": f"{_NEEDLE} {i}", "tool_call_id": f"00000000{i}", "name": _NEEDLE}
-            for i in range(num_calls)
-        ]
-        told = template_messages(
-            [{"role": "user", "content": "-"}, calling, *results], as_parts=self.wants_parts, shape=shape
-        )
-        try:
-            text = self.render(told, tools=[_tool("")])
-            self.render(told[:2], tools=[_tool("")])
-        except TemplateFailed:
-            return False
+        calling = _calling([_call(index) for index in range(num_calls)])
+        results = [_result(f"{_NEEDLE} {index}", index) for index in range(num_calls)]
+        self._calls = shape
+        text = self._tried([_user("-"), calling, *results], tools=[_tool("")])
         is_json = "{'k5b1f'" not in text and '\\"k5b1f' not in text
         seen = [f"{name}{i}" for name in ("f5b1f", f"{_NEEDLE} ") for i in range(num_calls)]
-        return is_json and all(each in text for each in seen)
+        is_begun = bool(self._tried([_user("-"), calling], tools=[_tool("")]))
+        return is_begun and is_json and all(each in text for each in seen)
 
-    def _text(self, role: str, text: str) -> dict[str, object]:
-        return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
-
-    def _shows(self, content: object) -> bool:
-        return self._finds([{"role": "user", "content": content}])
+    def _shows(self, turns: str) -> bool:
+        """Whether it takes these turns and shows their texts, with tools and without: of the system, users,
+        answers, Empty answers, Calls, calls with worDs before them, and Tools' results."""
+        messages = [_turn(kind, f"{_NEEDLE} {at}", at) for at, kind in enumerate(turns)]
+        seen = [f"{_NEEDLE} {at}" for at, kind in enumerate(turns) if kind not in "EC"]
+        texts = (self._tried(messages, tools=tools) for tools in (None, [_tool("")]))
+        return all(all(each in text for each in seen) and bool(text) for text in texts)
 
     def _finds(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> bool:
-        return _NEEDLE in tried(lambda: self.render(messages, tools=tools))
+        return _NEEDLE in self._tried(messages, tools)
+
+    def _tried(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
+        told = template_messages(messages, as_parts=self._wants_parts, shape=self._calls)
+        return tried(lambda: self._render(told, tools=tools))
 
 
-def _call(index: int) -> dict[str, object]:
+def _turn(kind: str, text: str, at: int) -> Message:
+    if kind in "CD":
+        return {**_calling([_call(at)]), "content": text if kind == "D" else None}
+    if kind == "T":
+        return _result(text, at - 1)
+    role = {"S": "system", "U": "user"}.get(kind, "assistant")
+    return {"role": role, "content": "" if kind == "E" else text}
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _calling(calls: Sequence[Message]) -> Message:
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def _result(text: str, call: int) -> Message:
+    return {"role": "tool", "content": text, "tool_call_id": f"00000000{call}", "name": f"f5b1f{call}"}
+
+
+def _call(index: int) -> Message:
     function = {"name": f"f5b1f{index}", "arguments": {"k5b1f": "x"}}
     return {"id": f"00000000{index}", "type": "function", "function": function}
 
 
-def _tool(description: str) -> dict[str, object]:
+def _tool(description: str) -> Message:
     parameters = {"type": "object", "properties": {}}
-    return {
-        "type": "function",
-        "function": {"name": "f", "description": description, "parameters": parameters},
-    }
+    function = {"name": "f", "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 class _Refused(jinja2.TemplateError):

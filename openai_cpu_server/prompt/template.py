@@ -5,9 +5,12 @@ Who only knows this runs no jinja2.
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from openai_cpu_server.contract.model_info import FimTokens
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed, TooManyValues, wrong
@@ -25,6 +28,35 @@ class CallShape(NamedTuple):
     """A message without text has None for content; else "" ."""
     one_by_one: bool = False
     """A message has one call at most."""
+    text_apart: bool = False
+    """What is said in a message that calls is not shown."""
+
+
+class SystemPlace(enum.Enum):
+    """Where a template takes the system's messages, and shows them."""
+
+    NOWHERE = "nowhere"
+    FIRST = "one, at the head"
+    HEAD = "several, at the head"
+    ANYWHERE = "anywhere"
+
+
+class TemplateShape(msgspec.Struct, frozen=True):
+    """What a template shows and takes, which was found out by trying."""
+
+    wants_parts: bool = False
+    """It shows a message's text only if the content is a list of parts."""
+    shows_tools: bool = False
+    """It tells the model which tools there are."""
+    shows_system_tools: bool = False
+    """It shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
+    system: SystemPlace = SystemPlace.NOWHERE
+    alternates: bool = False
+    """Users and answers must take turns, a user first. Calls and their results do not count."""
+    takes_empty: bool = True
+    """An answer may be empty."""
+    calls: CallShape | None = None
+    """How it wants earlier calls; None: it does not show them, or not their results."""
 
 
 def template_messages(
@@ -33,7 +65,8 @@ def template_messages(
     """The messages as templates expect them.
 
     `developer` becomes `system`. The parts of a content become one text (with `as_parts`, a text becomes one
-    part). Arguments of tool calls have the shape that the template wants. Fields that are None are left out.
+    part). Arguments of calls become an object, or its JSON where the template wants text. Fields that are
+    None are left out.
 
     Raises InvalidRequest for content that is no text.
     """
@@ -77,25 +110,34 @@ def _part_text(part: object, param: str) -> str:
 def _tool_call(call: object, shape: CallShape) -> object:
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
-    arguments = function.get("arguments")
-    if not shape.text_arguments:
-        arguments = arguments_object(arguments)
-    elif not isinstance(arguments, str):
+    arguments: object = arguments_object(function.get("arguments"))
+    if shape.text_arguments:
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def arguments_object(arguments: object) -> object:
-    """The arguments as an object.
-    OpenAI writes them as JSON text; text that is no JSON object, or too much of it, stays as it is."""
-    if not isinstance(arguments, str):
-        return arguments
+def arguments_object(arguments: object) -> Mapping[str, object]:
+    """The arguments of an earlier call as an object, whatever a client or a model has made of them.
+
+    OpenAI writes them as JSON text. Nothing (blank text, null) is an empty object; what is no object, such as
+    text that was cut, stands under a name that says so.
+    """
+    parsed = _parsed(arguments) if isinstance(arguments, str) else arguments
+    if isinstance(parsed, Mapping):
+        return parsed
+    return {} if parsed is None else {"arguments": parsed}
+
+
+def _parsed(text: str) -> object:
+    """The JSON value; the text itself if it is none, or too much of it; None if there is nothing."""
+    if not text.strip():
+        return None
     try:
-        check_size(arguments.encode(errors="surrogatepass"))
-        parsed: object = json.loads(arguments)
+        check_size(text.encode(errors="surrogatepass"))
+        value: object = json.loads(text)
     except (ValueError, RecursionError, TooManyValues):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+        return text
+    return value
 
 
 def _no_text(param: str) -> InvalidRequest:
@@ -103,18 +145,8 @@ def _no_text(param: str) -> InvalidRequest:
 
 
 class PromptTemplate(Protocol):
-    """What a template shows was found out by trying, once."""
-
     source: str
-    wants_parts: bool
-    """Whether it shows a message's text only if the content is a list of parts."""
-    shows_tools: bool
-    """Whether it tells the model which tools there are."""
-    shows_system: bool
-    shows_system_tools: bool
-    """Whether it shows tools that stand, as JSON, in a field of the system message (Phi-4-mini's)."""
-    call_shape: CallShape | None
-    """How it wants earlier calls; None: it does not show them, or not their results."""
+    shape: TemplateShape
 
     def render(
         self,

@@ -10,6 +10,7 @@ import pytest
 from openai_cpu_server.errors import StartupError, TemplateFailed
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.sandbox import MAX_CHARS
+from openai_cpu_server.prompt.template import SystemPlace
 
 pytestmark = pytest.mark.thorough
 
@@ -192,7 +193,7 @@ def test_unsafe_access(source: str) -> None:
 def test_work_without_end_is_not_tried_to_its_end_when_a_model_is_loaded() -> None:
     slow = "{% for i in range(50_000) %}{% endfor %}{{ messages[0].content }}"
     found_out = template(slow)
-    assert not found_out.shows_system
+    assert found_out.shape.system is SystemPlace.NOWHERE
     assert found_out.render([USER]) == USER["content"]
 
 
@@ -277,7 +278,7 @@ def test_threads_share_a_template() -> None:
 def test_wants_parts_only_where_text_is_not_shown() -> None:
     parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
     both = "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"
-    assert template(parts).wants_parts
-    assert not template(both).wants_parts
-    assert not template(TURNS).wants_parts
-    assert not template("{{ raise_exception('never') }}").wants_parts
+    assert template(parts).shape.wants_parts
+    assert not template(both).shape.wants_parts
+    assert not template(TURNS).shape.wants_parts
+    assert not template("{{ raise_exception('never') }}").shape.wants_parts

@@ -75,10 +75,13 @@ def test_other_content_is_refused(content: object) -> None:
     [
         ('{"a": [1]}', {"a": [1]}),
         ({"a": 1}, {"a": 1}),
-        ("[1]", "[1]"),
-        ('{"a": ', '{"a": '),
-        ("[" * 100_000, "[" * 100_000),
-        ("", ""),
+        ("[1]", {"arguments": [1]}),
+        ('{"a": ', {"arguments": '{"a": '}),
+        ("[" * 100_000, {"arguments": "[" * 100_000}),
+        ("", {}),
+        (" \n", {}),
+        ("null", {}),
+        (None, {}),
     ],
 )
 def test_arguments_of_tool_calls(arguments: object, expected: object) -> None:

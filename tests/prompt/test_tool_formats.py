@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 from pathlib import Path
 
 import pytest
 
 from openai_cpu_server.prompt.chat import render_chat
-from openai_cpu_server.prompt.chat_prompts import told_tools
 from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.conversation import adapted
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
     CallArguments,
@@ -204,7 +203,6 @@ def test_without_a_template_there_is_the_generic_format() -> None:
 FUNCTION = {"name": "weather", "description": "needle", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 BROKEN = {
-    "vllm-functiongemma": "it asks for the length of tools that are none",
     "fireworks-ai-llama-3-firefunction-v2": "it demands a variable of its own",
 }
 
@@ -222,15 +220,7 @@ def test_real_templates_show_tools_two_earlier_calls_and_their_results(name: str
         {"role": "tool", "tool_call_id": "call_1", "name": "climate", "content": "mild"},
     ]
     template = ChatTemplate(source(name), bos_text="<s>", eos_text="</s>")
-    told, tools = told_tools(messages, TOOLS, template, format_for(template))
+    told, tools = adapted(messages, TOOLS, template.shape, format_for(template))
     text = render_chat(template, told, tools=tools).text
     for word in ("needle", "weather", "climate", "Röme", "sunny", "mild"):
         assert word in text
-
-
-def test_mistrals_ids_have_nine_letters_and_digits() -> None:
-    mistral = TOOL_FORMATS["mistral"]
-    assert mistral.history_id("a1B2c3D4e") == "a1B2c3D4e"
-    made = mistral.history_id("call_abcdefghijklmnopqrstuvwx")
-    assert re.fullmatch(r"[A-Za-z0-9]{9}", made)
-    assert made == mistral.history_id("call_abcdefghijklmnopqrstuvwx") != mistral.history_id("call_b")

@@ -78,6 +78,7 @@ def _about(report: InspectReport) -> str:
         ("attention", _attention(facts.shape)),
         ("tokenizer", _tokenizer(facts.tokenizer)),
         ("chat template", _template(report.chat_template) if facts.tokenizer is not None else ""),
+        ("", _turns(report.chat_template)),
     ]
     return "\n".join(f"{what:<15}{said}" for what, said in rows if said)
 
@@ -167,10 +168,28 @@ def _template(template: TemplateFacts | None) -> str:
     if template.problem is not None:
         return f"cannot be used: {harmless(template.problem)}"
     tools = f"tool calls as {template.tool_format}"
-    hidden = "" if template.shows_tools else ", does not show tools"
     thoughts = f", thoughts as {template.reasoning_format}" if template.reasoning_format else ""
     named = f"; also {', '.join(map(harmless, template.named))}" if template.named else ""
-    return f"{len(template.source):,} characters, {tools}{hidden}{thoughts}{named} (--template prints it)"
+    return f"{len(template.source):,} characters, {tools}{thoughts}{named} (--template prints it)"
+
+
+def _turns(template: TemplateFacts | None) -> str:
+    """What the template shows and takes, and what it does not."""
+    shape = template.shape if template is not None else None
+    if template is None or shape is None:
+        return ""
+    calls = shape.calls
+    parts = [
+        f"system messages {shape.system.value}",
+        "tools" if shape.shows_tools or shape.shows_system_tools else "no tools",
+        "no calls or results" if calls is None else "calls and results",
+        "one call a message" if calls is not None and calls.one_by_one else "",
+        "no text beside calls" if calls is not None and calls.text_apart else "",
+        "" if template.reasoning_format is None or template.reasoning_field else "no earlier thoughts",
+        "users and answers must take turns" if shape.alternates else "",
+        "" if shape.takes_empty else "no empty answers",
+    ]
+    return f"shows {', '.join(filter(None, parts))}"
 
 
 def _mixture(facts: FileFacts) -> str:

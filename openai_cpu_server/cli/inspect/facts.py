@@ -10,7 +10,8 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, total_bytes
 from openai_cpu_server.llama.gguf.tensors import Tensor
 from openai_cpu_server.prompt.chat_template import ChatTemplate
-from openai_cpu_server.prompt.reasoning import reasoning_format_for
+from openai_cpu_server.prompt.reasoning import ThoughtsField, echo_of, reasoning_format_for
+from openai_cpu_server.prompt.template import TemplateShape
 from openai_cpu_server.prompt.tool_formats import format_for
 
 _TOKENIZERS = {
@@ -209,10 +210,12 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     """The names of further templates in the file, such as `tool_use`."""
     tool_format: str | None
     """How calls are written; None: the template cannot be used."""
-    shows_tools: bool
-    """Whether the template tells the model which tools there are; else the server does."""
     reasoning_format: str | None
     """How thoughts are marked; None: the model does not think, as far as the template tells."""
+    reasoning_field: str | None
+    """Where the template looks for earlier thoughts; None: it shows none."""
+    shape: TemplateShape | None
+    """What it shows and takes; all else is told in the words and places that it shows."""
     problem: str | None
     """Why the template cannot be used; None: it can."""
 
@@ -228,10 +231,16 @@ def read_template(header: GgufHeader) -> TemplateFacts | None:
         source=source,
         named=list(header.get_strings("tokenizer.chat_templates").values()),
         tool_format=known.name if known else None,
-        shows_tools=compiled is not None and compiled.shows_tools,
         reasoning_format=thoughts.name if thoughts else None,
+        reasoning_field=_reasoning_field(compiled) if compiled is not None and thoughts else None,
+        shape=compiled.shape if compiled is not None else None,
         problem=problem,
     )
+
+
+def _reasoning_field(template: ChatTemplate) -> str | None:
+    field = echo_of(template)
+    return None if field is ThoughtsField.NOWHERE else field.value
 
 
 def template_source(header: GgufHeader, name: str = "") -> str | None:

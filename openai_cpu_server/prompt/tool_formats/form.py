@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 import re
@@ -41,6 +42,14 @@ def json_head(key: str = "arguments") -> Pattern:
     return (*name, ",", _SPACE, f'"{key}"', _BLANK, ":", _SPACE)
 
 
+class CallIds(enum.Enum):
+    """The shape in which a family's templates want the ids of earlier calls."""
+
+    OWN = "as they are"
+    SHORT = "nine letters and digits"
+    NAMED = "the function's name and the call's number in its message"
+
+
 class CallForm(msgspec.Struct, frozen=True):
     """`marker`, `opening`, then calls with `between` between them, then `closing`.
     One call is `head`, its arguments, `tail`."""
@@ -62,8 +71,7 @@ class CallForm(msgspec.Struct, frozen=True):
     """Regular expressions that must all match somewhere in a template that teaches the format."""
     others: tuple[str, ...] = ()
     """Regular expressions of which none may match: they belong to formats that look alike."""
-    has_short_ids: bool = False
-    """Templates demand ids of nine letters and digits."""
+    ids: CallIds = CallIds.OWN
     replaces_template: bool = False
 
     @property
@@ -144,11 +152,13 @@ class CallForm(msgspec.Struct, frozen=True):
             arguments = self.parameters.text(call.arguments)
         return text_of(self.head, call.name) + arguments + text_of(self.tail)
 
-    def history_id(self, call_id: str) -> str:
-        """The call's own id, or, where it must be short and is not, one that is made of its digest."""
-        if not self.has_short_ids or _OWN_ID.fullmatch(call_id):
+    def history_id(self, call_id: str, name: str, index: int) -> str:
+        """Where an id must be short and is not, it is made of the digest of the call's own."""
+        if self.ids is CallIds.NAMED:
+            return f"functions.{name}:{index}"
+        if self.ids is CallIds.OWN or _OWN_ID.fullmatch(call_id):
             return call_id
-        return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+        return hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:9]
 
     # Reading
 

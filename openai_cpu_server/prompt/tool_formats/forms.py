@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.prompt.tool_formats.form import JSON_TAIL, CallForm, json_head
+from openai_cpu_server.prompt.tool_formats.form import JSON_TAIL, CallForm, CallIds, json_head
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters
 from openai_cpu_server.prompt.tool_formats.patterns import Pattern, PatternSlot
 
@@ -33,7 +33,7 @@ _MISTRAL_ARGS = CallForm(
     between=("[TOOL_CALLS]",),
     signs=(r"\[TOOL_CALLS\]", r"\[ARGS\]"),
     others=(r"\[CALL_ID\]",),
-    has_short_ids=True,
+    ids=CallIds.SHORT,
 )
 _PYTHONIC = _LISTED(
     "pythonic",
@@ -79,7 +79,7 @@ FORMS: tuple[CallForm, ...] = (
         closing=("]",),
         signs=(r"\[TOOL_CALLS\]",),
         others=(r"\[ARGS\]",),
-        has_short_ids=True,
+        ids=CallIds.SHORT,
     ),
     _MISTRAL_ARGS,
     msgspec.structs.replace(
@@ -192,6 +192,7 @@ FORMS: tuple[CallForm, ...] = (
         head=("<|tool_call_begin|>functions.", _NAME, ":", PatternSlot.INDEX, "<|tool_call_argument_begin|>"),
         tail=("<|tool_call_end|>",),
         closing=("<|tool_calls_section_end|>",),
+        ids=CallIds.NAMED,
         signs=(r"<\|tool_calls_section_begin\|>",),
     ),
     _LISTED(

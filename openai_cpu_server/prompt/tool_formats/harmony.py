@@ -74,7 +74,7 @@ class HarmonyFormat(msgspec.Struct, frozen=True):
     def written(self, calls: Sequence[WrittenCall]) -> str:
         return f"<|end|>{_NEXT}".join(_written(call) for call in calls)
 
-    def history_id(self, call_id: str) -> str:
+    def history_id(self, call_id: str, name: str, index: int) -> str:
         return call_id
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> HarmonyReader:

@@ -254,8 +254,9 @@ class ToolFormat(Protocol):
     def written(self, calls: Sequence[WrittenCall]) -> str:
         """Calls as the model would have written them."""
 
-    def history_id(self, call_id: str) -> str:
-        """The id of an earlier call, in the form that the template wants."""
+    def history_id(self, call_id: str, name: str, index: int) -> str:
+        """The id of an earlier call of this function, the `index`-th of its message, in the shape that the
+        family's templates want."""
 
     def reader(self, functions: RawNames, *, at_start: bool = False) -> OutputReader:
         """A reader for one output. With `at_start` the output begins with calls or has none."""

@@ -1,0 +1,375 @@
+"""Conversations as a template can show them, in one place for all APIs: results stand behind their calls,
+tools are told, and every turn is where the template takes it. Pure; nothing that was said is left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import msgspec
+
+from openai_cpu_server.prompt.template import (
+    CallShape,
+    Message,
+    SystemPlace,
+    TemplateShape,
+    arguments_object,
+    content_text,
+)
+from openai_cpu_server.prompt.tool_formats import ToolFormat, WrittenCall
+
+Tools = Sequence[Mapping[str, object]]
+_SYSTEM = ("system", "developer")
+_RESULTS = "Results of the functions:"
+_NO_RESULT = "There is no result."
+"""It stands where some calls of a message have results: templates give them to the calls one by one."""
+_SILENT = "..."
+"""What a user says where a template wants a turn that there is not."""
+_WORD = re.compile("[A-Za-z0-9]{4,64}")
+_LOOKED_AT = 4096
+"""A word of a message is looked for among so many of its first characters."""
+
+
+# -- results belong to calls -----------------------------------------------------------------------------
+
+
+class PlacedMessage(NamedTuple):
+    message: Message
+    place: int
+    """Where it stood in what the client sent."""
+    is_stray: bool = False
+    """It was the result of a call that is not there, and has become a user's turn."""
+
+
+class _Call:
+    """A call and, once it is found, its result."""
+
+    def __init__(self, call: Mapping[str, Any], call_id: str) -> None:
+        self.call = {**call, "id": call_id}
+        self.result: PlacedMessage | None = None
+
+    @property
+    def name(self) -> object:
+        return self.call["function"]["name"]
+
+    def answer(self, message: Message, place: int) -> None:
+        named = {"name": self.name, **{field: value for field, value in message.items() if value is not None}}
+        self.result = PlacedMessage({**named, "tool_call_id": self.call["id"]}, place)
+
+
+class _OpenCalls:
+    """The calls that wait for results."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[object, list[deque[_Call]]] = {}
+        self._latest: list[_Call] = []
+        self._ids: dict[str, int] = {}
+
+    def of(self, calls: Sequence[Mapping[str, Any]]) -> list[_Call]:
+        """The calls of one message, each with an id of its own."""
+        self._latest = [_Call(call, self._own_id(str(call.get("id") or ""))) for call in calls]
+        new: dict[object, deque[_Call]] = {}
+        for sent, call in zip(calls, self._latest, strict=True):
+            new.setdefault(sent.get("id"), deque()).append(call)
+        for call_id, waiting in new.items():
+            self._by_id.setdefault(call_id, []).append(waiting)
+        return self._latest
+
+    def taken(self, result: Message) -> _Call | None:
+        """The call that this is the result of: of those with its id the latest message's, in their order. A
+        result without an id is that of the latest message's next call, if it does not name another one."""
+        call_id, name = result.get("tool_call_id"), result.get("name")
+        if call_id:
+            return self._next_of(call_id)
+        open_calls = (call for call in self._latest if call.result is None and name in (None, call.name))
+        return next(open_calls, None)
+
+    def _next_of(self, call_id: object) -> _Call | None:
+        messages = self._by_id.get(call_id, [])
+        while messages:
+            while messages[-1]:
+                if (call := messages[-1].popleft()).result is None:
+                    return call
+            messages.pop()
+        return None
+
+    def _own_id(self, call_id: str) -> str:
+        count = self._ids[call_id] = self._ids.get(call_id, 0) + 1
+        return call_id if count == 1 and call_id else f"{call_id}-{count}"
+
+
+def with_bound_results(messages: Sequence[Message]) -> list[PlacedMessage]:
+    """The messages, with the results behind their calls and in the calls' order, whatever order they came in.
+
+    Each result is taken once, also where ids or results repeat. It gets its function's name. A result whose
+    call is not there is told in words.
+    """
+    open_calls, found = _OpenCalls(), list[tuple[PlacedMessage, Sequence[_Call]]]()
+    for place, message in enumerate(messages):
+        if message.get("role") != "tool":
+            calls = open_calls.of(sent) if (sent := _calls(message)) else []
+            own = {**message, "tool_calls": [call.call for call in calls]} if calls else message
+            found.append((PlacedMessage(own, place), calls))
+        elif (call := open_calls.taken(message)) is not None:
+            call.answer(message, place)
+        else:
+            told = {"role": "user", "content": f"{_RESULTS}\n{content_text(message.get('content'))}"}
+            found.append((PlacedMessage(told, place, is_stray=True), []))
+    return [each for placed, calls in found for each in (placed, *_results(placed, calls))]
+
+
+def _results(placed: PlacedMessage, calls: Sequence[_Call]) -> Iterator[PlacedMessage]:
+    if not any(call.result for call in calls):
+        return
+    for call in calls:
+        if call.result is None:
+            call.answer({"role": "tool", "content": _NO_RESULT}, placed.place)
+        assert call.result is not None
+        yield call.result
+
+
+def _calls(message: Message) -> list[Mapping[str, Any]]:
+    calls = message.get("tool_calls")
+    return list(calls) if isinstance(calls, Sequence) else []
+
+
+# -- as the template takes it ----------------------------------------------------------------------------
+
+
+def in_words(shape: TemplateShape) -> TemplateShape:
+    """What any template can show that shows a chat at all: users and answers in turn, and all else in their
+    words."""
+    return msgspec.structs.replace(
+        shape,
+        system=SystemPlace.NOWHERE,
+        calls=None,
+        alternates=True,
+        takes_empty=False,
+        shows_system_tools=False,
+    )
+
+
+def adapted(
+    messages: Sequence[Message],
+    tools: Tools,
+    shape: TemplateShape,
+    form: ToolFormat,
+    *,
+    shows_thoughts: bool = False,
+) -> tuple[list[Message], Tools]:
+    """The messages as the template can show them, and the tools that are left for it to show. Results are
+    bound already. Raises InvalidRequest for content that is no text."""
+    calls = None if form.replaces_template else shape.calls
+    said = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    said, tools = _with_tools(said, tools, shape, form)
+    if not shape.takes_empty:
+        said = [one for one in said[:-1] if not _is_empty(one, shows_thoughts)] + said[-1:]
+    said = _with_system(said, shape.system)
+    if shape.alternates:
+        said = _joined(said)
+    said = [turn for exchange in _exchanges(said) for turn in _told(exchange, form, calls, shape.alternates)]
+    return (_taking_turns(said) if shape.alternates else said), tools
+
+
+def lost(messages: Sequence[Message], text: str) -> int:
+    """How many of the messages are nowhere in the rendered text. A word of each is looked for, the longest,
+    for templates trim texts, and some write results as JSON."""
+    num_lost = at = 0
+    for message in messages:
+        word = _longest_word(message)
+        found = text.find(word, at)  # they stand there in their order, nearly always
+        if found < 0 and word not in text:
+            num_lost += 1
+        at = max(at, found)
+    return num_lost
+
+
+def _longest_word(message: Message) -> str:
+    text = content_text(message.get("content"))[:_LOOKED_AT]
+    return max(_WORD.findall(text), key=len, default="")
+
+
+def _plain(message: Message, param: str) -> Message:
+    role = "system" if message.get("role") == "developer" else message.get("role")
+    return {**message, "role": role, "content": content_text(message.get("content"), f"{param}.content")}
+
+
+def _is_empty(message: Message, shows_thoughts: bool) -> bool:
+    is_thought = shows_thoughts and message.get("reasoning_content")
+    return message["role"] == "assistant" and not (message["content"] or _calls(message) or is_thought)
+
+
+# -- tools -----------------------------------------------------------------------------------------------
+
+
+def _with_tools(
+    messages: list[Message], tools: Tools, shape: TemplateShape, form: ToolFormat
+) -> tuple[list[Message], Tools]:
+    """The template shows them, or the system message has them: as a field, or in words."""
+    if not tools or (shape.shows_tools and not form.replaces_template):
+        return messages, tools
+    head, rest = (messages[:1], messages[1:]) if _is_system(messages[:1]) else ([], messages)
+    if shape.shows_system_tools and not form.replaces_template:
+        listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        first = head[0] if head else _system("You are a helpful assistant with some tools.")
+        return [{**first, "tools": listed}, *rest], ()
+    instructions = _instructions(tools, form)
+    return [*_joined([*head, _system(instructions)]), *rest], ()
+
+
+def _instructions(tools: Tools, form: ToolFormat) -> str:
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    example = form.written([WrittenCall("NAME", {"PARAMETER": "VALUE"})])
+    return f"You can call these functions:\n{listed}\nTo call them, end your answer with:\n{example}"
+
+
+# -- the system's messages -------------------------------------------------------------------------------
+
+
+def _system(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
+def _is_system(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "system" for message in messages)
+
+
+def _with_system(messages: list[Message], place: SystemPlace) -> list[Message]:
+    """Those at the head become one where the template takes no more. Those that it does not take where they
+    stand are said by the user: with what it has just said, else with what it says next, else alone."""
+    if place is SystemPlace.ANYWHERE:
+        return messages
+    head = [*takewhile(lambda message: message["role"] == "system", messages)]
+    rest = messages[len(head) :]
+    told: list[Message] = []
+    if place is SystemPlace.HEAD:
+        told = head
+    elif place is SystemPlace.FIRST:
+        told = _joined(head)
+    else:
+        rest = messages
+    is_waiting = False
+    for message in rest:
+        is_systems = message["role"] == "system"
+        said = {"role": "user", "content": message["content"]} if is_systems else message
+        joins = bool(told) and told[-1]["role"] == said["role"] == "user" and (is_systems or is_waiting)
+        told[-1:] = [_both(told[-1], said)] if joins else [*told[-1:], said]
+        is_waiting = is_systems and (is_waiting or not joins)
+    return told
+
+
+# -- calls -----------------------------------------------------------------------------------------------
+
+
+class _Exchange(NamedTuple):
+    """A message, with the results behind it: of its calls, or of those that its marked text has."""
+
+    message: Message
+    results: Sequence[Message]
+    is_asked_on: bool
+    """A user says something at once behind it."""
+    is_last: bool
+
+
+def _exchanges(messages: Sequence[Message]) -> Iterator[_Exchange]:
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        results: list[Message] = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        is_last = at == len(messages)
+        yield _Exchange(message, results, not is_last and messages[at]["role"] == "user", is_last)
+
+
+def _told(
+    exchange: _Exchange, form: ToolFormat, shape: CallShape | None, alternates: bool
+) -> Iterator[Message]:
+    """Templates in which turns must alternate do not count calls and results among them: what a user says
+    directly behind those would be one turn too many, as would an answer of its own before them. There the
+    calls become an answer in words, and the results what a user says."""
+    message, results, is_asked_on, is_last = exchange
+    calls = _calls(message)
+    if not calls:
+        yield message
+        yield from results if shape is not None or not results else [_told_results(results)]
+        return
+    is_apart = shape is not None and shape.text_apart and bool(message["content"])
+    is_refused = alternates and (is_asked_on or is_apart)
+    if shape is not None and not is_refused:
+        yield from _called(message, results, form, shape, is_apart=is_apart)
+    elif is_last and not results:
+        yield message  # that it calls is an error anyway
+    else:
+        written = form.written([_written_call(call["function"]) for call in calls])
+        text = f"{message['content']}\n{written}" if message["content"] else written
+        kept = {name: value for name, value in message.items() if name != "tool_calls"}
+        yield {**kept, "content": text}
+        if results:
+            yield _told_results(results)
+
+
+def _called(
+    message: Message, results: Sequence[Message], form: ToolFormat, shape: CallShape, *, is_apart: bool
+) -> Iterator[Message]:
+    calls = _calls(message)
+    ids = [form.history_id(str(x["id"]), str(x["function"]["name"]), i) for i, x in enumerate(calls)]
+    own = [{**call, "id": call_id} for call, call_id in zip(calls, ids, strict=True)]
+    answers = [{**result, "tool_call_id": call_id} for result, call_id in zip(results, ids, strict=False)]
+    bare = {name: value for name, value in message.items() if name != "reasoning_content"}
+    calling = {**bare, "content": ""}
+    if is_apart:
+        yield {name: value for name, value in message.items() if name != "tool_calls"}
+    first = calling if is_apart else message
+    if not shape.one_by_one:
+        yield {**first, "tool_calls": own}
+        yield from answers
+        return
+    for index, call in enumerate(own):
+        yield {**(calling if index else first), "tool_calls": [call]}
+        yield from answers[index : index + 1]
+
+
+def _written_call(function: Mapping[str, object]) -> WrittenCall:
+    return WrittenCall(str(function["name"]), arguments_object(function.get("arguments")))
+
+
+def _told_results(results: Sequence[Message]) -> Message:
+    told = "\n".join(str(result["content"]) for result in results)
+    return {"role": "user", "content": f"{_RESULTS}\n{told}"}
+
+
+# -- turns -----------------------------------------------------------------------------------------------
+
+
+def _taking_turns(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role are one message, and a user begins."""
+    told = _joined(messages)
+    first = next((at for at, message in enumerate(told) if message["role"] != "system"), len(told))
+    if told and (first == len(told) or told[first]["role"] != "user"):
+        told.insert(first, {"role": "user", "content": _SILENT})
+    return told
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """An answer and the calls directly behind it become one message, too."""
+    told: list[Message] = []
+    for message in messages:
+        joins = bool(told) and told[-1]["role"] == message["role"] != "tool" and not _calls(told[-1])
+        told[-1:] = [_both(told[-1], message)] if joins else [*told[-1:], message]
+    return told
+
+
+def _both(one: Message, other: Message) -> Message:
+    """Two messages of one role as one."""
+    fields = {**one, **other}
+    for name, between in (("content", "\n\n"), ("reasoning_content", "\n")):
+        texts = [str(text) for text in (one.get(name), other.get(name)) if text]
+        if name in fields:
+            fields[name] = between.join(texts)
+    return fields

@@ -1,0 +1,364 @@
+"""What an API allows, every template shows: results with their calls, messages of the system and turns
+wherever they stand, and whatever a server has answered."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from openai_cpu_server.prompt.chat import ControlNames
+from openai_cpu_server.prompt.chat_prompts import ChatPrompts, Conversation
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.conversation import adapted, with_bound_results
+from openai_cpu_server.prompt.reasoning import template_reasoning
+from openai_cpu_server.prompt.template import CallShape, Message, SystemPlace, TemplateShape
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.prompt.test_reasoning_templates import FOLDER, template
+
+HERMES, MISTRAL, GENERIC = (TOOL_FORMATS[name] for name in ("hermes", "mistral", "generic"))
+FUNCTION = {"name": "f", "description": "does it", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+USER: Message = {"role": "user", "content": "hi"}
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
+VARIABLES = {"functions": json.dumps([FUNCTION]), "datetime": "noon"}
+"""What Firefunction's template demands of its callers."""
+
+
+def said(role: str, content: object, **fields: object) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
+
+
+def calling(*ids: str, content: str | None = None, arguments: object = '{"a": 1}') -> dict[str, Any]:
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": arguments}} for i in ids]
+    return said("assistant", content, tool_calls=calls)
+
+
+def result(of: str, text: str) -> dict[str, Any]:
+    return said("tool", text, tool_call_id=of)
+
+
+def named_result(of: str, text: str) -> dict[str, Any]:
+    return {**result(of, text), "name": "f"}
+
+
+def bound(*messages: Message) -> list[Message]:
+    return [placed.message for placed in with_bound_results(messages)]
+
+
+@functools.cache
+def prompts(name: str) -> ChatPrompts:
+    found, tokenizer = template(name), FakeTokenizer()
+    names = ControlNames(tokenizer.control_tokens)
+    return ChatPrompts(found, tokenizer, format_for(found), names, template_reasoning(found))
+
+
+def rendered(name: str, messages: Sequence[Message], tools: Sequence[Message] = TOOLS) -> str:
+    asked = Conversation(messages=messages, tools=tools, variables=VARIABLES, marks_borders=False)
+    return FakeTokenizer().decode(prompts(name).prompt(asked).tokens, special=True)
+
+
+# -- results belong to calls -----------------------------------------------------------------------------
+
+
+def test_results_stand_behind_their_calls_in_the_calls_order_with_their_names() -> None:
+    later = said("user", "and?")
+    assert bound(USER, calling("x", "y"), result("y", "2"), later, result("x", "1")) == [
+        USER,
+        calling("x", "y"),
+        named_result("x", "1"),
+        named_result("y", "2"),
+        later,
+    ]
+
+
+def test_equal_ids_and_results_are_each_taken_once() -> None:
+    one, *results = bound(calling("c", "c", "c"), *[result("c", "same")] * 3)
+    ids = [call["id"] for call in one["tool_calls"]]  # type: ignore[attr-defined]
+    assert [each["tool_call_id"] for each in results] == ids == ["c", "c-2", "c-3"]
+    assert [each["content"] for each in results] == ["same"] * 3
+
+
+def test_an_id_that_repeats_means_the_latest_call() -> None:
+    again = bound(calling("c"), calling("c"), result("c", "2"), USER, calling("c"), result("c", "3"))
+    assert [message["content"] for message in again] == [None, None, "2", "hi", None, "3"]
+    assert again[2]["tool_call_id"] == "c-2"
+
+
+def test_a_result_without_an_id_is_the_next_calls() -> None:
+    _, first, second = bound(calling("x", "y"), result("", "1"), result("y", "2"))
+    assert (first["content"], second["content"]) == ("1", "2")
+
+
+def test_a_call_without_a_result_beside_others_says_so() -> None:
+    _, first, second = bound(calling("x", "y"), result("y", "2"))
+    assert (first["content"], first["tool_call_id"]) == ("There is no result.", "x")
+    assert second["content"] == "2"
+
+
+def test_a_result_whose_call_is_gone_or_answered_is_told_in_words() -> None:
+    placed = with_bound_results([result("gone", "1"), calling("x"), result("x", "2"), result("x", "3")])
+    assert [(each.place, each.is_stray) for each in placed] == [
+        (0, True),
+        (1, False),
+        (2, False),
+        (3, True),
+    ]
+    assert placed[0].message == said("user", "Results of the functions:\n1")
+
+
+# -- as a template takes it ------------------------------------------------------------------------------
+
+
+def told(*messages: Message, form: Any = HERMES, **shape: object) -> list[Message]:
+    return adapted(messages, (), TemplateShape(**{"calls": CallShape(), **shape}), form)[0]  # type: ignore[arg-type]
+
+
+def texts(messages: Sequence[Message]) -> list[tuple[object, object]]:
+    return [(message["role"], message["content"]) for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("place", "first", "later"),
+    [
+        (SystemPlace.ANYWHERE, ["S s", "S t", "U hi"], ["U hi", "S s", "A ho", "S t", "U so"]),
+        (SystemPlace.HEAD, ["S s", "S t", "U hi"], ["U hi|s", "A ho", "U t|so"]),
+        (SystemPlace.FIRST, ["S s|t", "U hi"], ["U hi|s", "A ho", "U t|so"]),
+        (SystemPlace.NOWHERE, ["U s|t|hi"], ["U hi|s", "A ho", "U t|so"]),
+    ],
+)
+def test_systems_messages_stand_where_the_template_takes_them(
+    place: SystemPlace, first: list[str], later: list[str]
+) -> None:
+    def short(*messages: Message) -> list[str]:
+        found = texts(told(*messages, system=place))
+        return [f"{str(role)[0].upper()} {text}".replace("\n\n", "|") for role, text in found]
+
+    developer, system = said("developer", "s"), said("system", "t")
+    answer, so = said("assistant", "ho"), said("user", "so")
+    assert short(developer, system, USER) == first
+    assert short(USER, developer, answer, system, so) == later
+    at_the_end = short(USER, answer, system)
+    assert at_the_end[-1] == ("S t" if place is SystemPlace.ANYWHERE else "U t")
+
+
+def test_turns_that_must_alternate_do() -> None:
+    messages = [said("assistant", "a"), USER, USER, said("assistant", "b"), said("assistant", "c"), USER]
+    assert texts(told(*messages, alternates=True)) == [
+        ("user", "..."),
+        ("assistant", "a"),
+        ("user", "hi\n\nhi"),
+        ("assistant", "b\n\nc"),
+        ("user", "hi"),
+    ]
+
+
+def test_where_turns_alternate_a_question_behind_results_makes_words_of_them() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    first, second = (calling(each, content="") for each in "xy")
+    messages = [USER, first, result("x", "1"), second, result("y", "2"), said("user", "and?")]
+    *before, called, asked = told(*messages, alternates=True)
+    assert before == told(*messages[:3], alternates=True)
+    assert texts([called, asked]) == [
+        ("assistant", call),
+        ("user", "Results of the functions:\n2\n\nand?"),
+    ]
+    assert told(*messages) == messages
+
+
+def test_empty_answers_are_left_out_where_they_are_refused() -> None:
+    thinking = said("assistant", "", reasoning_content="Hm.")
+    messages = [USER, said("assistant", ""), USER, thinking, USER]
+    assert told(*messages) == messages
+    assert told(*messages, takes_empty=False) == [USER, USER, USER]
+    shape = TemplateShape(takes_empty=False)
+    assert adapted(messages, (), shape, HERMES, shows_thoughts=True)[0] == [USER, USER, thinking, USER]
+
+
+def test_text_beside_calls_that_is_not_shown_becomes_an_answer_before_them() -> None:
+    message = {**calling("x", content="Look:"), "reasoning_content": "Hm."}
+    answer, calls, _ = told(message, result("x", "1"), calls=CallShape(text_apart=True))
+    assert answer == said("assistant", "Look:", reasoning_content="Hm.")
+    assert calls == calling("x", content="")
+
+
+def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result() -> None:
+    message = {**calling("x", "y"), "reasoning_content": "Hm."}
+    first, one, second, two = told(
+        message, result("x", "1"), result("y", "2"), calls=CallShape(one_by_one=True)
+    )
+    assert first == {**calling("x", content=""), "reasoning_content": "Hm."}
+    assert second == calling("y", content="")
+    assert (one, two) == (result("x", "1"), result("y", "2"))
+
+
+def test_calls_in_words_keep_the_thoughts() -> None:
+    message = {**calling("x", "y", content="Look:"), "reasoning_content": "Hm."}
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert told(message, result("x", "1"), result("y", "2"), calls=None) == [
+        said("assistant", f"Look:\n{call}\n{call}", reasoning_content="Hm."),
+        said("user", "Results of the functions:\n1\n2"),
+    ]
+
+
+def test_ids_have_the_familys_shape() -> None:
+    messages = [USER, calling("x", "y"), result("x", "1"), result("y", "2")]
+    _, calls, *results = told(*messages, form=MISTRAL)
+    ids = [call["id"] for call in calls["tool_calls"]]  # type: ignore[attr-defined]
+    assert ids == [each["tool_call_id"] for each in results]
+    assert all(re.fullmatch(r"[A-Za-z0-9]{9}", each) for each in ids)
+    _, calls, *results = told(*messages, form=TOOL_FORMATS["kimi"])
+    assert [each["tool_call_id"] for each in results] == ["functions.f:0", "functions.f:1"]
+
+
+# -- tools -----------------------------------------------------------------------------------------------
+
+
+def with_tools(*messages: Message, form: Any = HERMES, **shape: object) -> tuple[list[Message], object]:
+    return adapted(messages, TOOLS, TemplateShape(**shape), form)  # type: ignore[arg-type]
+
+
+def test_the_tools_stand_in_a_system_message_of_their_own_or_at_the_end_of_the_one_that_is_there() -> None:
+    (first, second), tools = with_tools(USER, system=SystemPlace.FIRST)
+    assert (second, tools, first["role"]) == (USER, (), "system")
+    assert json.dumps(FUNCTION) in str(first["content"])
+    example = '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>'
+    assert example in str(first["content"])
+    brief = said("developer", [{"type": "text", "text": "Be brief."}])
+    (first, _), _ = with_tools(brief, USER, system=SystemPlace.FIRST)
+    assert str(first["content"]).startswith("Be brief.\n\nYou can call")
+
+
+def test_a_template_without_system_messages_gets_the_tools_in_the_users() -> None:
+    (message,), tools = with_tools(USER, form=GENERIC)
+    assert (message["role"], tools) == ("user", ())
+    assert str(message["content"]).startswith("You can call these functions:")
+    assert str(message["content"]).endswith("\n\nhi")
+
+
+def test_tools_may_stand_in_a_field_of_the_system_message() -> None:
+    (system, _), tools = with_tools(USER, system=SystemPlace.FIRST, shows_system_tools=True)
+    assert (system["tools"], tools) == (json.dumps([FUNCTION]), ())
+
+
+def test_what_shows_tools_in_an_unknown_form_is_told_in_words_all_the_same() -> None:
+    shape = {"shows_tools": True, "calls": CallShape(), "system": SystemPlace.FIRST}
+    messages, tools = with_tools(USER, calling("x"), result("x", "1"), form=GENERIC, **shape)
+    assert tools == ()
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+
+
+# -- all templates ---------------------------------------------------------------------------------------
+
+
+def turns_of(rng: random.Random, words: Any) -> list[dict[str, Any]]:
+    """What any client may send, with a word of its own in each text."""
+    messages = [said(rng.choice(["system", "developer"]), next(words)) for _ in range(rng.randrange(3))]
+    messages += [said("assistant", next(words))] * (rng.random() < 0.1)
+    for _ in range(rng.randrange(1, 4)):
+        messages += [said("user", next(words)) for _ in range(rng.choice([1, 1, 1, 2]))]
+        messages += [said("system", next(words))] * (rng.random() < 0.2)
+        for _ in range(rng.randrange(3)):
+            messages += called(rng, words)
+        if rng.random() < 0.7:
+            text = rng.choice([next(words), next(words), ""])
+            thoughts = {"reasoning_content": "Hm."} if rng.random() < 0.3 else {}
+            messages.append(said("assistant", text, **thoughts))
+    if messages[-1]["role"] == "assistant":
+        messages.append(said("user", next(words)))
+    return messages
+
+
+def called(rng: random.Random, words: Any) -> list[dict[str, Any]]:
+    ids = rng.choice([["a"], ["b", "c"], ["d", "e", "f"], ["c", "c"]])
+    arguments = rng.choice(['{"a": "ö"}', "", " \n", "null", '{"a": "cut', "[1]", '{"deep": {"x": [1]}}'])
+    message = calling(*ids, arguments=arguments, content=rng.choice([None, "", next(words)]))
+    results = [result(each, next(words)) for each in ids[: rng.choice([0, len(ids), len(ids), 1])]]
+    rng.shuffle(results)
+    return [message, *results]
+
+
+def content_words(messages: Sequence[Message]) -> list[str]:
+    return [text for message in messages if isinstance(text := message["content"], str) and text]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_template_shows_all_that_clients_send(name: str) -> None:
+    rng = random.Random(7)
+    for _ in range(25):
+        messages = turns_of(rng, (f"word{number:04d}" for number in range(1000)))
+        text = rendered(name, messages)
+        for word in content_words(messages):
+            assert text.count(word) == 1, (word, text)
+        assert "\\u00f6" not in text
+
+
+SWAPPED = [
+    USER,
+    calling("call_x", "call_y"),
+    result("call_y", "sunny"),
+    result("call_x", "mild"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_template_shows_results_in_the_order_of_their_calls(name: str) -> None:
+    text = rendered(name, SWAPPED)
+    assert 0 < text.index("mild") < text.index("sunny")
+
+
+def test_what_trying_has_missed_is_seen_in_the_text() -> None:
+    """This template loses all but the last six turns, of which it shows the calls as well."""
+    source = (
+        "{% for m in messages[-6:] %}<{{ m.role }}>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+        "{% endfor %}"
+    )
+    found = ChatTemplate(source, bos_text="", eos_text="")
+    tokenizer = FakeTokenizer(adds_bos=False)
+    made = ChatPrompts(found, tokenizer, HERMES, ControlNames(()))
+    asked = Conversation(messages=[said("user", f"word{number}") for number in range(9)])
+    text = tokenizer.decode(made.prompt(asked).tokens)
+    assert all(f"word{number}" in text for number in range(9))
+
+
+def test_what_a_template_knows_is_tried_out() -> None:
+    def shape(source: str) -> TemplateShape:
+        return ChatTemplate(source, bos_text="", eos_text="").shape
+
+    plain = shape("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert (plain.shows_tools, plain.calls, plain.system) == (False, None, SystemPlace.ANYWHERE)
+    knowing = shape(
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    )
+    assert knowing.shows_tools
+    assert knowing.calls == CallShape()
+
+
+def shape_of(name: str) -> tuple[object, ...]:
+    shape = template(name).shape
+    return shape.system, shape.alternates, shape.takes_empty
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Qwen3.5-4B", (SystemPlace.FIRST, False, True)),
+        ("Qwen-Qwen3-0.6B", (SystemPlace.ANYWHERE, False, True)),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", (SystemPlace.FIRST, True, False)),
+        ("mistralai-Mistral-Nemo-Instruct-2407", (SystemPlace.NOWHERE, True, True)),
+        ("Mistral-Small-3.2-24B-Instruct-2506", (SystemPlace.FIRST, True, True)),
+        ("google-gemma-2-2b-it", (SystemPlace.NOWHERE, True, True)),
+        ("openai-gpt-oss-120b", (SystemPlace.FIRST, False, True)),
+        ("HuggingFaceTB-SmolLM3-3B", (SystemPlace.FIRST, False, True)),
+    ],
+)
+def test_what_real_templates_take(name: str, shape: tuple[object, ...]) -> None:
+    assert shape_of(name) == shape
