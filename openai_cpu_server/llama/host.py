@@ -1,4 +1,4 @@
-"""The machine: the memory and cores that this process may use, threads bound to cores of their own, and how
+"""The machine: the memory and cores that this process may use, the threads that compute on these, and how
 busy other processes keep it. It loads no llama.cpp."""
 
 from __future__ import annotations
@@ -12,28 +12,43 @@ from pathlib import Path
 import psutil
 
 
-class ThreadBinding:
-    """Binds the computing threads to cores, if there are as many threads as cores.
+class ComputeThreads:
+    """How many threads compute, on which cores, and how long they have waited for these.
 
-    The threads meet after each of some hundred operations of a step, and spin until the last has come. On a
-    busy machine Linux puts two of them on one core for seconds: then each meeting takes a time slice
-    (measured: steps of 10 ms took 630). Fewer threads than cores are left to the kernel, which finds free
-    ones.
+    They meet after each of some hundred operations of a step, and wait until the last has come. Where there
+    are as many as cores, each is bound to one: else Linux puts two of them on one core for seconds on a busy
+    machine, and each meeting takes a time slice (measured: steps of 10 ms took 630). Fewer threads than cores
+    are left to the kernel, which finds free ones.
 
     One object serves all contexts that one thread computes with, because llama.cpp's threads do.
     """
 
-    def __init__(self, num_threads: int) -> None:
-        """`num_threads` counts the computing threads, the caller's included."""
-        self._all = _usable_cores()
-        self._num_threads = num_threads
-        self._is_settled = len(self._all) != num_threads or num_threads < 2
+    def __init__(self, most: int, *, may_bind: bool = True, stat: Path = Path("/proc/stat")) -> None:
+        """`most` counts the computing threads, the caller's included. `stat`: for the sake of tests."""
+        self.most = self.count = most
+        self._may_bind = may_bind
+        self._stat = stat
+        self._cores = _usable_cores()
+        self._workers: set[int] = set()
+        """The other threads, as far as they were seen to be started."""
+        self._delays: dict[int, _RunDelay] = {}
+        """Of these and the caller's."""
+        self._is_settled = False
+        """It is known which threads compute, and each is where it should be."""
         self._own: int | None = None
         """The core of the calling thread, if each thread has one."""
 
+    def use(self, count: int) -> None:
+        """Compute with so many threads from the next computation on."""
+        assert 1 <= count <= self.most
+        if count != self.count:
+            self.count, self._own, self._is_settled = count, None, False
+            for thread in self._workers if self._may_bind else ():
+                _bind(thread, self._cores)
+
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Wrap this around each computation. The first one starts the other threads.
+        """Wrap this around each computation. The first one with more threads starts them.
 
         The caller is bound only inside, so that threads which it starts in between inherit nothing.
         """
@@ -46,17 +61,60 @@ class ThreadBinding:
             try:
                 yield
             finally:
-                _bind(0, self._all)
+                _bind(0, self._cores)
+
+    def waits_s(self) -> dict[int, float]:
+        """By thread, seconds in which it was ready and had no core, so far; {} where the system does not
+        tell."""
+        told = {thread: delay.total_s() for thread, delay in self._delays.items()}
+        return {thread: waited_s for thread, waited_s in told.items() if waited_s is not None}
+
+    def idle_s(self) -> float:
+        """Seconds in which the cores that may be used had nothing to do, all of them together, so far."""
+        names = {f"cpu{core}" for core in self._cores}
+        ticks = (line.split() for line in _lines(self._stat) if line.startswith("cpu"))
+        idle = sum(int(fields[4]) + int(fields[5]) for fields in ticks if fields[0] in names)
+        return idle / os.sysconf("SC_CLK_TCK")
 
     def _first(self) -> Iterator[None]:
         before = _native_threads()
         yield
         self._is_settled = True
-        workers = sorted(_native_threads() - before)
-        if len(workers) == self._num_threads - 1:
-            own, *others = self._all
-            placed = [_bind(thread, [core]) for thread, core in zip(workers, others, strict=True)]
+        now = _native_threads()
+        self._workers = now - before | now & self._workers
+        watched = self._workers | {threading.get_native_id()}
+        self._delays = {thread: self._delays.get(thread) or _RunDelay(thread) for thread in watched}
+        if self._may_bind and 1 < self.count == len(self._cores) == 1 + len(self._workers):
+            own, *others = self._cores
+            placed = [
+                _bind(thread, [core]) for thread, core in zip(sorted(self._workers), others, strict=True)
+            ]
             self._own = own if all(placed) else None
+
+
+class _RunDelay:
+    """How long a thread of this process has waited for a core, while it could run."""
+
+    def __init__(self, thread: int) -> None:
+        self._path = f"/proc/self/task/{thread}/schedstat"
+        self._before_s = self._told_s() or 0.0
+
+    def total_s(self) -> float | None:
+        """Since it is watched; None: it has ended, or the system does not tell."""
+        told_s = self._told_s()
+        return None if told_s is None else told_s - self._before_s
+
+    def _told_s(self) -> float | None:
+        try:  # not `Path.read_text`, which takes five times as long
+            descriptor = os.open(self._path, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            return int(os.read(descriptor, 64).split()[1]) / 1e9
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
 
 
 def _usable_cores() -> list[int]:
