@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,15 +28,16 @@ class ComputeThreads:
         self.most = self.count = most
         self._may_bind = may_bind
         self._stat = stat
-        self._cores = _usable_cores()
+        self._cpus = sorted(usable_cpus())
+        self._cores = cores_of(self._cpus)
         self._workers: set[int] = set()
         """The other threads, as far as they were seen to be started."""
         self._delays: dict[int, _RunDelay] = {}
         """Of these and the caller's."""
         self._is_settled = False
         """It is known which threads compute, and each is where it should be."""
-        self._own: int | None = None
-        """The core of the calling thread, if each thread has one."""
+        self._own: Collection[int] | None = None
+        """The core of the calling thread, as its CPUs, if each thread has one."""
 
     def use(self, count: int) -> None:
         """Compute with so many threads from the next computation on."""
@@ -44,7 +45,7 @@ class ComputeThreads:
         if count != self.count:
             self.count, self._own, self._is_settled = count, None, False
             for thread in self._workers if self._may_bind else ():
-                _bind(thread, self._cores)
+                _bind(thread, self._cpus)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -57,11 +58,11 @@ class ComputeThreads:
         elif self._own is None:
             yield
         else:
-            _bind(0, [self._own])
+            _bind(0, self._own)
             try:
                 yield
             finally:
-                _bind(0, self._cores)
+                _bind(0, self._cpus)
 
     def waits_s(self) -> dict[int, float]:
         """By thread, seconds in which it was ready and had no core, so far; {} where the system does not
@@ -70,8 +71,8 @@ class ComputeThreads:
         return {thread: waited_s for thread, waited_s in told.items() if waited_s is not None}
 
     def idle_s(self) -> float:
-        """Seconds in which the cores that may be used had nothing to do, all of them together, so far."""
-        names = {f"cpu{core}" for core in self._cores}
+        """Seconds in which the CPUs that may be used had nothing to do, all of them together, so far."""
+        names = {f"cpu{cpu}" for cpu in self._cpus}
         ticks = (line.split() for line in _lines(self._stat) if line.startswith("cpu"))
         idle = sum(int(fields[4]) + int(fields[5]) for fields in ticks if fields[0] in names)
         return idle / os.sysconf("SC_CLK_TCK")
@@ -84,12 +85,17 @@ class ComputeThreads:
         self._workers = now - before | now & self._workers
         watched = self._workers | {threading.get_native_id()}
         self._delays = {thread: self._delays.get(thread) or _RunDelay(thread) for thread in watched}
-        if self._may_bind and 1 < self.count == len(self._cores) == 1 + len(self._workers):
-            own, *others = self._cores
-            placed = [
-                _bind(thread, [core]) for thread, core in zip(sorted(self._workers), others, strict=True)
-            ]
-            self._own = own if all(placed) else None
+        if self._may_bind and 1 < self.count == 1 + len(self._workers):
+            self._place()
+
+    def _place(self) -> None:
+        """Give each thread a core, or a hyper-thread where there are as many as these."""
+        places = self._cores if self.count == len(self._cores) else [[cpu] for cpu in self._cpus]
+        if self.count != len(places):
+            return
+        own, *others = places
+        placed = [_bind(thread, core) for thread, core in zip(sorted(self._workers), others, strict=True)]
+        self._own = own if all(placed) else None
 
 
 class _RunDelay:
@@ -117,9 +123,23 @@ class _RunDelay:
             os.close(descriptor)
 
 
-def _usable_cores() -> list[int]:
-    """The cores that may be used; empty where threads cannot be bound."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def usable_cpus() -> Collection[int]:
+    """The hardware threads that may be used; empty where threads cannot be bound."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else ()
+
+
+def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
+    """The cores of these CPUs, each as those of its hyper-threads that are among them. A CPU of which the
+    system says nothing is a core."""
+    cores: dict[object, list[int]] = {}
+    for cpu in sorted(cpus):
+        folder = topology / f"cpu{cpu}" / "topology"
+        told = _lines(folder / "core_cpus_list") or _lines(folder / "thread_siblings_list")
+        cores.setdefault(tuple(told) or cpu, []).append(cpu)
+    return list(cores.values())
 
 
 def _native_threads() -> set[int]:
@@ -138,11 +158,20 @@ def _bind(thread: int, cores: Collection[int]) -> bool:
 
 
 class Machine:
-    """Reads the limits afresh at each call. The paths are arguments for the sake of tests."""
+    """Reads the limits afresh at each call. Paths and CPUs are arguments for the sake of tests."""
 
-    def __init__(self, cgroups: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self")) -> None:
+    def __init__(
+        self,
+        cgroups: Path = Path("/sys/fs/cgroup"),
+        process: Path = Path("/proc/self"),
+        topology: Path = CPUS,
+        usable: Callable[[], Collection[int]] = usable_cpus,
+    ) -> None:
+        """`usable`: the CPUs that the process may run on."""
         self._cgroups = cgroups
         self._process = process
+        self._topology = topology
+        self._usable = usable
 
     def free_memory(self) -> int:
         """Bytes that the system can give without swapping, and that the control groups still allow."""
@@ -156,14 +185,14 @@ class Machine:
         return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
     def num_threads(self) -> int:
-        """One thread for each physical core, but no more than this process may run on or has a quota for."""
-        usable = _usable_cpus()
-        physical = psutil.cpu_count(logical=False) or usable
-        return max(1, min([usable, physical, *self._cpu_quotas()]))
+        """One thread for each core that this process may run on, but no more than it has a quota for: the
+        hyper-threads of a core are one."""
+        cores = len(cores_of(self._usable(), self._topology))
+        return max(1, min([cores or psutil.cpu_count(logical=False) or 1, *self._cpu_quotas()]))
 
     def num_cpus(self) -> int:
         """Hardware threads that this process may use at once."""
-        return max(1, min([_usable_cpus(), *self._cpu_quotas()]))
+        return max(1, min([len(self._usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
 
     def _memory_left(self) -> list[int]:
         return [
@@ -195,10 +224,6 @@ class Machine:
                 inner = root / name.lstrip("/")
                 groups += [inner, *(parent for parent in inner.parents if parent.is_relative_to(root))]
         return groups
-
-
-def _usable_cpus() -> int:
-    return len(_usable_cores()) or os.cpu_count() or 1
 
 
 def _quota(group: Path) -> tuple[int | None, int | None]:
