@@ -22,10 +22,14 @@ _FREE = 0.6
 """Cores that must have been idle for one more thread to be tried."""
 _NOT_SLOWER = 0.95
 """What does at least this share of another's speed is as fast."""
-_WAIT_S = 0.25
-"""After a trial that has failed there is no other for so long, twice as long after the next..."""
-_MOST_WAIT_S = 1.0
-"""...but no longer than this: cores that are free again are used within a second."""
+_WAIT_S, _MOST_WAIT_S = 0.25, 0.8
+"""After a trial that had a reason and has failed there is no other for so long, each time twice as long, up
+to the latter: cores that are free again are used within a second."""
+_UNSEEN = 20.0
+"""One more thread is tried though no core is idle, for whoever uses it may have to give way. The next time is
+after so many times as long as that took, at least."""
+_UNSEEN_S = 1.0
+"""And not earlier than this."""
 
 
 class CoresSeen(NamedTuple):
@@ -37,6 +41,8 @@ class CoresSeen(NamedTuple):
     """Cores that nobody used, those not counted that this engine did not use by itself."""
     speed: float
     """Of what all threads would have done undisturbed, by the cost model."""
+    elapsed_s: float
+    """What these steps took."""
 
     @property
     def is_disturbed(self) -> bool:
@@ -51,6 +57,8 @@ class _Trial:
     """Those before."""
     speed: float
     """Theirs."""
+    has_reason: bool
+    """Cores were lost or idle. Such a trial is not put off by one that had none."""
 
 
 class ThreadChoice:
@@ -60,25 +68,30 @@ class ThreadChoice:
         self.most = self.threads = most
         self._trial: _Trial | None = None
         self._wait_s = _WAIT_S
-        self._again_s = -math.inf
-        """Before that there is no other trial."""
+        self._again_s = self._unseen_at_s = -math.inf
+        """Before the first there is no other trial, before the second none without a reason."""
 
     def decide(self, seen: CoresSeen, now_s: float) -> int:
         """How many threads are to compute from now on."""
         trial, self._trial = self._trial, None
         if trial is not None and self._has_failed(trial, seen):
             self.threads = trial.threads
-            self._again_s, self._wait_s = now_s + self._wait_s, min(2 * self._wait_s, _MOST_WAIT_S)
+            self._unseen_at_s = now_s + max(_UNSEEN_S, _UNSEEN * seen.elapsed_s)
+            if trial.has_reason:
+                self._again_s = now_s + self._wait_s
+                self._wait_s = min(2 * self._wait_s, _MOST_WAIT_S)
             return self.threads
         if trial is not None:
             self._wait_s = _WAIT_S
-        wanted = self._wanted(seen)
+            self._unseen_at_s = now_s + _UNSEEN_S
+        wanted = self._wanted(seen, now_s)
         if wanted != self.threads and now_s >= self._again_s:
-            self._trial = _Trial(self.threads, seen.speed)
+            has_reason = seen.is_disturbed or seen.free >= _FREE
+            self._trial = _Trial(self.threads, seen.speed, has_reason)
             self.threads = wanted
         return self.threads
 
-    def _wanted(self, seen: CoresSeen) -> int:
+    def _wanted(self, seen: CoresSeen, now_s: float) -> int:
         if seen.is_disturbed:
             num_lost = sum(share >= _LOST for share in seen.lost)
             if num_lost >= self.threads:  # a quota, or strangers everywhere: so many cores are left
@@ -86,7 +99,7 @@ class ThreadChoice:
             return max(1, self.threads - max(1, num_lost))
         if seen.free >= _FREE:
             return min(self.most, self.threads + max(1, round(seen.free)))
-        return self.threads
+        return min(self.most, self.threads + (now_s >= self._unseen_at_s))
 
     def _has_failed(self, trial: _Trial, seen: CoresSeen) -> bool:
         """Of two that are as fast, fewer threads are right. More that get their cores are right, whatever
@@ -161,6 +174,7 @@ class CoreWatch:
             lost=tuple(lost_s / self._elapsed_s for lost_s in self._lost_s.values()),
             free=self._free() if self.count < self._threads.most else 0.0,
             speed=self._alone_s / self._elapsed_s,
+            elapsed_s=self._elapsed_s,
         )
 
     def _free(self) -> float:

@@ -71,9 +71,10 @@ def test_a_stranger_gets_a_core_and_gives_it_back() -> None:
     one.machine.strangers = 1
     one.compute(0.1)
     assert one.watch.count == 1
+    num_before = len(one.counts)
     one.compute(5.0)
-    assert one.watch.count == 1
-    assert one.counts[-200:] == [1] * 200, "no core is tried that is not free"
+    beside = one.counts[num_before:]
+    assert beside.count(2) < 0.1 * len(beside), "a core that is not idle is seldom tried"
     one.machine.strangers = 0
     one.compute(0.5)
     assert one.watch.count == 2
@@ -112,7 +113,7 @@ def test_time_without_work_is_not_taken_for_free_cores() -> None:
     for _ in range(50):
         one.machine.pause(0.1)
         one.compute(0.02)
-    assert one.counts[-50:] == [1] * 50
+    assert one.counts[-50:].count(1) >= 40
 
 
 def test_steps_that_lose_cores_for_a_moment_teach_nothing() -> None:
@@ -188,7 +189,7 @@ def test_an_engine_plans_with_the_threads_that_it_has() -> None:
     core = build_core(EngineOptions(model_path=""), backend, CURVE, clock=lambda: machine.now_s)
     core.handle(Submit(request=request("a", prompt=4000, output=90)))
     seen = []
-    for number in range(60):
+    for number in range(90):
         machine.strangers = int(10 < number < 50)
         told = (message.figures for message in core.step() if isinstance(message, StepDone))
         seen += [(one.threads, one.predicted_ms, one.elapsed_ms) for one in told if one is not None]
