@@ -91,6 +91,25 @@ FAKE_LIVE = LiveRequest(
 """As a request is shown."""
 
 
+class FakeThreads:
+    """Cores as a test says: by default there is one, and nobody else wants it."""
+
+    def __init__(self, most: int = 1) -> None:
+        self.most = self.count = most
+        self.waits: dict[int, float] = {}
+        self.idle = 0.0
+
+    def use(self, count: int) -> None:
+        assert 1 <= count <= self.most
+        self.count = count
+
+    def waits_s(self) -> dict[int, float]:
+        return dict(self.waits)
+
+    def idle_s(self) -> float:
+        return self.idle
+
+
 class Panic(BaseException):
     """As what Rust code raises where it should not go on."""
 
@@ -222,6 +241,7 @@ class FakeBackend:
         choose: Callable[[list[int]], int] = next_token,
     ) -> None:
         self.info = info
+        self.threads = FakeThreads(info.threads)
         self.cells: dict[int, list[Cell]] = {}
         self.opened: dict[int, Open] = {}
         self.blocks: dict[int, list[Cell]] = {}
@@ -474,6 +494,7 @@ class FakeEmbedder:
         step_s: float = 0.0,
     ) -> None:
         self.info = info
+        self.threads = FakeThreads(info.threads)
         self.steps: list[list[tuple[int, ...]]] = []
         self._fail_on = fail_on
         self._kill_on = kill_on

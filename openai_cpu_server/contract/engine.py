@@ -127,6 +127,10 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """By kernel of ours: its instruction set, or why it is off; empty until the model is loaded."""
     deaths: tuple[LastDeath, ...] = ()
     """The last few, the oldest first."""
+    threads: int = 0
+    """So many compute where each gets its core; 0 while there is no model."""
+    threads_computing: int = 0
+    """Those of the last step: fewer where others use the cores."""
 
 
 class RequestState(enum.Enum):

@@ -318,6 +318,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Sequences that have given up their cells for this step."""
     predicted_ms: float
     elapsed_ms: float
+    threads: int = 0
+    """How many have computed it."""
     is_interrupted: bool = False
     """It was thrown away."""
     spent_ms: dict[str, float] = {}

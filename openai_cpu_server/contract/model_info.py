@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -221,11 +221,36 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class ThreadControl(Protocol):
+    """The threads that compute, and the cores that they may use."""
+
+    @property
+    def most(self) -> int:
+        """So many compute where each gets its core."""
+        ...
+
+    def use(self, count: int) -> None:
+        """Compute with so many, 1 to `most`, from the next step on."""
+        ...
+
+    def waits_s(self) -> Mapping[int, float]:
+        """By thread, seconds so far in which it was ready and had no core; {} where the system does not
+        tell."""
+        ...
+
+    def idle_s(self) -> float:
+        """Seconds in which the cores had nothing to do, all of them together, so far."""
+        ...
+
+
 class NativeModel(Protocol):
     """Owns a model and its memory, whatever it computes. Of these only `interrupt` is for other threads."""
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def threads(self) -> ThreadControl: ...
 
     def warm_up(self) -> bool:
         """Use everything once, before the first step. False: `interrupt` has ended it; it can be repeated."""

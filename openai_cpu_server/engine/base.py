@@ -32,6 +32,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.engine.cores import CoreWatch
 
 NEVER = float("-inf")
 _QUEUE_NEWS_S = 0.5
@@ -128,8 +129,9 @@ class Core(ABC, Generic[Planned]):
     All methods are for the loop's thread, but those that say otherwise.
     """
 
-    def __init__(self, timer: StepTimer, clock: Callable[[], float]) -> None:
+    def __init__(self, timer: StepTimer, cores: CoreWatch, clock: Callable[[], float]) -> None:
         self._timer = timer
+        self._cores = cores
         self._clock = clock
         self._events: list[TokenEvent] = []
         """Events of the step that is being built."""

@@ -39,8 +39,9 @@ from openai_cpu_server.engine.base import (
     step_of,
     submit_of,
 )
+from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.errors import EmbeddingFailed
-from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.cost_model import ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedPart, EmbedQueue, EmbedRoom
 
 _ENOUGH_TOKENS = 256
@@ -60,7 +61,7 @@ class EmbedCore(Core[list[EmbedPart]]):
         self,
         queue: EmbedQueue,
         backend: EmbedBackend,
-        cost: CostModel,
+        cost: ThreadCosts,
         options: Scheduling,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -68,7 +69,8 @@ class EmbedCore(Core[list[EmbedPart]]):
     ) -> None:
         """`cpu_clock`: CPU seconds of all threads."""
         preempt_threshold_s = options.preempt_threshold_ms / 1000
-        super().__init__(StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s), clock)
+        timer = StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s)
+        super().__init__(timer, CoreWatch(backend.threads, clock), clock)
         self._queue = queue
         self._backend = backend
         self._cost = cost
@@ -140,17 +142,20 @@ class EmbedCore(Core[list[EmbedPart]]):
             return None
         inputs = _inputs(planned)
         timer, (tokens, pairs) = self._timer, _work_of(inputs)
-        predicted_ms = self._cost.predict_ms(tokens, pairs)
+        predicted_ms, threads = self._cost.predict_ms(tokens, pairs), self._cores.count
+        alone_ms = predicted_ms / self._cost.slowdown(tokens, pairs)
         timer.begin(predicted_ms, may_interrupt=_is_batch(planned))
         timer.end(is_interrupted=not self._embed(planned))
-        if not timer.was_interrupted:
+        if not timer.was_interrupted and self._cores.computed(timer.elapsed_ms, alone_ms):
             self._cost.refine(tokens, pairs, timer.elapsed_ms)
+        self._cost.use(self._cores.count)
         clients = ((part.pending.request.client, sum(map(len, part.inputs))) for part in planned)
         return StepFigures(
             sequences=len(inputs),
             tokens=tokens,
             predicted_ms=predicted_ms,
             elapsed_ms=timer.elapsed_ms,
+            threads=threads,
             is_interrupted=timer.was_interrupted,
             spent_ms=shared_ms(clients, timer.cpu_ms()),
         )

@@ -49,12 +49,13 @@ from openai_cpu_server.engine.base import (
     step_of,
     submit_of,
 )
+from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.engine.embedding import EmbedCore
 from openai_cpu_server.engine.output import LiveOutputs
 from openai_cpu_server.engine.trace import ForecastNews, ForecastTeller, StepTracer, log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.compose import StepOptions
-from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
@@ -77,6 +78,7 @@ class EngineCore(Core[Step]):
         self,
         scheduler: Scheduler,
         backend: Backend,
+        costs: ThreadCosts,
         *,
         preempt_threshold_s: float,
         measure: Measure | None = None,
@@ -84,14 +86,17 @@ class EngineCore(Core[Step]):
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """`measure` is given where the cost of steps is only guessed yet; the prefix cache's `journal` where
-        somebody chooses between several engines. `cpu_clock`: CPU seconds of all threads."""
-        super().__init__(StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s), clock)
+        """`costs` are those that the scheduler plans with. `measure` is given where the cost of steps is only
+        guessed yet; the prefix cache's `journal` where somebody chooses between several engines. `cpu_clock`:
+        CPU seconds of all threads."""
+        timer = StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s)
+        super().__init__(timer, CoreWatch(backend.threads, clock), clock)
         self._forecasts = ForecastTeller(scheduler, journal, clock) if journal is not None else None
         self._measure = measure
         self._is_measuring = False
         """Read by the reader thread."""
         self._scheduler = scheduler
+        self._costs = costs
         self._backend = backend
         self._adapters = LoadedAdapters(scheduler, backend)
         self._outputs = LiveOutputs(scheduler.sequences, backend, tell=self._events.extend)
@@ -118,10 +123,12 @@ class EngineCore(Core[Step]):
         assert not self.has_work
         assert self._measure is not None
         self._is_measuring = True
+        self._cores.use_all()
+        self._costs.use(self._cores.count)
         curve = self._measure(is_wanted)
         self._is_measuring = False
         if curve is not None:
-            self._scheduler.costs.model = CostModel(curve)
+            self._costs.measured(CostModel(curve))
             self._measure = None
 
     def prepare(self, submit: Submit) -> PreparedRequest | RefusedRequest:
@@ -189,18 +196,23 @@ class EngineCore(Core[Step]):
             # A request whose output is forced as a whole ends without a step.
             return self._figures(planned, StepResult(), 0.0, 0.0, {}) if self._outputs.num_forced else None
         timer, predicted_ms = self._timer, self._scheduler.predicted_ms(planned)
+        plan, threads = self._scheduler.plan, self._cores.count
+        alone_ms = predicted_ms / self._costs.slowdown(plan.size, plan.attended)
         timer.begin(predicted_ms, may_interrupt=planned.may_be_interrupted)
         result = self._backend.execute(planned)
         self._planned = Step()
         timer.end(is_interrupted=result.interrupted)
         participants = self._scheduler.participants(planned)
         self._note(planned, participants, result)
-        for advance in self._scheduler.apply(planned, result, timer.elapsed_ms):
+        teaches = result.interrupted or self._cores.computed(timer.elapsed_ms, alone_ms)
+        for advance in self._scheduler.apply(planned, result, timer.elapsed_ms if teaches else None):
             self._outputs.advance(advance)
+        self._costs.use(self._cores.count)
         parts = zip((one.request.client for one in participants), planned.spans, strict=True)
         computed = [(client, _num_computed(span, result)) for client, span in parts]
         spent_ms = shared_ms(computed, timer.cpu_ms())
-        return self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
+        figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
+        return msgspec.structs.replace(figures, threads=threads)
 
     def _note(self, step: Step, participants: Seq[Sequence], result: StepResult) -> None:
         """For those who watch. Call it before the step is applied."""
@@ -353,7 +365,12 @@ def _refusal(submit: Submit, why: str, *, is_own_fault: bool = False) -> TokenEv
 
 
 def build_core(
-    options: EngineOptions, backend: Backend, curve: CostCurve | None, measure: Measure | None = None
+    options: EngineOptions,
+    backend: Backend,
+    curve: CostCurve | None,
+    measure: Measure | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
     """A core with its scheduler, its saved prefix cache, and its pinned prompts submitted.
 
@@ -363,13 +380,15 @@ def build_core(
     reuses = options.experiment.prefix_sharing
     journal = PrefixJournal() if options.tells_forecast else None
     cache = _cache(options, backend, journal) if reuses else SavedPrefixes(0, state_bytes=info.state_bytes)
+    full = CostModel(curve) if curve else CostModel.guess(info.num_parameters)
+    costs = ThreadCosts(full, threads=backend.threads.most)
     scheduler = Scheduler(
         limits=StepLimits(
             info.max_seqs, info.max_step_tokens, info.max_step_outputs, info.state_tokens, reuses
         ),
         ledger=KVLedger(info.kv_tokens // POOL_BLOCK_TOKENS, POOL_BLOCK_TOKENS),
         cache=cache,
-        cost=CostModel(curve) if curve else CostModel.guess(info.num_parameters),
+        cost=costs,
         options=step_options(options),
         policy=POLICIES[options.scheduling.policy](),
         speculator=_speculator(options, info),
@@ -377,9 +396,11 @@ def build_core(
     core = EngineCore(
         scheduler,
         backend,
+        costs,
         preempt_threshold_s=options.scheduling.preempt_threshold_ms / 1000,
         measure=measure if curve is None else None,
         journal=journal,
+        clock=clock,
     )
     for number, tokens in enumerate(options.pinned_prompts):
         core.handle(Submit(request=_pin(number, tokens, options.pinned_namespace)))
@@ -391,7 +412,7 @@ def build_embed_core(options: EngineOptions, backend: EmbedBackend) -> EmbedCore
     return EmbedCore(
         EmbedQueue(batch_floor=options.scheduling.batch_floor),
         backend,
-        CostModel.guess(backend.info.num_parameters),
+        ThreadCosts(CostModel.guess(backend.info.num_parameters), threads=backend.threads.most),
         options.scheduling,
     )
 

@@ -149,6 +149,8 @@ class EngineNews:
         """As of the last step; None while the present process has not made any."""
         self.forecast: Forecast | None = None
         """What newcomers may expect, where the options ask for that; None before the first is told."""
+        self.threads: int | None = None
+        """Those that have computed the last step; None while the present process has computed none."""
         self.held_blocks = CachedBlocks()
         self.has_advanced = False
         """The present process has brought tokens or vectors."""
@@ -248,7 +250,7 @@ class EngineNews:
 
     def forget(self) -> None:
         """The process is gone: what it has told of itself is not so any more."""
-        self.kv_stats, self.forecast = None, None
+        self.kv_stats, self.forecast, self.threads = None, None, None
         self.held_blocks.clear()
 
     def died(self, cause: str) -> None:
@@ -268,6 +270,7 @@ class EngineNews:
             self.held_blocks.heard(step.prefixes)
         self.has_advanced = self.has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
+            self.threads = step.figures.threads
             self._observer.step_done(step.figures)
         if step.shown is not None and self._see is not None:
             self._see(step.figures, step.shown)

@@ -159,6 +159,8 @@ class Supervisor:
             rss_bytes=resident_bytes() + engine_rss_bytes,
             engine_rss_bytes=engine_rss_bytes,
             kernels=info.kernels.described if info else {},
+            threads=info.threads if info else 0,
+            threads_computing=self.news.threads or (info.threads if info else 0),
         )
 
     def send(self, *commands: Command) -> None:

@@ -10,7 +10,7 @@ from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import SavedBlock, Step, StepResult
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.llama.grammar.constraints import Constraints
-from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters, load
 from openai_cpu_server.llama.slots import SlotTable
 from openai_cpu_server.llama.steps import StepRunner
@@ -67,6 +67,10 @@ class LlamaBackend:
     @property
     def info(self) -> ModelInfo:
         return self._loaded.info
+
+    @property
+    def threads(self) -> ComputeThreads:
+        return self._loaded.context.compute_threads
 
     def execute(self, step: Step) -> StepResult:
         """Raises `DecodeFailed` or `BadLogits`; the backend is of no further use then."""

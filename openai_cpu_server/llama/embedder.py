@@ -24,7 +24,7 @@ from openai_cpu_server.llama.cells.context import (
     common_params,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
-from openai_cpu_server.llama.host import Machine, ThreadBinding
+from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.loading import repacks, switch_kernels
 from openai_cpu_server.llama.model.kv_size import LEAST_TOKENS, tokens_that_fit
 from openai_cpu_server.llama.model.model import Model
@@ -52,7 +52,7 @@ class PoolingContext(OwnedContext):
         params.n_threads = params.n_threads_batch = threads
         params.embeddings = True
         params.pooling_type = _pooling(model)
-        super().__init__(model, params, abort, ThreadBinding(threads))
+        super().__init__(model, params, abort, ComputeThreads(threads))
         self._batch = TokenBatch(step_tokens)
         self.row_size = _row_size(model, self.handle)
         """Numbers in the row of an input."""
@@ -68,7 +68,7 @@ class PoolingContext(OwnedContext):
         spans = [Span(slot, 0, tokens, sample=False, targets=tokens) for slot, tokens in enumerate(inputs)]
         self._batch.fill(spans)
         log = native_log().cleared()
-        with self._cores.computing():
+        with self._computing():
             code = self._compute()
         if code == 0:
             return DecodeOutcome.DONE
@@ -170,6 +170,10 @@ class LlamaEmbedder:
         if not np.isfinite(np.frombuffer(rows, np.float32)).all():
             raise EmbeddingFailed("What came of it are no numbers.")
         return EmbedResult(rows)
+
+    @property
+    def threads(self) -> ComputeThreads:
+        return self._context.compute_threads
 
     def interrupt(self) -> None:
         self._abort.press()

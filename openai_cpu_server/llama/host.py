@@ -1,39 +1,55 @@
-"""The machine: the memory and cores that this process may use, threads bound to cores of their own, and how
+"""The machine: the memory and cores that this process may use, the threads that compute on these, and how
 busy other processes keep it. It loads no llama.cpp."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 
-class ThreadBinding:
-    """Binds the computing threads to cores, if there are as many threads as cores.
+class ComputeThreads:
+    """How many threads compute, on which cores, and how long they have waited for these.
 
-    The threads meet after each of some hundred operations of a step, and spin until the last has come. On a
-    busy machine Linux puts two of them on one core for seconds: then each meeting takes a time slice
-    (measured: steps of 10 ms took 630). Fewer threads than cores are left to the kernel, which finds free
-    ones.
+    They meet after each of some hundred operations of a step, and wait until the last has come. Where there
+    are as many as cores, each is bound to one: else Linux puts two of them on one core for seconds on a busy
+    machine, and each meeting takes a time slice (measured: steps of 10 ms took 630). Fewer threads than cores
+    are left to the kernel, which finds free ones.
 
     One object serves all contexts that one thread computes with, because llama.cpp's threads do.
     """
 
-    def __init__(self, num_threads: int) -> None:
-        """`num_threads` counts the computing threads, the caller's included."""
-        self._all = _usable_cores()
-        self._num_threads = num_threads
-        self._is_settled = len(self._all) != num_threads or num_threads < 2
-        self._own: int | None = None
-        """The core of the calling thread, if each thread has one."""
+    def __init__(self, most: int, *, may_bind: bool = True, stat: Path = Path("/proc/stat")) -> None:
+        """`most` counts the computing threads, the caller's included. `stat`: for the sake of tests."""
+        self.most = self.count = most
+        self._may_bind = may_bind
+        self._stat = stat
+        self._cpus = sorted(usable_cpus())
+        self._cores = cores_of(self._cpus)
+        self._workers: set[int] = set()
+        """The other threads, as far as they were seen to be started."""
+        self._delays: dict[int, _RunDelay] = {}
+        """Of these and the caller's."""
+        self._is_settled = False
+        """It is known which threads compute, and each is where it should be."""
+        self._own: Collection[int] | None = None
+        """The core of the calling thread, as its CPUs, if each thread has one."""
+
+    def use(self, count: int) -> None:
+        """Compute with so many threads from the next computation on."""
+        assert 1 <= count <= self.most
+        if count != self.count:
+            self.count, self._own, self._is_settled = count, None, False
+            for thread in self._workers if self._may_bind else ():
+                _bind(thread, self._cpus)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Wrap this around each computation. The first one starts the other threads.
+        """Wrap this around each computation. The first one with more threads starts them.
 
         The caller is bound only inside, so that threads which it starts in between inherit nothing.
         """
@@ -42,26 +58,88 @@ class ThreadBinding:
         elif self._own is None:
             yield
         else:
-            _bind(0, [self._own])
+            _bind(0, self._own)
             try:
                 yield
             finally:
-                _bind(0, self._all)
+                _bind(0, self._cpus)
+
+    def waits_s(self) -> dict[int, float]:
+        """By thread, seconds in which it was ready and had no core, so far; {} where the system does not
+        tell."""
+        told = {thread: delay.total_s() for thread, delay in self._delays.items()}
+        return {thread: waited_s for thread, waited_s in told.items() if waited_s is not None}
+
+    def idle_s(self) -> float:
+        """Seconds in which the CPUs that may be used had nothing to do, all of them together, so far."""
+        names = {f"cpu{cpu}" for cpu in self._cpus}
+        ticks = (line.split() for line in _lines(self._stat) if line.startswith("cpu"))
+        idle = sum(int(fields[4]) + int(fields[5]) for fields in ticks if fields[0] in names)
+        return idle / os.sysconf("SC_CLK_TCK")
 
     def _first(self) -> Iterator[None]:
         before = _native_threads()
         yield
         self._is_settled = True
-        workers = sorted(_native_threads() - before)
-        if len(workers) == self._num_threads - 1:
-            own, *others = self._all
-            placed = [_bind(thread, [core]) for thread, core in zip(workers, others, strict=True)]
-            self._own = own if all(placed) else None
+        now = _native_threads()
+        self._workers = now - before | now & self._workers
+        watched = self._workers | {threading.get_native_id()}
+        self._delays = {thread: self._delays.get(thread) or _RunDelay(thread) for thread in watched}
+        if self._may_bind and 1 < self.count == 1 + len(self._workers):
+            self._place()
+
+    def _place(self) -> None:
+        """Give each thread a core, or a hyper-thread where there are as many as these."""
+        places = self._cores if self.count == len(self._cores) else [[cpu] for cpu in self._cpus]
+        if self.count != len(places):
+            return
+        own, *others = places
+        placed = [_bind(thread, core) for thread, core in zip(sorted(self._workers), others, strict=True)]
+        self._own = own if all(placed) else None
 
 
-def _usable_cores() -> list[int]:
-    """The cores that may be used; empty where threads cannot be bound."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+class _RunDelay:
+    """How long a thread of this process has waited for a core, while it could run."""
+
+    def __init__(self, thread: int) -> None:
+        self._path = f"/proc/self/task/{thread}/schedstat"
+        self._before_s = self._told_s() or 0.0
+
+    def total_s(self) -> float | None:
+        """Since it is watched; None: it has ended, or the system does not tell."""
+        told_s = self._told_s()
+        return None if told_s is None else told_s - self._before_s
+
+    def _told_s(self) -> float | None:
+        try:  # not `Path.read_text`, which takes five times as long
+            descriptor = os.open(self._path, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            return int(os.read(descriptor, 64).split()[1]) / 1e9
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def usable_cpus() -> Collection[int]:
+    """The hardware threads that may be used; empty where threads cannot be bound."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else ()
+
+
+def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
+    """The cores of these CPUs, each as those of its hyper-threads that are among them. A CPU of which the
+    system says nothing is a core."""
+    cores: dict[object, list[int]] = {}
+    for cpu in sorted(cpus):
+        folder = topology / f"cpu{cpu}" / "topology"
+        told = _lines(folder / "core_cpus_list") or _lines(folder / "thread_siblings_list")
+        cores.setdefault(tuple(told) or cpu, []).append(cpu)
+    return list(cores.values())
 
 
 def _native_threads() -> set[int]:
@@ -80,11 +158,20 @@ def _bind(thread: int, cores: Collection[int]) -> bool:
 
 
 class Machine:
-    """Reads the limits afresh at each call. The paths are arguments for the sake of tests."""
+    """Reads the limits afresh at each call. Paths and CPUs are arguments for the sake of tests."""
 
-    def __init__(self, cgroups: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self")) -> None:
+    def __init__(
+        self,
+        cgroups: Path = Path("/sys/fs/cgroup"),
+        process: Path = Path("/proc/self"),
+        topology: Path = CPUS,
+        usable: Callable[[], Collection[int]] = usable_cpus,
+    ) -> None:
+        """`usable`: the CPUs that the process may run on."""
         self._cgroups = cgroups
         self._process = process
+        self._topology = topology
+        self._usable = usable
 
     def free_memory(self) -> int:
         """Bytes that the system can give without swapping, and that the control groups still allow."""
@@ -98,14 +185,14 @@ class Machine:
         return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
     def num_threads(self) -> int:
-        """One thread for each physical core, but no more than this process may run on or has a quota for."""
-        usable = _usable_cpus()
-        physical = psutil.cpu_count(logical=False) or usable
-        return max(1, min([usable, physical, *self._cpu_quotas()]))
+        """One thread for each core that this process may run on, but no more than it has a quota for: the
+        hyper-threads of a core are one."""
+        cores = len(cores_of(self._usable(), self._topology))
+        return max(1, min([cores or psutil.cpu_count(logical=False) or 1, *self._cpu_quotas()]))
 
     def num_cpus(self) -> int:
         """Hardware threads that this process may use at once."""
-        return max(1, min([_usable_cpus(), *self._cpu_quotas()]))
+        return max(1, min([len(self._usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
 
     def _memory_left(self) -> list[int]:
         return [
@@ -137,10 +224,6 @@ class Machine:
                 inner = root / name.lstrip("/")
                 groups += [inner, *(parent for parent in inner.parents if parent.is_relative_to(root))]
         return groups
-
-
-def _usable_cpus() -> int:
-    return len(_usable_cores()) or os.cpu_count() or 1
 
 
 def _quota(group: Path) -> tuple[int | None, int | None]:

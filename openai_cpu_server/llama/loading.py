@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from openai_cpu_server.llama.cells.context import (
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
-from openai_cpu_server.llama.host import Machine, ThreadBinding
+from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
     DRAFT_KV_TYPE,
@@ -145,7 +146,10 @@ def switch_kernels(asked: str, pause: Callable[[], None] = lambda: None) -> Kern
     `pause` is called between two small computations of the proof.
     """
     native_log()
-    return kernels_in_use(asked, libggml, pause)
+    # In a thread of its own, with which the threads end that compute for it: those that `ComputeThreads`
+    # finds, and gives their cores, are then the model's.
+    with ThreadPoolExecutor(1, "proof") as threads:
+        return threads.submit(kernels_in_use, asked, libggml, pause).result()
 
 
 def are_kernels_expected() -> bool:
@@ -212,7 +216,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             raise StartupError(f"{model.path} ({model.header.architecture}) is no model that generates text.")
         vocabulary = Vocabulary(model)
         abort = AbortSwitch()
-        cores = _cores(options, machine)
+        compute_threads = _compute_threads(options, machine)
         state_bytes, can_go_back = _state_facts(model, abort) if model.is_recurrent else (0, False)
         snapshots = _snapshots(options, model, state_bytes) if can_go_back else 0
         set_aside = _slots_set_aside(options, model, state_bytes * (1 + snapshots), room.free_bytes)
@@ -227,13 +231,13 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             )
         cells = room.pool_cells(options.kv_tokens)
         context_options = _context_options(options, model, set_aside, snapshots, cells, kv_type, machine)
-        context = Context(model, context_options, abort, cores)
+        context = Context(model, context_options, abort, compute_threads)
         undo.callback(context.close)
         info = _info(options, model, vocabulary, context, room, kernels, state_bytes)
         fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
         draft_model = None
         if draft is not None:
-            draft_model = _load_draft_model(draft, options, vocabulary, info, abort, cores)
+            draft_model = _load_draft_model(draft, options, vocabulary, info, abort, compute_threads)
             info = msgspec.structs.replace(
                 info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
             )
@@ -241,10 +245,11 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     return LoadedParts(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
 
 
-def _cores(options: EngineOptions, machine: Machine) -> ThreadBinding:
+def _compute_threads(options: EngineOptions, machine: Machine) -> ComputeThreads:
     """Bind threads only if small and large steps have as many: a change of the number starts new threads."""
     threads = options.threads or machine.num_threads()
-    return ThreadBinding(threads if options.threads_batch in (None, threads) else 1)
+    most = max(threads, options.threads_batch or threads)
+    return ComputeThreads(most, may_bind=options.threads_batch in (None, threads))
 
 
 def _state_facts(model: Model, abort: AbortSwitch) -> tuple[int, bool]:
@@ -266,7 +271,7 @@ def _state_facts(model: Model, abort: AbortSwitch) -> tuple[int, bool]:
         threads_batch=1,
         flash_attention=True,
     )
-    context = Context(model, options, abort, ThreadBinding(1))
+    context = Context(model, options, abort, ComputeThreads(1))
     try:
         batch = TokenBatch(1)
         batch.fill([Span(slot=0, start=1, tokens=(0,), sample=False)])
@@ -317,7 +322,7 @@ def _load_draft_model(
     large: Vocabulary,
     info: ModelInfo,
     abort: AbortSwitch,
-    cores: ThreadBinding,
+    compute_threads: ComputeThreads,
 ) -> DraftModel:
     """Load the draft model. Raises `StartupError`; then nothing of it stays loaded."""
     with ExitStack() as undo:
@@ -331,7 +336,7 @@ def _load_draft_model(
             )
         vocabulary = Vocabulary(model)
         require_same_tokens(large, vocabulary, str(header.path))
-        context = Context(model, _draft_context_options(options, info, model), abort, cores)
+        context = Context(model, _draft_context_options(options, info, model), abort, compute_threads)
         undo.pop_all()
     return DraftModel(model, vocabulary, context, num_common=min(large.vocab_size, vocabulary.vocab_size))
 

@@ -55,6 +55,18 @@ class EngineGauges(Collector):
             "Resident memory of the model's engine process, the model included.",
             lambda one: one.status.engine_rss_bytes,
         )
+        yield _gauge(
+            readings,
+            "ocs_engine_threads",
+            "Threads that compute where each gets its core.",
+            lambda one: one.status.threads,
+        )
+        yield _gauge(
+            readings,
+            "ocs_engine_threads_computing",
+            "Threads that have computed the last step: fewer where others use the cores.",
+            lambda one: one.status.threads_computing,
+        )
         yield from _requests(readings)
         yield from (_gauge(readings, *said) for said in _OF_KV)
         yield _evictions(readings)

@@ -177,6 +177,60 @@ class CostModel:
         return self._learned[-1] + (rise if factor is None else rise * factor.value)
 
 
+_MEMORY_BOUND = 0.77
+"""Of the first token of a step, the share that fewer threads make no slower: they wait for memory. 1.04 B on
+two cores, with one thread in place of two: 1.23 times as long for one token, 1.7 for 4, 1.95 for 16.
+"""
+
+
+class ThreadCosts:
+    """What steps cost with so many threads as compute now. A `StepCost`; each number of threads learns for
+    itself, and begins with what is known of all of them, slowed down."""
+
+    def __init__(self, full: CostModel, *, threads: int = 1) -> None:
+        """`full`: with all `threads`."""
+        self._most = self._now = threads
+        self._models = {threads: full}
+
+    def use(self, threads: int) -> None:
+        """So many compute from now on."""
+        self._now = threads
+        if threads not in self._models:
+            full = self._models[self._most]
+            self._models[threads] = CostModel(_slowed(full.curve, self._most / threads))
+
+    def measured(self, full: CostModel) -> None:
+        """All is measured anew, with all threads."""
+        self._models = {self._most: full}
+        self.use(self._now)
+
+    def slowdown(self, size: StepSize, attended: int = 0) -> float:
+        """How many times as long a step takes as with all threads."""
+        alone_ms = self._models[self._most].predict_ms(size, attended)
+        return self.predict_ms(size, attended) / alone_ms if alone_ms > 0 else 1.0
+
+    def predict_ms(self, size: StepSize, attended: int = 0) -> float:
+        return self._models[self._now].predict_ms(size, attended)
+
+    def cheapest_size(self, num_tokens: int, limit: int) -> int:
+        return self._models[self._now].cheapest_size(num_tokens, limit)
+
+    def free_size(self, num_tokens: int, limit: int) -> int:
+        return self._models[self._now].free_size(num_tokens, limit)
+
+    def refine(self, size: StepSize, attended: int, actual_ms: float) -> None:
+        self._models[self._now].refine(size, attended, actual_ms)
+
+
+def _slowed(curve: CostCurve, factor: float) -> CostCurve:
+    """With threads that take `factor` times as long for all that does not wait for memory."""
+    return CostCurve(
+        step_ms=tuple((n, ms * (1 + (factor - 1) * (1 - _MEMORY_BOUND / n))) for n, ms in curve.step_ms),
+        attended_ms=factor * curve.attended_ms,
+        state_ms=curve.state_ms,
+    )
+
+
 class _Factor:
     """A positive number that follows the errors it is told, slowly and within bounds."""
 
@@ -338,7 +392,7 @@ class LearnedCosts:
         """`max_tokens`: the largest step. `equal_parts`: as in `StepRoom`; such steps are not padded, for
         padding would be a part, too. `state_tokens`: a state is as large as so many tokens' cells."""
         self.model = model
-        """Predicts steps without an adapter; it may be replaced between two steps."""
+        """Predicts steps without an adapter."""
         self._max_tokens = max_tokens
         self._fills_tiles = fills_tiles and not equal_parts
         self._equal_parts = equal_parts

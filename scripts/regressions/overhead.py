@@ -32,7 +32,7 @@ from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Sample, Span, Step, StepResult
 from openai_cpu_server.llama.backend import LlamaBackend
-from openai_cpu_server.llama.host import Machine, ThreadBinding
+from openai_cpu_server.llama.host import ComputeThreads, Machine
 from openai_cpu_server.llama.measure.calibrate import cost_curve
 from openai_cpu_server.scheduler.memory import KVLedger
 from openai_cpu_server.scheduler.prefix_cache import SavedPrefixes
@@ -69,7 +69,7 @@ def run(asked: argparse.Namespace) -> None:
     load = Load(asked.clients, asked.prompt_tokens, asked.tokens)
     steps = list(_steps(load, _curve_apart(asked.model)))
     bare, served = [], []
-    cores = ThreadBinding(Machine().num_threads())  # one for all rounds: threads come into being once
+    cores = ComputeThreads(Machine().num_threads())  # one for all rounds: threads come into being once
     for number in range(asked.rounds):
         with Bare(asked.model, cores) as loop:
             bare.append(load.clients * load.tokens / loop.run(steps))
@@ -139,7 +139,7 @@ class Bare:
     It has as many threads as the server, bound to cores in the same way.
     """
 
-    def __init__(self, model: Path, cores: ThreadBinding) -> None:
+    def __init__(self, model: Path, cores: ComputeThreads) -> None:
         self._cores = cores
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = False

@@ -21,7 +21,7 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine.embedding import EmbedCore
-from openai_cpu_server.scheduler.cost_model import CostModel
+from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from openai_cpu_server.scheduler.embed_queue import EmbedQueue
 from tests.fakes import FAKE_EMBEDDER, FakeEmbedder, vector_of
 from tests.scheduler.driver import request as generation
@@ -42,7 +42,11 @@ class Driver:
         self.now = 0.0
         self.backend = backend or FakeEmbedder()
         self.core = EmbedCore(
-            EmbedQueue(batch_floor=0.1), self.backend, CostModel.guess(), options, clock=lambda: self.now
+            EmbedQueue(batch_floor=0.1),
+            self.backend,
+            ThreadCosts(CostModel.guess()),
+            options,
+            clock=lambda: self.now,
         )
         self.messages: list[StepStarted | StepDone | QueueState] = []
 

@@ -18,7 +18,7 @@ from openai_cpu_server.llama.cells.context import (
     TokenBatch,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.host import ThreadBinding
+from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
 
@@ -40,7 +40,7 @@ def context(tiny: Path) -> Iterator[Context]:
     abort = AbortSwitch()
     with (
         Model.open(GgufHeader(tiny), repack=False, on_progress=lambda fraction: None) as model,
-        Context(model, options, abort, ThreadBinding(1)) as context,
+        Context(model, options, abort, ComputeThreads(1)) as context,
     ):
         yield context
 

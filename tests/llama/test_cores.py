@@ -18,6 +18,10 @@ pytestmark = [
 
 _PROGRAM = """
 import json, os, sys, threading
+from openai_cpu_server.kernels.library import put_in_front
+
+put_in_front()  # they are proved before, with threads of their own
+
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.llama.backend import LlamaBackend
 
@@ -33,6 +37,34 @@ backend = LlamaBackend.load(options, lambda fraction: None)
 ours = {str(thread.native_id) for thread in threading.enumerate()}
 new = set(os.listdir("/proc/self/task")) - before - ours
 print(json.dumps([[sorted(os.sched_getaffinity(int(t))) for t in new], sorted(os.sched_getaffinity(0))]))
+backend.close()
+"""
+
+
+_FEWER_PROGRAM = """
+import json, os, sys, threading
+from openai_cpu_server.kernels.library import put_in_front
+
+put_in_front()
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.step import Open, Span, Step
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.llama.backend import LlamaBackend
+
+threads = int(sys.argv[2])
+options = EngineOptions(model_path=sys.argv[1], kv_tokens=256, max_seqs=2, threads=threads)
+backend = LlamaBackend.load(options, lambda fraction: None)
+start, told = 0, []
+for count in (threads, 1, threads):
+    backend.threads.use(count)
+    opened = (Open(0, Sampling(seed=0), (300, 301, 302)),) if start == 0 else ()
+    result = backend.execute(Step(opened, (Span(0, start, (300 + start,), sample=True),)))
+    waits = backend.threads.waits_s()
+    placed = sorted(sorted(os.sched_getaffinity(t)) for t in waits if t != threading.get_native_id())
+    told.append((result.samples[0].token, placed, min(waits.values()) >= 0, len(waits)))
+    start += 1
+print(json.dumps([told, backend.threads.idle_s()]))
 backend.close()
 """
 
@@ -109,6 +141,21 @@ def test_fewer_or_more_threads_are_left_to_the_kernel(tiny: Path) -> None:
         workers, caller = affinities(tiny, threads, threads_batch)
         assert len(workers) >= threads - 1
         assert all(found == cores for found in [*workers, caller])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no fewer")
+def test_fewer_threads_compute_where_the_kernel_puts_them_and_all_have_cores_again(tiny: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    output = printed(_FEWER_PROGRAM, tiny, len(cores))
+    told, idle_s = msgspec.json.decode(
+        output, type=tuple[list[tuple[int, list[list[int]], bool, int]], float]
+    )
+    placed = [places for _, places, _, _ in told]
+    assert placed[0] == placed[2] == [[core] for core in cores[1:]]
+    assert all(place == cores for place in placed[1])
+    assert all(is_told for _, _, is_told, _ in told)
+    assert (told[0][3], told[2][3]) == (len(cores), len(cores)), "all of them are watched"
+    assert idle_s > 0
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="nothing is bound on one core")

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.llama.host import Machine, cores_of
 
 GIB = 2**30
 
@@ -64,6 +64,58 @@ def test_version_one_of_control_groups(tmp_path: Path) -> None:
 def test_a_group_over_its_limit_has_nothing_free(tmp_path: Path) -> None:
     files = {"memory.max": "1000\n", "memory.current": "2000\n"}
     assert machine(tmp_path, "0::/\n", files).free_memory() == 0
+
+
+def topology(folder: Path, cores: list[list[int]]) -> Path:
+    """A machine of these cores, each as its hyper-threads."""
+    for core in cores:
+        for cpu in core:
+            path = folder / f"cpu{cpu}" / "topology" / "core_cpus_list"
+            path.parent.mkdir(parents=True)
+            path.write_text(",".join(map(str, core)) + "\n")
+    return folder
+
+
+EIGHT_CORES = [[core, core + 8] for core in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("usable", "threads"),
+    [
+        (range(16), 8),
+        ([0, 8, 1, 9], 2),
+        ([0, 1, 2, 3, 8, 9, 10, 11], 4),
+        ([3, 11], 1),
+        ([0, 1, 2, 3], 4),
+        ([5], 1),
+        ([40, 41], 2),  # the system says nothing of these
+    ],
+)
+def test_a_set_of_cpus_counts_by_its_cores(tmp_path: Path, usable: list[int], threads: int) -> None:
+    found = Machine(
+        cgroups=tmp_path / "no",
+        process=tmp_path / "no",
+        topology=topology(tmp_path / "cpu", EIGHT_CORES),
+        usable=lambda: usable,
+    )
+    assert (found.num_threads(), found.num_cpus()) == (threads, len(usable))
+
+
+def test_a_quota_of_a_few_cores_limits_those_of_a_set(tmp_path: Path) -> None:
+    files = {"cpu.max": "300000 100000\n"}
+    limited = machine(tmp_path, "0::/\n", files)
+    cpus = topology(tmp_path / "cpu", EIGHT_CORES)
+    folders = {"cgroups": tmp_path / "cgroups", "process": tmp_path / "process", "topology": cpus}
+    assert Machine(**folders, usable=lambda: range(16)).num_threads() == 3
+    assert Machine(**folders, usable=lambda: [0, 8]).num_threads() == 1
+    assert limited.num_threads() <= 3
+
+
+def test_older_systems_name_the_threads_of_a_core_otherwise(tmp_path: Path) -> None:
+    cpus = topology(tmp_path, [[0, 1], [2, 3]])
+    for file in cpus.glob("cpu*/topology/core_cpus_list"):
+        file.rename(file.with_name("thread_siblings_list"))
+    assert cores_of([0, 1, 3], cpus) == [[0, 1], [3]]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,10 @@ class LastRestart(msgspec.Struct, frozen=True):
 class ModelHealth(msgspec.Struct, frozen=True):
     state: str
     reason: str | None
+    threads: int
+    """So many compute where each gets its core; 0 until the model is loaded."""
+    threads_computing: int
+    """Those of the last step: fewer where others use the cores."""
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +136,7 @@ class HealthRoutes:
 
 def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
-    return ModelHealth(status.state.value, status.reason)
+    return ModelHealth(status.state.value, status.reason, status.threads, status.threads_computing)
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:

@@ -39,10 +39,13 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the model that is loaded, 0 to 1."""
     quantisation: str | None
     context_length: int | None
-    """This and the next two are None while nothing is known of the model."""
+    """This and the next three are None while nothing is known of the model."""
     max_seqs: int | None
     """Sequences that run at once."""
     threads: int | None
+    """So many compute where each gets its core."""
+    threads_computing: int | None
+    """Those of the last step: fewer where others use the cores."""
     kv_tokens: int
     kv_tokens_used: int
     memory_bytes: int

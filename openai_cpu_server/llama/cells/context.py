@@ -18,7 +18,7 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.block_store import Bytes
-from openai_cpu_server.llama.host import ThreadBinding
+from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
@@ -256,10 +256,14 @@ class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnedContext(NativeObject):
-    """A `llama_context`. `model` must outlive it; `abort` and `cores` are kept."""
+    """A `llama_context`. `model` must outlive it; `abort` and `compute_threads` are kept."""
 
     def __init__(
-        self, model: Model, params: llama_cpp.llama_context_params, abort: AbortSwitch, cores: ThreadBinding
+        self,
+        model: Model,
+        params: llama_cpp.llama_context_params,
+        abort: AbortSwitch,
+        compute_threads: ComputeThreads,
     ) -> None:
         """Raises `StartupError`."""
         log = native_log().cleared()
@@ -269,23 +273,34 @@ class OwnedContext(NativeObject):
             raise StartupError(f"Cannot make a context for {model.path}: {log.cause() or 'no reason given'}.")
         super().__init__(handle, llama_cpp.llama_free)
         self._abort = abort
-        self._cores = cores
+        self.compute_threads = compute_threads
+        self._threads = int(params.n_threads), int(params.n_threads_batch)
+        """For one token, and for more: at most."""
         self._memory = llama_cpp.llama_get_memory(handle)
         """None: it keeps no cells."""
 
     @property
     def threads(self) -> int:
-        return int(llama_cpp.llama_n_threads(self.handle))
+        """So many compute a single token where they get their cores."""
+        return self._threads[0]
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Wrap this around each computation."""
+        one, more = (min(most, self.compute_threads.count) for most in self._threads)
+        llama_cpp.llama_set_n_threads(self.handle, one, more)
+        with self.compute_threads.computing():
+            yield
 
 
 class Context(OwnedContext):
     """One unified pool of KV cells, shared by all slots (llama.cpp's sequence ids)."""
 
     def __init__(
-        self, model: Model, options: ContextOptions, abort: AbortSwitch, cores: ThreadBinding
+        self, model: Model, options: ContextOptions, abort: AbortSwitch, compute_threads: ComputeThreads
     ) -> None:
         """Raises `StartupError`."""
-        super().__init__(model, _params(options), abort, cores)
+        super().__init__(model, _params(options), abort, compute_threads)
         self.sequences = SlotSequences(options.num_guarded, options.num_slots)
         self.copies_whole = options.copies_whole
         self.max_outputs = options.outputs
@@ -309,7 +324,7 @@ class Context(OwnedContext):
         After an interruption finished parts may have left cells: the caller trims its slots.
         """
         log = native_log().cleared()
-        with self._cores.computing():
+        with self._computing():
             code = llama_cpp.llama_decode(self.handle, batch.native)
         if code == 0:
             return DecodeOutcome.DONE

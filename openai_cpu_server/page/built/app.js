@@ -318,7 +318,7 @@ ${o}`))}var pp=`{
     ${(e==="key"||n&&e===null)&&d`<${Cl} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&d`<${Rl} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&d`<${Al} onClose=${()=>t(null)} />`}
-  `}function Up(e){e.preventDefault(),document.getElementById("main").focus()}function Jp({name:e}){let[t]=Ri(n=>console.error(n));return t?d`<${Hp} error=${t} />`:e==="control"?d`<${Wp} />`:d`<${vl} />`}function Wp(){let[e,t]=G(null);return be(()=>{import("./room-X3SZAJCE.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${qp} />`:d`<${e.Component} />`}function qp(){return d`<div class="empty">
+  `}function Up(e){e.preventDefault(),document.getElementById("main").focus()}function Jp({name:e}){let[t]=Ri(n=>console.error(n));return t?d`<${Hp} error=${t} />`:e==="control"?d`<${Wp} />`:d`<${vl} />`}function Wp(){let[e,t]=G(null);return be(()=>{import("./room-2V3ZQVNU.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${qp} />`:d`<${e.Component} />`}function qp(){return d`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
     <${j} onClick=${()=>location.reload()}>Load the page again</${j}>
   </div>`}function Hp({error:e}){return d`<div class="empty" role="alert">

@@ -108,6 +108,8 @@ class ReplicasOverview:
             rss_bytes=sum(status.rss_bytes for status in statuses),
             engine_rss_bytes=sum(status.engine_rss_bytes for status in statuses),
             kernels=next((status.kernels for status in statuses if status.kernels), {}),
+            threads=sum(status.threads for status in statuses),
+            threads_computing=sum(status.threads_computing for status in statuses),
         )
 
     def kv_stats(self) -> KVStats | None:
