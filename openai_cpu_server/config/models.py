@@ -99,7 +99,7 @@ class ModelOptions(BaseModel):
     )
     repack: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="repack weights for this CPU at load: faster alone, slower in batches for K-quants",
+        description="repack weights for this CPU at load; auto: if that is faster, measured once for a file",
     )
     kernels: Literal["auto", "off"] = Field(
         ENGINE_DEFAULTS.kernels,

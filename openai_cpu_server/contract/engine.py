@@ -124,7 +124,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     engine_rss_bytes: int = 0
     """The part of it that is the engine's; 0 while there is no process."""
     kernels: dict[str, str] = {}
-    """By kernel of ours: its instruction set, or why it is off; empty until the model is loaded."""
+    """By kernel of ours: its instruction set, or why it is off; `weights`: how they lie in memory; empty
+    until the model is loaded."""
     deaths: tuple[LastDeath, ...] = ()
     """The last few, the oldest first."""
     threads: int = 0

@@ -29,7 +29,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """For steps of more than one token; None: as `threads`."""
     kv_type: str = "f16"
     repack: bool | None = None
-    """Repack weights at load for this CPU's kernels; None: what is faster for the model's quantisation."""
+    """Repack weights at load for this CPU; None: if that is faster, measured once, kept in `cost_dir`."""
     flash_attention: bool = True
     """Off: slower with a long context, and impossible with a quantised KV type."""
     kernels: Literal["auto", "off"] = "auto"
@@ -54,7 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Computed at start, and never evicted from the prefix cache."""
     pinned_namespace: str = ""
     cost_dir: str | None = None
-    """Where measured cost curves are kept. None: none is kept, and none measured."""
+    """Where it is kept what was measured. None: nothing is kept, and nothing measured."""
     calibrate: Literal["idle", "start", "never"] = "idle"
     """When the cost of steps is measured, if no earlier start has kept it. start: before it is ready; idle:
     when nobody wants anything; never. Without a measurement a guess is refined while serving.

@@ -145,6 +145,26 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{name} {state}" for name, state in self.described.items())
 
 
+class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's weights lie in memory, and which of them no kernel of ours multiplies."""
+
+    repacked: bool = False
+    """Rearranged by ggml for this CPU, in private memory, where it can; else as in the file."""
+    repacked_cost: float | None = None
+    """What products take with repacked weights, as a share of what they take without; None: not measured."""
+    left_to_ggml: tuple[str, ...] = ()
+    """Types of weights that lie as in the file and that ggml multiplies faster than our kernel, by ggml's
+    names."""
+
+    def __str__(self) -> str:
+        said = ["repacked" if self.repacked else "as in the file"]
+        if self.repacked_cost is not None:
+            said.append(f"repacked they take {self.repacked_cost:.2f} of the time")
+        if self.left_to_ggml:
+            said.append(f"ggml multiplies {', '.join(self.left_to_ggml)}")
+        return "; ".join(said)
+
+
 _COMMON_CELL_BYTES = 2**14
 
 
@@ -184,6 +204,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     None: there is no draft model."""
 
     kernels: Kernels = Kernels()
+    weights: WeightLayout = WeightLayout()
     adapters: tuple[LoadedAdapter, ...] = ()
     """Those that are loaded."""
     kind: ModelKind = ModelKind.GENERATES
@@ -206,18 +227,24 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.context_trained, self.kv_tokens)
 
     @property
+    def computed_by(self) -> dict[str, str]:
+        """By kernel of ours: its instruction set, or why it is off; and how the weights lie."""
+        return {**self.kernels.described, "weights": str(self.weights)}
+
+    @property
     def summary(self) -> str:
         """One line for the log."""
         if self.kind is not ModelKind.GENERATES:
             return (
                 f"{self.description}, {self.kind.value}: {self.embedding_size} numbers for an input of up to "
-                f"{self.max_input_tokens} tokens, {self.threads} threads, kernels: {self.kernels}"
+                f"{self.max_input_tokens} tokens, {self.threads} threads, kernels: {self.kernels}; "
+                f"weights {self.weights}"
             )
         pool_mib = self.kv_tokens * self.kv_bytes_per_token / 2**20
         pool = f"{self.kv_tokens} KV tokens ({self.kv_type}, {pool_mib:.0f} MiB)"
         return (
             f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads, "
-            f"kernels: {self.kernels}"
+            f"kernels: {self.kernels}; weights {self.weights}"
         )
 
 

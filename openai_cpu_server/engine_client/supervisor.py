@@ -158,7 +158,7 @@ class Supervisor:
             deaths=deaths,
             rss_bytes=resident_bytes() + engine_rss_bytes,
             engine_rss_bytes=engine_rss_bytes,
-            kernels=info.kernels.described if info else {},
+            kernels=info.computed_by if info else {},
             threads=info.threads if info else 0,
             threads_computing=self.news.threads or (info.threads if info else 0),
         )

@@ -137,7 +137,13 @@ class GgmlGraphs:
     @contextmanager
     def _context(self, *values: Floats | None) -> Iterator[int]:
         data_bytes = sum(4 * array.size for array in values if array is not None)
-        context = self._ggml.ggml_init(_InitParams(2 * data_bytes + _OVERHEAD_BYTES, None, False))
+        with self._memory(2 * data_bytes + _OVERHEAD_BYTES) as context:
+            yield context
+
+    @contextmanager
+    def _memory(self, num_bytes: int, *, holds_data: bool = True) -> Iterator[int]:
+        """`holds_data`: that of its tensors, too."""
+        context = self._ggml.ggml_init(_InitParams(num_bytes, None, not holds_data))
         assert context is not None
         try:
             yield context

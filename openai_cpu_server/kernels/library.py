@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import sys
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -52,6 +53,11 @@ class KernelLibrary:
     def switch_off(self, kernel: Kernel) -> None:
         """Only while no graph is computed."""
         self._handle.ocs_switch_off(kernel)
+
+    def leave(self, weight_types: Collection[int]) -> None:
+        """Leave products of weights of these types, by ggml's numbers, to ggml, and no others. Only while no
+        graph is computed."""
+        self._handle.ocs_leave(ctypes.c_uint64(sum(1 << number for number in weight_types)))
 
 
 def library_path(native: Path = LIBRARY) -> Path:

@@ -43,6 +43,7 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
     library = KernelLibrary(ctypes.CDLL(str(library_path())))
     for kernel in Kernel:
         library.switch_off(kernel)
+    library.leave(())
     if asked == "off":
         return Kernels.off("--kernels off")
     for kernel, operations in ((Kernel.ATTENTION, attention_proofs), (Kernel.PRODUCTS, product_proofs)):

@@ -11,7 +11,7 @@ import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Kernels, ModelInfo
+from openai_cpu_server.contract.model_info import Kernels, ModelInfo, WeightLayout
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
@@ -25,7 +25,8 @@ from openai_cpu_server.llama.cells.context import (
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, model_kind, pooling_type, total_bytes
 from openai_cpu_server.llama.host import ComputeThreads, Machine
-from openai_cpu_server.llama.loading import repacks, switch_kernels
+from openai_cpu_server.llama.loading import switch_kernels
+from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
 from openai_cpu_server.llama.model.kv_size import LEAST_TOKENS, tokens_that_fit
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import native_log
@@ -135,8 +136,9 @@ class LlamaEmbedder:
         with ExitStack() as undo:
             kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
             free_bytes = max(0, machine.free_memory() - total_bytes(model_files(header)))
-            repack = repacks(options, header, our_products=kernels.products.is_on)
-            model = Model.open(header, repack=repack, on_progress=on_progress)
+            weights = chosen_layout(options, header, kernels, pause=lambda: on_progress(0.0))
+            leave_to_ggml(weights, kernels)
+            model = Model.open(header, repack=weights.repacked, on_progress=on_progress)
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
             max_input = _max_input(options, model, vocabulary.vocab_size, free_bytes)
@@ -149,7 +151,7 @@ class LlamaEmbedder:
                 flash_attention=options.flash_attention,
             )
             undo.callback(context.close)
-            info = _info(model, vocabulary, context, max_input, kernels)
+            info = _info(model, vocabulary, context, max_input, kernels, weights)
             undo.pop_all()
         return cls(model, context, abort, info)
 
@@ -195,7 +197,12 @@ def _max_input(options: EngineOptions, model: Model, vocab_size: int, free_bytes
 
 
 def _info(
-    model: Model, vocabulary: Vocabulary, context: PoolingContext, max_input: int, kernels: Kernels
+    model: Model,
+    vocabulary: Vocabulary,
+    context: PoolingContext,
+    max_input: int,
+    kernels: Kernels,
+    weights: WeightLayout,
 ) -> ModelInfo:
     return ModelInfo(
         path=str(model.path),
@@ -214,6 +221,7 @@ def _info(
         threads=context.threads,
         end_tokens=vocabulary.end_tokens,
         kernels=kernels,
+        weights=weights,
         kind=model_kind(model.header),
         embedding_size=context.row_size,
         max_input_tokens=max_input,

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Adapter, Kernels, LoadedAdapter, ModelInfo
+from openai_cpu_server.contract.model_info import Adapter, Kernels, LoadedAdapter, ModelInfo, WeightLayout
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import AdapterFailed, StartupError
-from openai_cpu_server.kernels.library import obstacle
 from openai_cpu_server.kernels.proof import kernels_in_use
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.cells.context import (
@@ -31,6 +30,7 @@ from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.host import ComputeThreads, Machine
+from openai_cpu_server.llama.measure.layout import chosen_layout, leave_to_ggml
 from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
     DRAFT_KV_TYPE,
@@ -152,15 +152,8 @@ def switch_kernels(asked: str, pause: Callable[[], None] = lambda: None) -> Kern
         return threads.submit(kernels_in_use, asked, libggml, pause).result()
 
 
-def are_kernels_expected() -> bool:
-    """Whether an engine that starts here will find kernels that it can try. Switches nothing."""
-    return obstacle() is None
-
-
 _SCORED_OUTPUTS = 64
 """Rows of logits for prompt scoring, beside one per running sequence."""
-_MOSTLY_Q4_0 = 2
-"""llama.cpp's LLAMA_FTYPE_MOSTLY_Q4_0."""
 
 
 class SlotsSetAside(NamedTuple):
@@ -209,8 +202,12 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
         kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
         room = MemoryRoom.of(header, draft, kv_type, machine.free_memory())
-        repack = repacks(options, header, our_products=kernels.products.is_on)
-        model = Model.open(header, repack=repack, on_progress=on_progress)
+        draft_weights, weights = (
+            chosen_layout(options, each, kernels, pause=lambda: on_progress(0.0)) if each else WeightLayout()
+            for each in (draft, header)
+        )
+        leave_to_ggml(weights, kernels)
+        model = Model.open(header, repack=weights.repacked, on_progress=on_progress)
         undo.callback(model.close)
         if not model.generates_text:
             raise StartupError(f"{model.path} ({model.header.architecture}) is no model that generates text.")
@@ -233,11 +230,13 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         context_options = _context_options(options, model, set_aside, snapshots, cells, kv_type, machine)
         context = Context(model, context_options, abort, compute_threads)
         undo.callback(context.close)
-        info = _info(options, model, vocabulary, context, room, kernels, state_bytes)
+        info = _info(options, model, vocabulary, context, room, kernels, weights, state_bytes)
         fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
         draft_model = None
         if draft is not None:
-            draft_model = _load_draft_model(draft, options, vocabulary, info, abort, compute_threads)
+            draft_model = _load_draft_model(
+                draft, draft_weights, options, vocabulary, info, abort, compute_threads
+            )
             info = msgspec.structs.replace(
                 info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
             )
@@ -318,6 +317,7 @@ def _slots_set_aside(
 
 def _load_draft_model(
     header: GgufHeader,
+    weights: WeightLayout,
     options: EngineOptions,
     large: Vocabulary,
     info: ModelInfo,
@@ -326,8 +326,7 @@ def _load_draft_model(
 ) -> DraftModel:
     """Load the draft model. Raises `StartupError`; then nothing of it stays loaded."""
     with ExitStack() as undo:
-        repack = repacks(options, header, our_products=info.kernels.products.is_on)
-        model = Model.open(header, repack=repack, on_progress=lambda fraction: None)
+        model = Model.open(header, repack=weights.repacked, on_progress=lambda fraction: None)
         undo.callback(model.close)
         if not model.generates_text or model.is_recurrent:
             raise StartupError(
@@ -372,15 +371,6 @@ def _require_sane_threads(options: EngineOptions) -> None:
         raise StartupError("A step must be allowed at least 1 token.")
 
 
-def repacks(options: EngineOptions, header: GgufHeader, *, our_products: bool) -> bool:
-    """Whether to rearrange the weights. Measured with many sequences: ggml computes repacked Q4_0 twice as
-    fast as plain, but plain Q4_K_M faster than repacked; our kernel is the fastest, and takes plain weights.
-    """
-    if options.repack is not None:
-        return options.repack
-    return not our_products and header.get_int("general.file_type") == _MOSTLY_Q4_0
-
-
 def _context_options(
     options: EngineOptions,
     model: Model,
@@ -414,6 +404,7 @@ def _info(
     context: Context,
     room: MemoryRoom,
     kernels: Kernels,
+    weights: WeightLayout,
     state_bytes: int,
 ) -> ModelInfo:
     return ModelInfo(
@@ -435,4 +426,5 @@ def _info(
         state_bytes=state_bytes,
         max_draft=context.snapshots if state_bytes else None,
         kernels=kernels,
+        weights=weights,
     )

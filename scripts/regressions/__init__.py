@@ -22,13 +22,14 @@ MEASUREMENTS = {
     "embedding": "short texts: a bare loop, our server, llama-server",
     "ray": "two replicas on Ray against a plain server",
     "kernels": "products of quantised weights, ggml's and ours",
+    "layouts": "products of a model's weights, plain and repacked, as an engine decides between them",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
     "types": "types of weights and cells: speed and loss; writes docs/types.md",
     "page": "the page's bytes, first paint and frames; the manual's pictures of it",
 }
 """What each measures, by its name."""
 
-COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "steps"})
+COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "layouts", "steps"})
 """In this process, with allocations in huge pages, as an engine's are."""
 HAVE_KERNELS = COMPUTE_HERE - {"overhead"}
 """Ours stand in front of ggml's."""

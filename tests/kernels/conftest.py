@@ -44,3 +44,4 @@ def graphs() -> GgmlGraphs:
 def _switch_off(library: KernelLibrary) -> None:
     for kernel in Kernel:
         library.switch_off(kernel)
+    library.leave(())

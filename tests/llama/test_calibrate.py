@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState
+from openai_cpu_server.contract.model_info import CostCurve, Kernels, KernelState, WeightLayout
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.host import OtherProcesses
 from openai_cpu_server.llama.measure.calibrate import Calibrator, CurveKey, cost_curve, is_sane
@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_written_costs_one_line(
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
-@pytest.mark.parametrize("changes", [{"repack": True}, {"threads_batch": 1}, {"flash_attention": False}])
+@pytest.mark.parametrize("changes", [{"threads_batch": 1}, {"flash_attention": False}])
 def test_other_options_are_another_curve(bench: Bench, changes: dict[str, object]) -> None:
     assert bench.path() == bench.path()
     assert bench.path() != bench.path(**changes)
@@ -216,7 +216,8 @@ def test_another_model_or_pool_is_another_curve(bench: Bench, tiny: Path, tmp_pa
 
     kernels = Kernels(attention=KernelState(instruction_set="new"))
     others = ({"kv_tokens": 9000}, {"kv_type": "f32"}, {"threads": 77}, {"num_parameters": 5})
-    for changes in (*others, {"kernels": kernels}, {"path": str(copy)}):
+    weights = WeightLayout(repacked=True)
+    for changes in (*others, {"kernels": kernels}, {"weights": weights}, {"path": str(copy)}):
         assert path(**changes) != bench.path()
     assert path(kv_tokens=info.kv_tokens + 256) == bench.path()
 

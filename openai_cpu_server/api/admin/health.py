@@ -71,7 +71,8 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     """The key is a priority."""
     memory: Memory
     kernels: dict[str, str]
-    """By kernel of ours: its instruction set, or why it is off. Empty until the model is loaded."""
+    """By kernel of ours: its instruction set, or why it is off; `weights`: how they lie in memory. Empty
+    until the model is loaded."""
     restarts: int
     last_restart: LastRestart | None
     error: Union[ErrorBody, UnsetType] = UNSET

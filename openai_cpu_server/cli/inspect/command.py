@@ -261,7 +261,7 @@ def _options(speed: SpeedFacts) -> str:
         f"{speed.threads} thread{'' if speed.threads == 1 else 's'}",
         f"{speed.threads_batch} in batches" if speed.threads_batch != speed.threads else "",
         f"KV {speed.kv_type}",
-        f"{'repacked' if speed.repack else 'plain'} weights",
+        f"weights {speed.weights}",
         "" if speed.flash_attention else "no flash attention",
         *(f"{name} by our kernel ({on})" for name, on in speed.kernels.items() if on),
         f"{speed.context:,} tokens behind each",

@@ -15,13 +15,13 @@ import msgspec
 
 from openai_cpu_server.cli.inspect.facts import FileFacts
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
+from openai_cpu_server.contract.model_info import CostCurve, WeightLayout, attended_pairs
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.llama.loading import repacks
 from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, known_curves
+from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
 from openai_cpu_server.scheduler.cost_model import CostModel
 
@@ -122,7 +122,7 @@ class SpeedFacts(msgspec.Struct, frozen=True):
     threads: int
     threads_batch: int
     kv_type: str
-    repack: bool
+    weights: WeightLayout
     flash_attention: bool
     kernels: dict[str, str | None]
     """By kernel of ours: its instruction set; None: it was off."""
@@ -148,7 +148,7 @@ def best_known(
 
     def likeness(measured: MeasuredCurve) -> int:
         wanted = _served_with(measured.key, options, header, machine)
-        return sum(a == b for a, b in zip(_measured_with(measured.key, header), wanted, strict=True))
+        return sum(a == b for a, b in zip(_measured_with(measured.key), wanted, strict=True))
 
     return max(known, key=likeness, default=None)
 
@@ -174,7 +174,7 @@ def predicted(
     measured: MeasuredCurve, options: EngineOptions, header: GgufHeader, machine: Machine
 ) -> SpeedFacts:
     key, curve = measured
-    had = _measured_with(key, header)
+    had = _measured_with(key)
     prompt = curve.step_ms[-1][0]
     model = CostModel(curve)
     sizes = [n for n in _SEQUENCES if n <= min(key.max_seqs, key.max_step_tokens)]
@@ -188,22 +188,16 @@ def predicted(
     )
 
 
-_Options = tuple[int, int, str, bool, bool]
-"""The threads for one token and for more, KV type, repacked weights, flash attention."""
+_Options = tuple[int, int, str, WeightLayout, bool]
+"""The threads for one token and for more, KV type, layout of the weights, flash attention."""
 
 
-def _measured_with(key: CurveKey, header: GgufHeader) -> _Options:
-    options = EngineOptions(model_path=str(header.path), repack=key.repack)
-    repack = repacks(options, header, our_products=_has_our_products(key))
-    return key.threads, key.threads_batch or key.threads, key.kv_type, repack, key.flash_attention
+def _measured_with(key: CurveKey) -> _Options:
+    return key.threads, key.threads_batch or key.threads, key.kv_type, key.weights, key.flash_attention
 
 
 def _served_with(key: CurveKey, options: EngineOptions, header: GgufHeader, machine: Machine) -> _Options:
     """What `serve` takes, if the same kernels compute as when the key's curve was measured."""
     threads = options.threads or machine.num_threads()
-    repack = repacks(options, header, our_products=_has_our_products(key))
-    return threads, options.threads_batch or threads, options.kv_type, repack, options.flash_attention
-
-
-def _has_our_products(key: CurveKey) -> bool:
-    return key.kernels["products"] is not None
+    weights = known_layout(options, header)
+    return threads, options.threads_batch or threads, options.kv_type, weights, options.flash_attention

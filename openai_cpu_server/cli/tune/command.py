@@ -38,7 +38,7 @@ from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 from openai_cpu_server.llama.host import NOISY, Machine, OtherProcesses
-from openai_cpu_server.llama.loading import are_kernels_expected, repacks
+from openai_cpu_server.llama.measure.layout import known_layout
 from openai_cpu_server.llama.measure.measurements import Profile, save_profile
 from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
 from openai_cpu_server.model_source import resolve_model
@@ -170,7 +170,7 @@ def tune(arguments: Sequence[str]) -> None:
     model, goal, console = resolve_model(given.model), TuneGoal(given.goal), Console()
     named, neighbours = given.cache_dir, OtherProcesses()
     cache_dir = expanded(named) if named else read_settings([]).profile_dir
-    rows = _measure(model, goal, console)
+    rows = _measure(model, goal, cache_dir, console)
     console.print(table(rows, goal))
     show(summary(rows))
     others = neighbours.share()
@@ -202,9 +202,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(model: Path, goal: TuneGoal, console: Console) -> list[TuneRow]:
+def _measure(model: Path, goal: TuneGoal, cache_dir: Path, console: Console) -> list[TuneRow]:
     header, machine = GgufHeader(model), Machine()
-    start = _defaults(header, machine)
+    start = _defaults(header, machine, cache_dir)
     plan = factors(goal, threads=thread_counts(machine), prefill_tokens=_PREFILL_TOKENS)
     children = TuneProcesses(_options(header, machine), context=_CONTEXT, budget_s=_budget_s(header))
     rows: list[TuneRow] = []
@@ -219,13 +219,14 @@ def _measure(model: Path, goal: TuneGoal, console: Console) -> list[TuneRow]:
     return rows
 
 
-def _defaults(header: GgufHeader, machine: Machine) -> Profile:
+def _defaults(header: GgufHeader, machine: Machine, cache_dir: Path) -> Profile:
     """The settings that `serve` uses without a profile."""
-    options, threads = EngineOptions(model_path=str(header.path)), machine.num_threads()
+    options = EngineOptions(model_path=str(header.path), cost_dir=str(cache_dir))
+    threads = machine.num_threads()
     return Profile(
         threads=threads,
         threads_batch=threads,
-        repack=repacks(options, header, our_products=are_kernels_expected()),
+        repack=known_layout(options, header).repacked,
         prefill_tokens=options.prefill_tokens,
         kv_type=options.kv_type,
         flash_attention=options.flash_attention,

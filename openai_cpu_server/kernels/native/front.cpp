@@ -18,6 +18,11 @@ struct Switch {
 enum { ATTENTION, PRODUCTS, NUM_KERNELS };  // their order is that of `kernels/library.py`
 Switch switches[NUM_KERNELS];
 
+// By type of weights, a bit for each: products that ggml has been measured to compute faster here.
+std::atomic<uint64_t> left_to_ggml{0};
+
+bool is_left(const ggml_tensor& node) { return left_to_ggml.load(std::memory_order_relaxed) >> node.src[0]->type & 1; }
+
 bool is_on(int kernel) { return switches[kernel].is_on.load(std::memory_order_relaxed); }
 
 void count(int kernel, const ggml_compute_params& params) {
@@ -35,7 +40,7 @@ void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml
 }
 
 void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor* node) {
-    if (!is_on(PRODUCTS) || !products::can_do(*params, *node)) return ggml().mul_mat(params, node);
+    if (!is_on(PRODUCTS) || is_left(*node) || !products::can_do(*params, *node)) return ggml().mul_mat(params, node);
     products::compute(*params, *node);
     count(PRODUCTS, *params);
 }
@@ -59,6 +64,8 @@ const char* ocs_instruction_set() { return INSTRUCTION_SET; }
 void ocs_switch_on(int kernel) { switches[kernel].is_on = true; }
 
 void ocs_switch_off(int kernel) { switches[kernel].is_on = false; }
+
+void ocs_leave(uint64_t weight_types) { left_to_ggml = weight_types; }
 
 long ocs_num_done(int kernel) { return switches[kernel].num_done; }
 }

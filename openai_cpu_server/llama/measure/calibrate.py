@@ -13,7 +13,13 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import TILE_TOKENS, CostCurve, ModelInfo, attended_pairs
+from openai_cpu_server.contract.model_info import (
+    TILE_TOKENS,
+    CostCurve,
+    ModelInfo,
+    WeightLayout,
+    attended_pairs,
+)
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.llama.host import NOISY, OtherProcesses
 from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
@@ -21,7 +27,7 @@ from openai_cpu_server.llama.measure.probe import CONTEXT, AttentionPrice, Distu
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 5
+_VERSION = 6
 """The version of the way to measure: a change makes old curves void."""
 _SIZES = (1, 2, 4, 8, 12, 15, 16, 17, 24, 32, 48, 64, 128, 256)
 _DECODES = 32
@@ -51,7 +57,7 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     threads_batch: int | None
     kv_type: str
-    repack: bool | None
+    weights: WeightLayout
     flash_attention: bool
     kernels: dict[str, str | None]
     """Instruction sets by kernel of ours; None: ggml computes instead."""
@@ -70,7 +76,7 @@ class CurveKey(msgspec.Struct, frozen=True, kw_only=True):
             threads=info.threads,
             threads_batch=options.threads_batch,
             kv_type=info.kv_type,
-            repack=options.repack,
+            weights=info.weights,
             flash_attention=options.flash_attention,
             kernels=info.kernels.instruction_sets,
             kv_tokens=1 << (info.kv_tokens.bit_length() - 1),

@@ -1,0 +1,142 @@
+"""Products of weights as a file has them, plain and in the layouts that ggml can give them at load, as graphs
+of ggml: what is faster here is measured on them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from openai_cpu_server.kernels.graphs import Computing, GgmlGraphs, GgmlType
+
+_CPU = 0
+"""GGML_BACKEND_DEVICE_TYPE_CPU of ggml-backend.h."""
+_I32 = 26
+_OVERHEAD_BYTES = 4 << 20
+"""The graphs, what their tensors need beside their data, and ggml's scratch for a few threads."""
+
+
+class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """A matrix, or one for each of some experts, in bytes of a file."""
+
+    type: int
+    """ggml's number."""
+    depth: int
+    outputs: int
+    num_experts: int | None = None
+    """None: all rows of activations are multiplied with the one matrix (`ggml_mul_mat`); else with one expert
+    each, in turn (`ggml_mul_mat_id`)."""
+    data: bytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In ggml's order."""
+        experts = () if self.num_experts is None else (self.num_experts,)
+        return (self.depth, self.outputs, *experts)
+
+    @property
+    def num_values(self) -> int:
+        return self.depth * self.outputs * (self.num_experts or 1)
+
+
+class LayoutGraphs(GgmlGraphs):
+    """Computes products in every layout that llama.cpp would choose from (`use_extra_bufts`)."""
+
+    @contextmanager
+    def plain(self, weights: StoredWeights, rows: Sequence[int]) -> Iterator[Mapping[int, Computing]]:
+        """Products with each of these numbers of rows, of weights as they are."""
+        with self._room(weights, rows, len(weights.data)) as context:
+            tensor = self._new(context, weights.type, weights.shape)
+            ctypes.memmove(self._ggml.ggml_get_data(tensor), weights.data, len(weights.data))
+            yield {count: self._multiplying(context, weights, tensor, count) for count in rows}
+
+    @contextmanager
+    def repacked(
+        self, weights: StoredWeights, rows: Sequence[int]
+    ) -> Iterator[Mapping[int, Computing] | None]:
+        """The same, repacked as llama.cpp would at load; None: ggml keeps such weights as they are here."""
+        with ExitStack() as stack:
+            context = stack.enter_context(self._room(weights, rows, 0))
+            owner = stack.enter_context(self._memory(_OVERHEAD_BYTES, holds_data=False))
+            for layout in self._layouts():
+                tensor = self._new(owner, weights.type, weights.shape)
+                stack.callback(self._ggml.ggml_backend_buffer_free, self._stored_in(layout, tensor))
+                if self._is_for(context, weights, tensor):
+                    self._ggml.ggml_backend_tensor_set(tensor, weights.data, 0, len(weights.data))
+                    yield {count: self._multiplying(context, weights, tensor, count) for count in rows}
+                    return
+            yield None
+
+    def _layouts(self) -> Iterator[int]:
+        """The buffer types that llama.cpp asks the CPU for, in its order."""
+        device = self._ggml.ggml_backend_dev_by_type(_CPU)
+        registry = self._ggml.ggml_backend_dev_backend_reg(device)
+        address = self._ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+        if address is None:
+            return
+        found = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)(device)
+        for layout in found or ():
+            if layout is None:
+                return
+            yield layout
+
+    def _stored_in(self, layout: int, tensor: Any) -> Any:
+        """The buffer that the tensor's data will lie in."""
+        num_bytes = self._ggml.ggml_backend_buft_get_alloc_size(layout, tensor)
+        buffer = self._ggml.ggml_backend_buft_alloc_buffer(layout, num_bytes)
+        assert buffer is not None
+        self._ggml.ggml_backend_tensor_alloc(buffer, tensor, self._ggml.ggml_backend_buffer_get_base(buffer))
+        return buffer
+
+    def _is_for(self, context: int, weights: StoredWeights, tensor: Any) -> bool:
+        """Whether products of weights in that buffer are computed: llama.cpp asks the same."""
+        device = self._ggml.ggml_backend_dev_by_type(_CPU)
+        return bool(self._ggml.ggml_backend_dev_supports_op(device, self._node(context, weights, tensor, 1)))
+
+    def _multiplying(self, context: int, weights: StoredWeights, tensor: Any, rows: int) -> Computing:
+        shape = rows * (weights.num_experts or 1), weights.outputs
+        return self._computing(context, [self._node(context, weights, tensor, rows)], shape)
+
+    def _node(self, context: int, weights: StoredWeights, tensor: Any, rows: int) -> Any:
+        """`rows` are those of each expert."""
+        count = rows * (weights.num_experts or 1)
+        values = np.random.default_rng(0).standard_normal((count, weights.depth), np.float32)
+        if weights.num_experts is None:
+            return self._ggml.ggml_mul_mat(context, tensor, self._tensor(context, values, GgmlType.F32))
+        activations = self._tensor(context, values.reshape(count, 1, weights.depth), GgmlType.F32)
+        chosen = np.arange(count, dtype=np.int32) % weights.num_experts
+        ids = self._new(context, _I32, (1, count))
+        ctypes.memmove(self._ggml.ggml_get_data(ids), chosen.ctypes.data, chosen.nbytes)
+        return self._ggml.ggml_mul_mat_id(context, tensor, activations, ids)
+
+    def _new(self, context: int, kind: int, shape: Sequence[int]) -> Any:
+        return self._ggml.ggml_new_tensor(context, kind, len(shape), (ctypes.c_int64 * len(shape))(*shape))
+
+    @contextmanager
+    def _room(self, weights: StoredWeights, rows: Sequence[int], num_bytes: int) -> Iterator[int]:
+        values = sum(rows) * (weights.num_experts or 1) * (weights.depth + weights.outputs)
+        with self._memory(num_bytes + 4 * values + _OVERHEAD_BYTES) as context:
+            yield context
+
+    def _declare(self) -> None:
+        super()._declare()
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        for name, result, arguments in (
+            ("ggml_backend_dev_by_type", pointer, [ctypes.c_int]),
+            ("ggml_backend_dev_backend_reg", pointer, [pointer]),
+            ("ggml_backend_reg_get_proc_address", pointer, [pointer, ctypes.c_char_p]),
+            ("ggml_backend_buft_get_alloc_size", size, [pointer, pointer]),
+            ("ggml_backend_buft_alloc_buffer", pointer, [pointer, size]),
+            ("ggml_backend_buffer_get_base", pointer, [pointer]),
+            ("ggml_backend_buffer_free", None, [pointer]),
+            ("ggml_backend_tensor_alloc", ctypes.c_int, 3 * [pointer]),
+            ("ggml_backend_tensor_set", None, [pointer, pointer, size, size]),
+            ("ggml_backend_dev_supports_op", ctypes.c_bool, 2 * [pointer]),
+            ("ggml_mul_mat_id", pointer, 4 * [pointer]),
+        ):
+            function = getattr(self._ggml, name)
+            function.restype, function.argtypes = result, arguments

@@ -1,0 +1,300 @@
+"""Decides how a model's weights lie in memory: repacked by ggml, or as in the file, for our kernels.
+
+Products of a few of the file's own weights are timed once, in every layout, with the rows of small and large
+steps. The decision is kept, so that an engine that replaces another one computes the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.model_info import Kernels, WeightLayout
+from openai_cpu_server.kernels.graphs import Computing
+from openai_cpu_server.kernels.layouts import LayoutGraphs, StoredWeights
+from openai_cpu_server.kernels.library import KernelLibrary, library_path
+from openai_cpu_server.llama.bindings import libggml
+from openai_cpu_server.llama.gguf.header import GgufHeader, model_files
+from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES, Tensor, TensorType, file_tensors
+from openai_cpu_server.llama.measure.measurements import MachineFacts, Measurements, ModelFacts
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+STEPS = (1, 4, 16, 64)
+"""Tokens of the steps that are weighed, each the same."""
+_VALUES = 1 << 21
+"""Weights of a kind that are multiplied: enough for threads and tiles, few enough for a tenth of a second."""
+_EXPERTS = 4
+_MOST_ROUNDS, _LEAST_ROUNDS = 7, 2
+_BUDGET_S = 0.4
+_CLEARLY = 0.95
+"""Another way is taken only if it takes at most this share of the time: repacking costs a start its time, and
+memory that the file's mapping does not."""
+_LEAST_OUTPUTS = 64
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_NOT_COMPARED = ("f32", "f64", "i8", "i16", "i32", "i64")
+
+
+class LayoutKey(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the decision depends on."""
+
+    version: int
+    model: ModelFacts
+    machine: MachineFacts
+    products: str | None
+    """The instruction set of our kernel; None: it is off."""
+
+    @classmethod
+    def of(cls, path: Path, products: str | None) -> LayoutKey:
+        """Raises `StartupError` if it is no model."""
+        return cls(
+            version=_VERSION, model=ModelFacts.of(path), machine=MachineFacts.here(), products=products
+        )
+
+
+def chosen_layout(
+    options: EngineOptions, header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
+) -> WeightLayout:
+    """What is faster here, as it was measured at the first load, or now; what the options name goes before.
+
+    Without a folder in which the decision is kept nothing is measured, and weights stay as they are. `pause`
+    is called between two short computations. Raises `StartupError`.
+    """
+    if options.cost_dir is None:
+        return _as_asked(WeightLayout(), options)
+    kept = Measurements(Path(options.cost_dir))
+    key = LayoutKey.of(header.path, kernels.products.instruction_set)
+    return _as_asked(kept.get(key, WeightLayout) or _decided(header, kernels, kept, key, pause), options)
+
+
+def leave_to_ggml(layout: WeightLayout, kernels: Kernels) -> None:
+    """From here on our kernel leaves products to ggml as the layout says, for all models of this process."""
+    if kernels.products.is_on:
+        _library().leave([kind.number for kind in TENSOR_TYPES.values() if kind.name in layout.left_to_ggml])
+
+
+def known_layout(options: EngineOptions, header: GgufHeader) -> WeightLayout:
+    """The same where nothing is measured: what the last load here has kept, else weights as they are."""
+    if options.cost_dir is None:
+        return _as_asked(WeightLayout(), options)
+    known = (_VERSION, ModelFacts.of(header.path), MachineFacts.here())
+    kept = Measurements(Path(options.cost_dir)).all_of(LayoutKey, WeightLayout)
+    found = (layout for key, layout in kept if (key.version, key.model, key.machine) == known)
+    return _as_asked(next(found, WeightLayout()), options)
+
+
+def _as_asked(layout: WeightLayout, options: EngineOptions) -> WeightLayout:
+    return layout if options.repack is None else msgspec.structs.replace(layout, repacked=options.repack)
+
+
+def _library() -> KernelLibrary:
+    return KernelLibrary(ctypes.CDLL(str(library_path())))
+
+
+def _decided(
+    header: GgufHeader, kernels: Kernels, kept: Measurements, key: LayoutKey, pause: Callable[[], None]
+) -> WeightLayout:
+    started = time.monotonic()
+    layout = faster_layout(list(timed_products(header, kernels, pause)))
+    if not kept.put(key, layout):
+        return WeightLayout()  # the engine that replaces this one would find something else
+    logger.info(
+        "weights: %s (measured once for a file, in %.0f ms)", layout, 1000 * (time.monotonic() - started)
+    )
+    return layout
+
+
+class _Group(NamedTuple):
+    """The matrices of one type, those of experts or the others."""
+
+    type: TensorType
+    num_values: int
+    num_experts: int | None
+    num_used: int
+    sample: StoredWeights
+
+    def rows(self, tokens: int) -> int:
+        """Rows of activations that a matrix is multiplied with."""
+        if self.num_experts is None:
+            return tokens
+        return max(1, tokens * self.num_used // self.num_experts)
+
+    def values(self, tokens: int) -> float:
+        """Weights that a step multiplies: all, or those of the experts that its tokens need."""
+        if self.num_experts is None:
+            return self.num_values
+        return self.num_values * min(1.0, tokens * self.num_used / self.num_experts)
+
+
+class ProductTimes(NamedTuple):
+    """Seconds for the products of one group by tokens of the step."""
+
+    type: str
+    """ggml's name."""
+    ours: Mapping[int, float] | None
+    """None: our kernel is off, or leaves them to ggml anyway."""
+    ggml: Mapping[int, float]
+    repacked: Mapping[int, float] | None
+    """None: ggml keeps them as they are."""
+
+
+def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
+    """The choice: first who multiplies plain weights, type by type; then whether they stay plain."""
+    by_type = defaultdict(list)
+    for group in groups:
+        by_type[group.type].append(group)
+    left = {name for name, same in by_type.items() if _ratio(same, _ggml, _ours) <= _CLEARLY}
+
+    def plain(group: ProductTimes) -> Mapping[int, float]:
+        return _ggml(group) if group.type in left else _ours(group)
+
+    def repacked(group: ProductTimes) -> Mapping[int, float]:
+        return plain(group) if group.repacked is None else group.repacked
+
+    ratio = _ratio(groups, repacked, plain)
+    return WeightLayout(
+        repacked=ratio <= _CLEARLY, repacked_cost=round(ratio, 3), left_to_ggml=tuple(sorted(left))
+    )
+
+
+def _ours(group: ProductTimes) -> Mapping[int, float]:
+    return group.ggml if group.ours is None else group.ours
+
+
+def _ggml(group: ProductTimes) -> Mapping[int, float]:
+    return group.ggml
+
+
+def _ratio(
+    groups: Iterable[ProductTimes],
+    one: Callable[[ProductTimes], Mapping[int, float]],
+    other: Callable[[ProductTimes], Mapping[int, float]],
+) -> float:
+    """What one way takes of the other's time: the geometric mean over the steps; 1 for no groups."""
+    groups = list(groups)
+    logs = [
+        math.log(sum(one(group)[n] for group in groups) / sum(other(group)[n] for group in groups))
+        for n in STEPS
+        if groups
+    ]
+    return math.exp(sum(logs) / len(logs)) if logs else 1.0
+
+
+def timed_products(
+    header: GgufHeader, kernels: Kernels, pause: Callable[[], None] = lambda: None
+) -> Iterator[ProductTimes]:
+    """Of each type of weights, those of experts apart. Raises `StartupError`."""
+    library = _library() if kernels.products.is_on else None
+    graphs, groups = LayoutGraphs(libggml), list(_groups(header))
+    for group in groups:
+        rows = sorted({group.rows(n) for n in STEPS})
+        with graphs.plain(group.sample, rows) as plain, graphs.repacked(group.sample, rows) as repacked:
+            yield _raced(group, library, plain, repacked, _BUDGET_S / len(groups), pause)
+
+
+def _raced(
+    group: _Group,
+    library: KernelLibrary | None,
+    plain: Mapping[int, Computing],
+    repacked: Mapping[int, Computing] | None,
+    budget_s: float,
+    pause: Callable[[], None],
+) -> ProductTimes:
+    """All ways in turn, with one thread and by its CPU time: who else computes here makes none look slow."""
+    ways = (
+        {"ggml": plain} | ({"repacked": repacked} if repacked else {}) | ({"ours": plain} if library else {})
+    )
+    best: dict[tuple[str, int], float] = defaultdict(lambda: math.inf)
+    end = time.monotonic() + budget_s
+    for number in range(_MOST_ROUNDS):
+        if number >= _LEAST_ROUNDS and time.monotonic() > end:
+            break
+        pause()
+        for name, computing in ways.items():
+            if library is not None:
+                library.leave(() if name == "ours" else (group.type.number,))
+            for rows, compute in computing.items():
+                started = time.thread_time()
+                compute(1)
+                best[name, rows] = min(best[name, rows], time.thread_time() - started)
+    if library is not None:
+        library.leave(())
+    found = {
+        name: {n: best[name, group.rows(n)] * group.values(n) / group.sample.num_values for n in STEPS}
+        for name in ways
+    }
+    return ProductTimes(group.type.name, found.get("ours"), found["ggml"], found.get("repacked"))
+
+
+class _Stored(NamedTuple):
+    path: Path
+    tensor: Tensor
+
+
+def _groups(header: GgufHeader) -> Iterator[_Group]:
+    """The groups of a model, each with a sample of its most common shape. Raises `StartupError`."""
+    num_used = header.get_int(header.for_architecture("expert_used_count")) or 1
+    by_kind: dict[tuple[int, bool], list[_Stored]] = defaultdict(list)
+    for stored in _multiplied(header):
+        by_kind[stored.tensor.type.number, len(stored.tensor.shape) == 3].append(stored)
+    for (_, is_of_experts), all_stored in by_kind.items():
+        values: dict[tuple[int, ...], int] = defaultdict(int)
+        for stored in all_stored:
+            values[stored.tensor.shape] += stored.tensor.num_values
+        shape = max(values, key=lambda each: values[each])
+        first = next(stored for stored in all_stored if stored.tensor.shape == shape)
+        yield _Group(
+            type=first.tensor.type,
+            num_values=sum(values.values()),
+            num_experts=shape[2] if is_of_experts else None,
+            num_used=num_used,
+            sample=_sample(first),
+        )
+
+
+def _multiplied(header: GgufHeader) -> list[_Stored]:
+    """The tensors that rows of activations are multiplied with: of those that tokens are looked up in, only
+    what serves as the output too."""
+    every = [
+        _Stored(path, tensor)
+        for path in model_files(header)
+        for tensor in file_tensors(header if path == header.path else GgufHeader(path))
+    ]
+    has_output = any(stored.tensor.name == _OUTPUT for stored in every)
+    return [
+        stored
+        for stored in every
+        if len(stored.tensor.shape) in (2, 3)
+        and stored.tensor.type.name not in _NOT_COMPARED
+        and ("embd" not in stored.tensor.name or (stored.tensor.name == _EMBEDDING and not has_output))
+    ]
+
+
+def _sample(stored: _Stored) -> StoredWeights:
+    """The first rows of a matrix, or of some experts."""
+    depth, outputs, *experts = stored.tensor.shape
+    num_experts = min(_EXPERTS, experts[0]) if experts else None
+    some = max(_LEAST_OUTPUTS, _VALUES // (depth * (num_experts or 1)) // _LEAST_OUTPUTS * _LEAST_OUTPUTS)
+    taken, row_bytes = min(outputs, some), stored.tensor.type.num_bytes(depth)
+    with stored.path.open("rb") as file:
+        parts = []
+        for expert in range(num_experts or 1):
+            file.seek(stored.tensor.start + expert * outputs * row_bytes)
+            parts.append(file.read(taken * row_bytes))
+    return StoredWeights(
+        type=stored.tensor.type.number,
+        depth=depth,
+        outputs=taken,
+        num_experts=num_experts,
+        data=b"".join(parts),
+    )
