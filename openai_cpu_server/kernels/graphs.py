@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+Packed = npt.NDArray[np.uint8]
 Computing = Callable[[int], Floats]
 """Computes an operation with a number of threads."""
 
@@ -32,15 +33,86 @@ class GgmlType(enum.IntEnum):
     Q5_0 = 6
     Q5_1 = 7
     Q8_0 = 8
+    Q2_K = 10
+    Q3_K = 11
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ2_XXS = 16
+    IQ2_XS = 17
+    IQ3_XXS = 18
+    IQ4_NL = 20
+    IQ3_S = 21
+    IQ2_S = 22
+    IQ4_XS = 23
     I32 = 26
     BF16 = 30
+    MXFP4 = 39
 
 
-PRODUCT_TYPES = tuple(kind for kind in GgmlType if kind.name.startswith("Q"))
-"""The types of weights whose products we compute: all of these that quantise."""
+class _Block(NamedTuple):
+    num_weights: int
+    num_bytes: int
+    halves: tuple[int, ...] = (0,)
+    """Where numbers in half precision stand."""
+
+
+_BLOCKS = {
+    GgmlType.F16: _Block(32, 64, tuple(range(0, 64, 2))),
+    GgmlType.Q4_0: _Block(32, 18),
+    GgmlType.Q4_1: _Block(32, 20, (0, 2)),
+    GgmlType.Q5_0: _Block(32, 22),
+    GgmlType.Q5_1: _Block(32, 24, (0, 2)),
+    GgmlType.Q8_0: _Block(32, 34),
+    GgmlType.Q2_K: _Block(256, 84, (80, 82)),
+    GgmlType.Q3_K: _Block(256, 110, (108,)),
+    GgmlType.Q4_K: _Block(256, 144, (0, 2)),
+    GgmlType.Q5_K: _Block(256, 176, (0, 2)),
+    GgmlType.Q6_K: _Block(256, 210, (208,)),
+    GgmlType.IQ2_XXS: _Block(256, 66),
+    GgmlType.IQ2_XS: _Block(256, 74),
+    GgmlType.IQ3_XXS: _Block(256, 98),
+    GgmlType.IQ4_NL: _Block(32, 18),
+    GgmlType.IQ3_S: _Block(256, 110),
+    GgmlType.IQ2_S: _Block(256, 82),
+    GgmlType.IQ4_XS: _Block(256, 136),
+    GgmlType.BF16: _Block(32, 64, ()),
+    GgmlType.MXFP4: _Block(32, 17, ()),
+}
+
+PRODUCT_TYPES = tuple(_BLOCKS)
+"""The types of weights whose products we compute, if `KernelLibrary.multiplies` them on this CPU."""
+
+
+def num_weights_of_block(kind: GgmlType) -> int:
+    return _BLOCKS[kind].num_weights
+
+
+def random_weights(
+    kind: GgmlType,
+    outputs: int,
+    depth: int,
+    random: np.random.Generator,
+    *,
+    size: float = 1.0,
+    bytes_of: range = range(256),
+) -> Packed:
+    """(outputs, bytes of a row): bytes of a range, with scales of about `size`.
+
+    To quantise numbers would take far longer than their product, and some types need an importance matrix.
+    """
+    if kind is GgmlType.BF16:
+        numbers = np.float32(size) * random.standard_normal((outputs, depth), np.float32)
+        return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    block = _BLOCKS[kind]
+    shape = (outputs, depth // block.num_weights, block.num_bytes)
+    packed = random.integers(bytes_of.start, bytes_of.stop, shape, np.uint8)
+    for place in block.halves:
+        scales = size * random.uniform(0.5, 1, packed.shape[:2]) * random.choice([-1, 1], packed.shape[:2])
+        packed[..., place : place + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    if kind is GgmlType.MXFP4:
+        packed[..., 0] = random.integers(126, 130, packed.shape[:2]) + round(math.log2(size))
+    return packed.reshape(outputs, -1)
 
 
 class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,14 +133,20 @@ class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
-    weights: Floats
-    """(outputs, depth); of experts, or of batches, (experts, outputs, depth)"""
+    weights: Packed
+    """(outputs, bytes of a row), as the type stores them; of experts, or of batches, (experts, outputs,
+    bytes)"""
     activations: Floats
     """(rows, depth); of experts (tokens, slots or 1, depth), of batches (batches, rows, depth), where the
     batches are a multiple of those of the weights."""
     weight_type: GgmlType
     experts: Ints | None = None
     """(tokens, slots): the expert that each slot of a token has."""
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """(outputs, depth), or (experts, outputs, depth)."""
+        return *self.weights.shape[:-1], self.activations.shape[-1]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,14 +196,44 @@ class GgmlGraphs:
         results = np.empty((copies, *case.shape), np.float32)
         with self._context(*copies * [case.weights], case.activations, results) as context:
             activations = self._tensor(context, case.activations, GgmlType.F32)
-            first = self._tensor(context, case.weights, case.weight_type)
+            first = self._packed(context, case)
             weights = [first, *(self._copy(context, first) for _ in range(copies - 1))]
             if case.experts is None:
                 nodes = [self._ggml.ggml_mul_mat(context, one, activations) for one in weights]
             else:
-                experts = self._integers(context, case.experts)
+                experts = self._stored(context, case.experts, case.experts.shape, GgmlType.I32)
                 nodes = [self._ggml.ggml_mul_mat_id(context, one, activations, experts) for one in weights]
             yield self._computing(context, nodes, case.shape)
+
+    @contextmanager
+    def multiplying_each(self, cases: Sequence[ProductCase]) -> Iterator[Computing]:
+        """Several products in one graph, for to begin one takes longer than a small product. Their results
+        are told one behind the other, without a shape."""
+        arrays = [array for case in cases for array in (case.weights, case.activations)]
+        with self._context(*arrays, *(np.empty(case.shape, np.float32) for case in cases)) as context:
+            nodes = [
+                self._ggml.ggml_mul_mat(
+                    context,
+                    self._packed(context, case),
+                    self._tensor(context, case.activations, GgmlType.F32),
+                )
+                for case in cases
+            ]
+            run = self._running(context, nodes)
+            results = [self._result(node, case.shape) for node, case in zip(nodes, cases, strict=True)]
+
+            def compute(threads: int) -> Floats:
+                run(threads)
+                return np.concatenate([result.ravel() for result in results])
+
+            yield compute
+
+    def unpacked(self, case: ProductCase) -> Floats:
+        """What the weights stand for."""
+        shape = case.weight_shape
+        with self._context(case.weights, np.empty(shape, np.float32)) as context:
+            node = self._ggml.ggml_cast(context, self._packed(context, case), GgmlType.F32)
+            return self._computing(context, [node], shape)(1)
 
     def as_stored(self, values: Floats, cell_type: GgmlType) -> Floats:
         """What is left of values that are stored in a type."""
@@ -135,8 +243,8 @@ class GgmlGraphs:
             return self._computing(context, [node], values.shape)(1)
 
     @contextmanager
-    def _context(self, *values: Floats | None) -> Iterator[int]:
-        data_bytes = sum(4 * array.size for array in values if array is not None)
+    def _context(self, *values: Floats | Packed | None) -> Iterator[int]:
+        data_bytes = sum(array.nbytes for array in values if array is not None)
         with self._memory(2 * data_bytes + _OVERHEAD_BYTES) as context:
             yield context
 
@@ -154,12 +262,6 @@ class GgmlGraphs:
         """A view (width, rows, heads) of values whose heads lie beside each other, as in llama.cpp's pool."""
         return self._ggml.ggml_permute(context, self._tensor(context, values, kind), 0, 2, 1, 3)
 
-    def _integers(self, context: int, values: Ints) -> Any:
-        tensor = self._new_tensor(context, values.shape, GgmlType.I32)
-        source = np.ascontiguousarray(values, np.int32)
-        ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
-        return tensor
-
     def _new_tensor(self, context: int, shape: tuple[int, ...], kind: GgmlType) -> Any:
         sizes = (ctypes.c_int64 * len(shape))(*reversed(shape))
         return self._ggml.ggml_new_tensor(context, kind, len(shape), sizes)
@@ -174,28 +276,50 @@ class GgmlGraphs:
             self._ggml.ggml_quantize_chunk(kind, source.ctypes.data, data, 0, rows, width, None)
         return tensor
 
+    def _packed(self, context: int, case: ProductCase) -> Any:
+        return self._stored(context, case.weights, case.weight_shape, case.weight_type)
+
+    def _stored(self, context: int, data: npt.NDArray[Any], shape: tuple[int, ...], kind: GgmlType) -> Any:
+        """`data`: as the type has it."""
+        tensor, source = self._new_tensor(context, shape, kind), np.ascontiguousarray(data)
+        assert self._ggml.ggml_nbytes(tensor) == source.nbytes
+        ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
+        return tensor
+
     def _copy(self, context: int, tensor: Any) -> Any:
-        """Another tensor of the same content: quantising takes far longer."""
+        """Another tensor of the same content."""
         copy = self._ggml.ggml_dup_tensor(context, tensor)
         get_data, num_bytes = self._ggml.ggml_get_data, self._ggml.ggml_nbytes(tensor)
         ctypes.memmove(get_data(copy), get_data(tensor), num_bytes)
         return copy
 
     def _computing(self, context: int, nodes: list[Any], shape: tuple[int, ...]) -> Computing:
+        run, result = self._running(context, nodes), self._result(nodes[-1], shape)
+
+        def compute(threads: int) -> Floats:
+            run(threads)
+            return result.copy()
+
+        return compute
+
+    def _result(self, node: Any, shape: tuple[int, ...]) -> Floats:
+        """A view of what was computed last."""
+        values = (ctypes.c_float * math.prod(shape)).from_address(self._ggml.ggml_get_data(node))
+        return np.ctypeslib.as_array(values).reshape(shape)
+
+    def _running(self, context: int, nodes: list[Any]) -> Callable[[int], None]:
         graph = self._ggml.ggml_new_graph(context)
         for node in nodes:
             self._ggml.ggml_build_forward_expand(graph, node)
-        values = (ctypes.c_float * math.prod(shape)).from_address(self._ggml.ggml_get_data(nodes[-1]))
 
-        def compute(threads: int) -> Floats:
+        def run(threads: int) -> None:
             plan = self._ggml.ggml_graph_plan(graph, threads, None)
             scratch = ctypes.create_string_buffer(plan.work_size)
             plan.work_data = ctypes.addressof(scratch)
             status = self._ggml.ggml_graph_compute(graph, ctypes.byref(plan))
             assert status == 0, f"ggml could not compute a graph: {status}"
-            return np.array(values, np.float32).reshape(shape)
 
-        return compute
+        return run
 
     def _declare(self) -> None:
         pointer, integer, number = ctypes.c_void_p, ctypes.c_int, ctypes.c_float

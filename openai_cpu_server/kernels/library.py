@@ -33,6 +33,7 @@ class KernelLibrary:
         handle.ocs_suits_this_cpu.restype = ctypes.c_bool
         handle.ocs_instruction_set.restype = ctypes.c_char_p
         handle.ocs_num_done.restype = ctypes.c_long
+        handle.ocs_multiplies.restype = ctypes.c_bool
 
     @property
     def suits_this_cpu(self) -> bool:
@@ -41,6 +42,10 @@ class KernelLibrary:
     @property
     def instruction_set(self) -> str:
         return str(self._handle.ocs_instruction_set().decode())
+
+    def multiplies(self, weight_type: int) -> bool:
+        """Whether products with weights of this `ggml_type` are ours on this CPU, once switched on."""
+        return bool(self._handle.ocs_multiplies(weight_type))
 
     def num_done(self, kernel: Kernel) -> int:
         """The number of graph nodes that the kernel has computed."""

@@ -18,6 +18,7 @@ from openai_cpu_server.kernels.graphs import (
     GgmlGraphs,
     GgmlType,
     ProductCase,
+    random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
 
@@ -46,9 +47,10 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
     library.leave(())
     if asked == "off":
         return Kernels.off("--kernels off")
-    for kernel, operations in ((Kernel.ATTENTION, attention_proofs), (Kernel.PRODUCTS, product_proofs)):
+    proofs = {Kernel.ATTENTION: attention_proofs(), Kernel.PRODUCTS: product_proofs(library)}
+    for kernel, operations in proofs.items():
         if kernel not in _found:
-            _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations(), pause)
+            _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations, pause)
         elif _found[kernel].is_on:
             library.switch_on(kernel)
     return Kernels(attention=_found[Kernel.ATTENTION], products=_found[Kernel.PRODUCTS])
@@ -68,24 +70,30 @@ def attention_proofs() -> Iterator[Operation]:
         yield methodcaller("attending", case)
 
 
-def product_proofs() -> Iterator[Operation]:
+def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
     """Products of every type with one row of activations, and with a full group and a rest; two of experts,
     where a token has one row of activations for all of its slots, and one for each."""
     random = np.random.default_rng(0)
-    for slots in (1, 4):
-        experts = random.integers(0, 5, (9, 4), np.int32)
-        activations = random.standard_normal((9, slots, 512), np.float32)
-        weights = random.standard_normal((5, 100, 512), np.float32)
-        yield methodcaller(
-            "multiplying",
-            ProductCase(weights=weights, activations=activations, weight_type=GgmlType.Q8_0, experts=experts),
+    kinds = list(filter(library.multiplies, PRODUCT_TYPES))
+    for kind in kinds:
+        weights = random_weights(kind, 100, 512, random)
+        cases = [
+            ProductCase(
+                weights=weights,
+                activations=random.standard_normal((rows, 512), np.float32),
+                weight_type=kind,
+            )
+            for rows in (1, 7)
+        ]
+        yield methodcaller("multiplying_each", cases)
+    for slots in (1, 4) if kinds else ():
+        case = ProductCase(
+            weights=random_weights(GgmlType.Q8_0, 5 * 100, 512, random).reshape(5, 100, -1),
+            activations=random.standard_normal((9, slots, 512), np.float32),
+            weight_type=GgmlType.Q8_0,
+            experts=random.integers(0, 5, (9, 4), np.int32),
         )
-    for kind in PRODUCT_TYPES:
-        weights = random.standard_normal((100, 512), np.float32)
-        for rows in (1, 7):
-            activations = random.standard_normal((rows, 512), np.float32)
-            case = ProductCase(weights=weights, activations=activations, weight_type=kind)
-            yield methodcaller("multiplying", case)
+        yield methodcaller("multiplying", case)
 
 
 def proved(
@@ -96,7 +104,9 @@ def proved(
     pause: Callable[[], None] = lambda: None,
 ) -> KernelState:
     """Leaves the kernel on if all went well, else off."""
+    num_proved = 0
     for operation in operations:
+        num_proved += 1
         pause()
         with operation(graphs) as compute:
             for threads in _THREADS:
@@ -109,6 +119,8 @@ def proved(
                     return KernelState.off("ggml's calls do not reach it in this process")
                 if not _agree(found, expected):
                     return KernelState.off("its results are not ggml's")
+    if num_proved == 0:
+        return KernelState.off("it computes nothing on this CPU")
     library.switch_on(kernel)
     return KernelState(instruction_set=library.instruction_set)
 

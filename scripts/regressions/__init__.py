@@ -21,7 +21,7 @@ MEASUREMENTS = {
     "events": "what a listener of GET /v1/events costs",
     "embedding": "short texts: a bare loop, our server, llama-server",
     "ray": "two replicas on Ray against a plain server",
-    "kernels": "products of quantised weights, ggml's and ours",
+    "kernels": "products of weights, ggml's and ours",
     "layouts": "products of a model's weights, plain and repacked, as an engine decides between them",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
     "types": "types of weights and cells: speed and loss; writes docs/types.md",

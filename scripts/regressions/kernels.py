@@ -1,4 +1,4 @@
-"""*kernels*: products of quantised weights, ggml's against ours, by type and number of rows.
+"""*kernels*: products of weights, ggml's against ours, by type and number of rows.
 
 There are so many copies of the weights that no cache holds them, as in a model. Both compute in turn for some
 time; the best of all rounds counts, for whatever else the machine does only makes a round slower.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from llama_cpp._ggml import libggml
 
-from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, GgmlGraphs, ProductCase
+from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, GgmlGraphs, ProductCase, random_weights
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
 
 _WEIGHT_BYTES = 100_000_000
@@ -73,18 +73,18 @@ def run(asked: argparse.Namespace) -> int:
         return 1
     graphs, library = GgmlGraphs(libggml), KernelLibrary(ctypes.CDLL(str(library_path())))
     random = np.random.default_rng(0)
-    weights = random.standard_normal((asked.outputs, asked.depth), np.float32)
     print(f"{asked.outputs} x {asked.depth}, {asked.threads} threads, {library.instruction_set}\n")
     print(
         "| type | rows | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |\n|---|---|---|---|---|---|"
     )
     for name in asked.types:
+        weights = random_weights(_TYPES[name], asked.outputs, asked.depth, random)
         for rows in asked.rows:
             activations = random.standard_normal((rows, asked.depth), np.float32)
             case = ProductCase(weights=weights, activations=activations, weight_type=_TYPES[name])
-            copies = max(1, _WEIGHT_BYTES // weights.size // (1 if rows <= 32 else 4))
+            copies = max(1, _WEIGHT_BYTES // weights.nbytes // (1 if rows <= 32 else 4))
             times = _measure(graphs, library, case, copies, asked)
-            speed = rows * weights.size / times.ours / 1e9
+            speed = rows * asked.outputs * asked.depth / times.ours / 1e9
             print(
                 f"| {name} | {rows} | {times.ggml * 1e3:.3f} | {times.ours * 1e3:.3f} "
                 f"| {times.ggml / times.ours:.2f} | {speed:.0f} |",

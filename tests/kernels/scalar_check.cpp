@@ -1,10 +1,12 @@
 // Compares the kernels with plain loops over doubles, without ggml: so they can be run for a CPU that is not this
 // machine's, under an emulator. Prints a line for each case that differs; returns how many do.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <functional>
+#include <iterator>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention.hpp"
@@ -56,6 +58,99 @@ void unpack_q8_0(const uint8_t* block, double* weights) {
     for (int i = 0; i < 32; i++) weights[i] = half(block) * static_cast<int8_t>(block[2 + i]);
 }
 
+const int IQ4_VALUES[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+const int FP4_VALUES[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+void unpack_iq4_nl(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 32; i++)
+        weights[i] = half(block) * IQ4_VALUES[i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4];
+}
+
+void unpack_mxfp4(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 32; i++)
+        weights[i] = std::ldexp(FP4_VALUES[i < 16 ? block[1 + i] & 15 : block[1 + i - 16] >> 4], block[0] - 128);
+}
+
+void unpack_iq4_xs(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const int j = i / 32, high = (block[2] | block[3] << 8) >> 2 * j & 3;
+        const int scale = (block[4 + j / 2] >> 4 * (j % 2) & 15) | high << 4;
+        const uint8_t both = block[8 + 16 * j + i % 16];
+        weights[i] = half(block) * (scale - 32) * IQ4_VALUES[i % 32 < 16 ? both & 15 : both >> 4];
+    }
+}
+
+void unpack_q2_k(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const int value = block[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3, both = block[i / 16];
+        weights[i] = half(block + 80) * (both & 15) * value - half(block + 82) * (both >> 4);
+    }
+}
+
+void unpack_q3_k(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const int pair = block[32 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3, third = block[i % 32] >> i / 32 & 1;
+        const int j = i / 16, low = block[96 + j % 8] >> (j < 8 ? 0 : 4) & 15;
+        const int scale = low | (block[104 + j % 4] >> j / 4 * 2 & 3) << 4;
+        weights[i] = half(block + 108) * (scale - 32) * (pair + 4 * third - 4);
+    }
+}
+
+// A grid of the same kind as ggml's, but not its numbers: which of `values` stands at a place.
+template <int COUNT>
+int on_grid(const int (&values)[COUNT], int place, int i) {
+    return values[(uint32_t(place * 8 + i) * 2654435761U >> 16) % COUNT];
+}
+const int TWO_BIT_VALUES[] = {8, 25, 43}, IQ3_XXS_VALUES[] = {4, 12, 20, 28, 36, 44, 52, 62};
+const int IQ3_S_VALUES[] = {1, 3, 5, 7, 9, 11, 13, 15};
+
+int sign(int bits, int i) { return bits >> i & 1 ? -1 : 1; }
+int with_parity(int seven) { return seven | __builtin_parity(seven) << 7; }
+uint32_t word(const uint8_t* at) { return at[0] | at[1] << 8 | at[2] << 16 | uint32_t(at[3]) << 24; }
+
+void unpack_iq2_xxs(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const uint8_t* part = block + 2 + i / 32 * 8;
+        const uint32_t last = word(part + 4);
+        const int eight = i % 32 / 8, signs = with_parity(last >> 7 * eight & 127);
+        const double scale = half(block) * (0.5 + (last >> 28)) / 4;
+        weights[i] = scale * on_grid(TWO_BIT_VALUES, part[eight], i % 8) * sign(signs, i % 8);
+    }
+}
+
+void unpack_iq2_xs(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const int both = word(block + 2 + i / 8 * 2) & 0xffff;
+        const double scale = half(block) * (0.5 + (block[66 + i / 32] >> i % 32 / 16 * 4 & 15)) / 4;
+        weights[i] = scale * on_grid(TWO_BIT_VALUES, both & 511, i % 8) * sign(with_parity(both >> 9), i % 8);
+    }
+}
+
+void unpack_iq2_s(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const int place = block[2 + i / 8] | (block[66 + i / 32] >> i % 32 / 8 * 2 & 3) << 8;
+        const double scale = half(block) * (0.5 + (block[74 + i / 32] >> i % 32 / 16 * 4 & 15)) / 4;
+        weights[i] = scale * on_grid(TWO_BIT_VALUES, place, i % 8) * sign(block[34 + i / 8], i % 8);
+    }
+}
+
+void unpack_iq3_xxs(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const uint32_t last = word(block + 66 + i / 32 * 4);
+        const int signs = with_parity(last >> 7 * (i % 32 / 8) & 127);
+        const double scale = half(block) * (0.5 + (last >> 28)) / 2;
+        weights[i] = scale * on_grid(IQ3_XXS_VALUES, block[2 + i / 4], i % 4) * sign(signs, i % 8);
+    }
+}
+
+void unpack_iq3_s(const uint8_t* block, double* weights) {
+    for (int i = 0; i < 256; i++) {
+        const int place = block[2 + i / 4] | (block[66 + i / 32] >> i % 32 / 4 & 1) << 8;
+        const double scale = half(block) * (1 + 2 * (block[106 + i / 64] >> i % 64 / 32 * 4 & 15));
+        weights[i] = scale * on_grid(IQ3_S_VALUES, place, i % 4) * sign(block[74 + i / 8], i % 8);
+    }
+}
+
 // Q4_K and Q5_K: eight blocks of 32 with a scale and a minimum of six bits each.
 template <bool HAS_FIFTH_BIT>
 void unpack_k(const uint8_t* block, double* weights) {
@@ -90,7 +185,37 @@ const Format FORMATS[] = {
     {"Q4_K", GGML_TYPE_Q4_K, 256, 144, 256, {0, 2}, unpack_k<false>},
     {"Q5_K", GGML_TYPE_Q5_K, 256, 176, 256, {0, 2}, unpack_k<true>},
     {"Q6_K", GGML_TYPE_Q6_K, 256, 210, 256, {208}, unpack_q6_k},
+    {"IQ4_NL", GGML_TYPE_IQ4_NL, 32, 18, 32, {0}, unpack_iq4_nl},
+    {"MXFP4", GGML_TYPE_MXFP4, 32, 17, 32, {}, unpack_mxfp4},
+    {"IQ4_XS", GGML_TYPE_IQ4_XS, 256, 136, 256, {0}, unpack_iq4_xs},
+    {"Q2_K", GGML_TYPE_Q2_K, 256, 84, 256, {80, 82}, unpack_q2_k},
+    {"Q3_K", GGML_TYPE_Q3_K, 256, 110, 256, {108}, unpack_q3_k},
+    {"IQ2_XXS", GGML_TYPE_IQ2_XXS, 256, 66, 256, {0}, unpack_iq2_xxs},
+    {"IQ2_XS", GGML_TYPE_IQ2_XS, 256, 74, 256, {0}, unpack_iq2_xs},
+    {"IQ2_S", GGML_TYPE_IQ2_S, 256, 82, 256, {0}, unpack_iq2_s},
+    {"IQ3_XXS", GGML_TYPE_IQ3_XXS, 256, 98, 256, {0}, unpack_iq3_xxs},
+    {"IQ3_S", GGML_TYPE_IQ3_S, 256, 110, 256, {0}, unpack_iq3_s},
 };
+
+// What ggml would tell of a type: the kernel learns grids by it.
+template <int NUMBER>
+void to_float(const void* block, float* numbers, int64_t) {
+    double weights[256];
+    FORMATS[NUMBER].unpack(static_cast<const uint8_t*>(block), weights);
+    std::copy_n(weights, FORMATS[NUMBER].weights, numbers);
+}
+
+template <size_t... NUMBERS>
+const ggml_type_traits* traits_of(ggml_type type, std::index_sequence<NUMBERS...>) {
+    static const ggml_type_traits traits[] = {{FORMATS[NUMBERS].name, 0, 0, 0, true, to_float<NUMBERS>}...};
+    for (size_t i = 0; i < std::size(FORMATS); i++)
+        if (FORMATS[i].type == type) return &traits[i];
+    return nullptr;
+}
+
+const ggml_type_traits* type_traits(ggml_type type) {
+    return traits_of(type, std::make_index_sequence<std::size(FORMATS)>());
+}
 
 ggml_tensor tensor(ggml_type type, void* data, std::vector<int64_t> ne, std::vector<size_t> nb) {
     ggml_tensor made{};
@@ -120,6 +245,7 @@ bool product_agrees(const Format& format, int tokens, int outputs, int depth, in
             const uint16_t number = small_half();
             std::memcpy(at + place, &number, sizeof number);
         }
+        if (format.type == GGML_TYPE_MXFP4) at[0] = 120 + byte() % 4;
         format.unpack(at, weights.data() + size_t(block) * format.weights);
     }
     std::vector<float> activations(size_t(tokens) * depth), found(size_t(tokens) * slots * outputs);
@@ -241,7 +367,7 @@ bool attention_agrees(const Cells& type, int rows, int cells, int width, int hea
 }  // namespace
 
 const Ggml& ggml() {
-    static const Ggml ours{no_barrier, set_chunk, add_chunk, nullptr, nullptr, nullptr};
+    static const Ggml ours{no_barrier, set_chunk, add_chunk, nullptr, nullptr, nullptr, type_traits};
     return ours;
 }
 

@@ -17,11 +17,15 @@ from openai_cpu_server.kernels.graphs import (
     GgmlType,
     Ints,
     ProductCase,
+    num_weights_of_block,
+    random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
 
 Doubles = npt.NDArray[np.float64]
 
+_OF_EACH_ENGINE = (GgmlType.Q4_1, GgmlType.MXFP4, GgmlType.Q4_K, GgmlType.IQ3_S, GgmlType.F16)
+"""Whose products differ in more than how weights are unpacked."""
 _STEPS = 127
 """An activation is one of so many steps of the largest beside it, and their negatives."""
 _SUM_ERROR = 1e-5
@@ -29,21 +33,16 @@ _SUM_ERROR = 1e-5
 
 
 def product_case(
-    random: np.random.Generator, kind: GgmlType, *, rows: int, outputs: int, depth: int
+    random: np.random.Generator, kind: GgmlType, *, rows: int, outputs: int, depth: int, size: float = 1.0
 ) -> ProductCase:
-    """Normal weights; rows of activations of very different size, with some large values in them."""
+    """Rows of activations of very different size, with some large values in them."""
     sizes = np.exp(2 * random.standard_normal((rows, 1)))
     activations = sizes * random.standard_normal((rows, depth)) ** 3
     return ProductCase(
-        weights=random.standard_normal((outputs, depth), np.float32),
+        weights=random_weights(kind, outputs, depth, random, size=size),
         activations=activations.astype(np.float32),
         weight_type=kind,
     )
-
-
-def unit_of(kind: GgmlType) -> int:
-    """The number of activations that are rounded together."""
-    return 256 if kind in (GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K) else 32
 
 
 def expert_case(
@@ -63,7 +62,7 @@ def expert_case(
     plain = product_case(random, kind, rows=tokens * rows, outputs=num_experts * outputs, depth=depth)
     return msgspec.structs.replace(
         plain,
-        weights=plain.weights.reshape(num_experts, outputs, depth),
+        weights=plain.weights.reshape(num_experts, outputs, -1),
         activations=plain.activations.reshape(tokens, rows, depth),
         experts=experts,
     )
@@ -75,7 +74,7 @@ def chosen(random: np.random.Generator, *, tokens: int, slots: int, num_experts:
 
 
 def stored_weights(graphs: GgmlGraphs, case: ProductCase) -> Doubles:
-    return graphs.as_stored(case.weights, case.weight_type).astype(np.float64)
+    return graphs.unpacked(case).astype(np.float64)
 
 
 def multiplied(case: ProductCase, activations: Doubles, weights: Doubles) -> Doubles:
@@ -98,10 +97,11 @@ def exact_product(case: ProductCase, weights: Doubles) -> Doubles:
 
 def largest_error(case: ProductCase, weights: Doubles) -> Doubles:
     """How far from exact each result may be if every activation is rounded to the nearest step."""
-    unit = unit_of(case.weight_type)
+    unit = num_weights_of_block(case.weight_type)  # activations are rounded together
     weights = np.abs(weights)
     activations = np.abs(case.activations.astype(np.float64))
-    half_steps = activations.reshape(*activations.shape[:-1], -1, unit).max(axis=-1) / _STEPS / 2
+    steps = np.inf if case.weight_type in (GgmlType.F16, GgmlType.BF16) else _STEPS
+    half_steps = activations.reshape(*activations.shape[:-1], -1, unit).max(axis=-1) / steps / 2
     by_unit = weights.reshape(*weights.shape[:-1], -1, unit).sum(axis=-1)
     return multiplied(case, half_steps, by_unit) + _SUM_ERROR * multiplied(case, activations, weights)
 
@@ -124,10 +124,15 @@ def by_kernel(library: KernelLibrary, compute: Computing, *, threads: int) -> Fl
 Check = Callable[[ProductCase], None]
 
 
+@pytest.fixture(autouse=True)
+def _has_the_type(request: pytest.FixtureRequest, library: KernelLibrary) -> None:
+    if "kind" in request.fixturenames and not library.multiplies(request.getfixturevalue("kind")):
+        pytest.skip("left to ggml on this CPU")
+
+
 @pytest.fixture
 def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
     def check(case: ProductCase) -> None:
-        """Weights are quantised twice only: that takes longer than their product."""
         weights = stored_weights(graphs, case)
         with graphs.multiplying(case) as compute:
             found = by_kernel(library, compute, threads=1)
@@ -139,14 +144,14 @@ def check(library: KernelLibrary, graphs: GgmlGraphs) -> Check:
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 12, 31, 64, 70, 128, 129, 300])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 12, 31, 70, 300])
 def test_types_and_numbers_of_rows(check: Check, kind: GgmlType, rows: int) -> None:
     random = np.random.default_rng(rows)
     check(product_case(random, kind, rows=rows, outputs=70, depth=512))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-@pytest.mark.parametrize("outputs", [32, 33, 47, 63, 64, 65, 200, 1000])
+@pytest.mark.parametrize("outputs", [32, 33, 47, 64, 200])
 def test_ragged_numbers_of_outputs(check: Check, kind: GgmlType, outputs: int) -> None:
     random = np.random.default_rng(outputs)
     check(product_case(random, kind, rows=9, outputs=outputs, depth=256))
@@ -155,9 +160,8 @@ def test_ragged_numbers_of_outputs(check: Check, kind: GgmlType, outputs: int) -
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
 def test_depths(check: Check, kind: GgmlType) -> None:
     random = np.random.default_rng(0)
-    for units in (1, 2, 3, 7, 8, 9, 18, 45):
-        depth = units * unit_of(kind)
-        check(product_case(random, kind, rows=5, outputs=40, depth=depth))
+    for units in (1, 3, 7, 8, 9, 18):
+        check(product_case(random, kind, rows=5, outputs=33, depth=units * num_weights_of_block(kind)))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
@@ -176,7 +180,7 @@ def test_a_row_gives_the_same_whatever_is_beside_it(
 def test_it_is_as_near_to_exact_as_ggml(library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType) -> None:
     random = np.random.default_rng(0)
     case = ProductCase(
-        weights=random.standard_normal((300, 1024), np.float32),
+        weights=random_weights(kind, 300, 1024, random),
         activations=random.standard_normal((40, 1024), np.float32),
         weight_type=kind,
     )
@@ -195,22 +199,27 @@ def test_nothing_gives_nothing(library: KernelLibrary, graphs: GgmlGraphs, kind:
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-@pytest.mark.parametrize(
-    ("what", "size"),
-    [*(("activations", size) for size in (1e-30, 1e-6, 1e6, 1e30)), ("weights", 1e-3), ("weights", 1e3)],
-)
-def test_very_small_and_very_large_numbers(check: Check, kind: GgmlType, what: str, size: float) -> None:
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_very_small_and_very_large_activations(check: Check, kind: GgmlType, size: float) -> None:
     case = product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512)
-    check(msgspec.structs.replace(case, **{what: np.float32(size) * getattr(case, what)}))
+    check(msgspec.structs.replace(case, activations=np.float32(size) * case.activations))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
-def test_weights_at_the_ends_of_their_range(check: Check, kind: GgmlType) -> None:
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_small_and_large_weights(check: Check, kind: GgmlType, size: float) -> None:
+    check(product_case(np.random.default_rng(0), kind, rows=4, outputs=40, depth=512, size=size))
+
+
+@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+def test_weights_at_the_ends_of_their_range(check: Check, graphs: GgmlGraphs, kind: GgmlType) -> None:
     """Sums of bytes are largest here: where 16 bits were too few, it would show."""
     random = np.random.default_rng(0)
-    weights = random.choice([-1.0, 1.0], (64, 512)).astype(np.float32)
-    for activations in (np.ones((2, 512), np.float32), weights[:7]):
-        check(ProductCase(weights=weights, activations=activations, weight_type=kind))
+    for byte in (0x00, 0x77, 0x80, 0xFF):
+        weights = random_weights(kind, 33, 512, random, bytes_of=range(byte, byte + 1))
+        case = ProductCase(weights=weights, activations=np.ones((1, 512), np.float32), weight_type=kind)
+        for activations in (case.activations, np.sign(graphs.unpacked(case))[:7]):
+            check(msgspec.structs.replace(case, activations=activations))
 
 
 @pytest.mark.parametrize("kind", PRODUCT_TYPES)
@@ -228,15 +237,16 @@ def test_a_broken_row_is_seen_and_spoils_no_other(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_shapes(check: Check, seed: int) -> None:
+def test_random_shapes(check: Check, library: KernelLibrary, seed: int) -> None:
     random = np.random.default_rng(seed)
-    kind = PRODUCT_TYPES[seed % len(PRODUCT_TYPES)]
+    kinds = list(filter(library.multiplies, PRODUCT_TYPES))
+    kind = kinds[seed % len(kinds)]
     case = product_case(
         random,
         kind,
         rows=int(random.integers(1, 200)),
         outputs=int(random.integers(32, 400)),
-        depth=unit_of(kind) * int(random.integers(1, 12)),
+        depth=num_weights_of_block(kind) * int(random.integers(1, 12)),
     )
     check(case)
 
@@ -249,13 +259,19 @@ def test_scratch_grows_where_ggml_has_too_little(check: Check) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "outputs"),
-    [(GgmlType.F16, 64), (GgmlType.F32, 64), (GgmlType.BF16, 64), (GgmlType.Q4_K, 7), (GgmlType.Q8_0, 1)],
+    ("weight_type", "outputs"),
+    [(GgmlType.F32, 64), (GgmlType.Q4_K, 7), (GgmlType.Q8_0, 1)],
 )
 def test_what_it_does_not_do_is_left_to_ggml(
-    library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType, outputs: int
+    library: KernelLibrary, graphs: GgmlGraphs, weight_type: GgmlType, outputs: int
 ) -> None:
-    case = product_case(np.random.default_rng(0), kind, rows=3, outputs=outputs, depth=256)
+    random = np.random.default_rng(0)
+    activations = random.standard_normal((3, 256), np.float32)
+    if weight_type is GgmlType.F32:
+        weights = random.standard_normal((outputs, 256), np.float32).view(np.uint8)
+    else:
+        weights = random_weights(weight_type, outputs, 256, random)
+    case = ProductCase(weights=weights, activations=activations, weight_type=weight_type)
     theirs = graphs.product(case, threads=2)
     num_done = library.num_done(Kernel.PRODUCTS)
     library.switch_on(Kernel.PRODUCTS)
@@ -263,7 +279,7 @@ def test_what_it_does_not_do_is_left_to_ggml(
     assert library.num_done(Kernel.PRODUCTS) == num_done
 
 
-@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
 @pytest.mark.parametrize(("tokens", "has_own_rows"), [(1, False), (3, True), (40, False)])
 def test_experts(check: Check, kind: GgmlType, tokens: int, has_own_rows: bool) -> None:
     """Of 12, four for each token; with 40 tokens each has some 13 rows."""
@@ -294,14 +310,14 @@ def test_shapes_of_experts(
         check(case)
 
 
-@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
 def test_one_expert_may_have_all_rows(check: Check, kind: GgmlType) -> None:
     """And twice those of a token: routers of real models need not choose evenly."""
     random = np.random.default_rng(0)
     check(expert_case(random, kind, np.full((70, 2), 3, np.int32), num_experts=4))
 
 
-@pytest.mark.parametrize("kind", PRODUCT_TYPES)
+@pytest.mark.parametrize("kind", _OF_EACH_ENGINE)
 def test_a_token_gives_the_same_whoever_shares_its_experts(
     library: KernelLibrary, graphs: GgmlGraphs, kind: GgmlType
 ) -> None:
@@ -343,7 +359,22 @@ def test_a_matrix_for_each_batch_or_for_several(check: Check, batches: int) -> N
         check(
             msgspec.structs.replace(
                 plain,
-                weights=plain.weights.reshape(3, 40, 128),
+                weights=plain.weights.reshape(3, 40, -1),
                 activations=plain.activations.reshape(batches, rows, 128),
             )
         )
+
+
+def test_rows_of_floats_that_are_no_whole_blocks_are_left_to_ggml(
+    library: KernelLibrary, graphs: GgmlGraphs
+) -> None:
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((64, 40)).astype(np.float16).view(np.uint8)
+    activations = random.standard_normal((3, 40), np.float32)
+    case = ProductCase(weights=weights, activations=activations, weight_type=GgmlType.F16)
+    num_done = library.num_done(Kernel.PRODUCTS)
+    library.switch_on(Kernel.PRODUCTS)
+    assert np.allclose(
+        graphs.product(case, threads=2), exact_product(case, stored_weights(graphs, case)), 1e-2, 1e-2
+    )
+    assert library.num_done(Kernel.PRODUCTS) == num_done

@@ -15,7 +15,7 @@ void* loaded_ggml() {
     std::abort();
 }
 
-// Looked for in ggml's library alone: among all libraries it is ours that has the name.
+// Looked for in ggml's library and those it needs: among all libraries it is ours that has the name.
 template <class Function>
 void find(void* library, const char* name, Function*& function) {
     function = reinterpret_cast<Function*>(dlsym(library, name));
@@ -33,6 +33,7 @@ Ggml found() {
     find(library, "ggml_compute_forward_flash_attn_ext", ggml.flash_attn_ext);
     find(library, "ggml_compute_forward_mul_mat", ggml.mul_mat);
     find(library, "ggml_cpu_extra_compute_forward", ggml.extra_compute_forward);
+    find(library, "ggml_get_type_traits", ggml.type_traits);
     return ggml;
 }
 

@@ -13,11 +13,21 @@ enum ggml_type : int32_t {
     GGML_TYPE_Q5_0 = 6,
     GGML_TYPE_Q5_1 = 7,
     GGML_TYPE_Q8_0 = 8,
+    GGML_TYPE_Q2_K = 10,
+    GGML_TYPE_Q3_K = 11,
     GGML_TYPE_Q4_K = 12,
     GGML_TYPE_Q5_K = 13,
     GGML_TYPE_Q6_K = 14,
+    GGML_TYPE_IQ2_XXS = 16,
+    GGML_TYPE_IQ2_XS = 17,
+    GGML_TYPE_IQ3_XXS = 18,
+    GGML_TYPE_IQ4_NL = 20,
+    GGML_TYPE_IQ3_S = 21,
+    GGML_TYPE_IQ2_S = 22,
+    GGML_TYPE_IQ4_XS = 23,
     GGML_TYPE_I32 = 26,
     GGML_TYPE_BF16 = 30,
+    GGML_TYPE_MXFP4 = 39,
 };
 
 enum ggml_op : int32_t {
@@ -53,6 +63,16 @@ struct ggml_compute_params {
     bool use_ref;  // only ggml's reference implementation is wanted
 };
 
+// The beginning of what ggml knows of a type.
+struct ggml_type_traits {
+    const char* type_name;
+    int64_t blck_size;
+    int64_t blck_size_interleave;
+    size_t type_size;
+    bool is_quantized;
+    void (*to_float)(const void* blocks, float* numbers, int64_t count);
+};
+
 static_assert(offsetof(ggml_tensor, ne) == 16 && offsetof(ggml_tensor, nb) == 48);
 static_assert(offsetof(ggml_tensor, op_params) == 84 && offsetof(ggml_tensor, src) == 152);
 static_assert(offsetof(ggml_tensor, data) == 248 && sizeof(ggml_tensor) == 336);
@@ -66,6 +86,7 @@ struct Ggml {
     void (*flash_attn_ext)(const ggml_compute_params*, ggml_tensor*);
     void (*mul_mat)(const ggml_compute_params*, ggml_tensor*);
     bool (*extra_compute_forward)(ggml_compute_params*, ggml_tensor*);  // whether an accelerator did the node
+    const ggml_type_traits* (*type_traits)(ggml_type);
 };
 
 // Finds them at the first call, when ggml has been loaded behind this library; ends the process if it was not.

@@ -1,9 +1,13 @@
 // What products of bytes need of an instruction set beside simd.hpp, and the only file of theirs that names one.
 // `dot` adds to each lane the four products of its four bytes. Activations are signed. Weights have at most seven
-// bits; `dot_bytes` is for weights of eight, signed, to which BYTE_BIAS was added.
+// bits; what has `bytes` in its name is for weights of eight, signed, to which BYTE_BIAS was added.
 #pragma once
 
 #include "simd.hpp"
+
+// A compiler inlines less the more there is in a file. What unpacks or multiplies a block must not become a call: that
+// costs a third of the time of two rows.
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace products {
 
@@ -59,10 +63,12 @@ constexpr int VECTORS = 2;
 constexpr int GROUP = simd::REGISTERS * 3 / 8 / VECTORS;
 
 // Two numbers of 16 bits in each lane; `dot_pairs` adds both products of each lane. Where a dot product of bytes is
-// more than one instruction (HAS_PAIRS), the first of them gives sums of two products, which can be added up as long
-// as they fit into such pairs.
+// more than one instruction (HAS_PAIRS), there is no `dot`: the first of them gives sums of two products, which can be
+// added up as long as they fit into such pairs.
 typedef int16_t pairs __attribute__((vector_size(4 * LANES)));
+ints dot(ints sum, ints weights, ints activations);
 pairs multiply_pairs(ints weights, ints activations);
+pairs multiply_byte_pairs(ints weights, ints activations);
 
 inline ints dot_pairs(ints sum, pairs x, pairs factors) {
 #if defined(INSTRUCTION_SET_512) && defined(__AVX512VNNI__)
@@ -71,6 +77,9 @@ inline ints dot_pairs(ints sum, pairs x, pairs factors) {
     return sum + (ints)_mm512_madd_epi16((__m512i)x, (__m512i)factors);
 #elif defined(INSTRUCTION_SET_256)
     return sum + (ints)_mm256_madd_epi16((__m256i)x, (__m256i)factors);
+#elif defined(INSTRUCTION_SET_NEON) && defined(__aarch64__)
+    const int16x8_t a = (int16x8_t)x, b = (int16x8_t)factors;
+    return sum + (ints)vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
 #else
     const ints a = (ints)x, b = (ints)factors;
     return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
@@ -88,8 +97,6 @@ inline ints dot(ints sum, ints weights, ints activations) {
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)activations);
 }
 
-inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum, weights, activations); }
-
 #elif defined(INSTRUCTION_SET_512)
 
 constexpr bool HAS_DOT = true, HAS_PAIRS = true;
@@ -99,14 +106,10 @@ inline pairs multiply_pairs(ints weights, ints activations) {
     return (pairs)_mm512_maddubs_epi16((__m512i)weights, (__m512i)activations);
 }
 
-inline ints dot(ints sum, ints weights, ints activations) {
-    return dot_pairs(sum, multiply_pairs(weights, activations), pairs{} + 1);
-}
-
-inline ints dot_bytes(ints sum, ints weights, ints activations) {
+inline pairs multiply_byte_pairs(ints weights, ints activations) {
     const __mmask64 negative = _mm512_movepi8_mask((__m512i)weights);
     const __m512i turned = _mm512_mask_sub_epi8((__m512i)activations, negative, __m512i{}, (__m512i)activations);
-    return dot(sum, (ints)_mm512_abs_epi8((__m512i)weights), (ints)turned);
+    return multiply_pairs((ints)_mm512_abs_epi8((__m512i)weights), (ints)turned);
 }
 
 #elif defined(INSTRUCTION_SET_256) && defined(__AVXVNNI__)
@@ -118,8 +121,6 @@ inline ints dot(ints sum, ints weights, ints activations) {
     return (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)activations);
 }
 
-inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum, weights, activations); }
-
 #elif defined(INSTRUCTION_SET_256)
 
 constexpr bool HAS_DOT = true, HAS_PAIRS = true;
@@ -129,13 +130,9 @@ inline pairs multiply_pairs(ints weights, ints activations) {
     return (pairs)_mm256_maddubs_epi16((__m256i)weights, (__m256i)activations);
 }
 
-inline ints dot(ints sum, ints weights, ints activations) {
-    return dot_pairs(sum, multiply_pairs(weights, activations), pairs{} + 1);
-}
-
-inline ints dot_bytes(ints sum, ints weights, ints activations) {
+inline pairs multiply_byte_pairs(ints weights, ints activations) {
     const __m256i turned = _mm256_sign_epi8((__m256i)activations, (__m256i)weights);
-    return dot(sum, (ints)_mm256_abs_epi8((__m256i)weights), (ints)turned);
+    return multiply_pairs((ints)_mm256_abs_epi8((__m256i)weights), (ints)turned);
 }
 
 #elif defined(INSTRUCTION_SET_NEON) && defined(__ARM_FEATURE_DOTPROD)
@@ -146,8 +143,6 @@ constexpr int BYTE_BIAS = 0;
 inline ints dot(ints sum, ints weights, ints activations) {
     return (ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, (int8x16_t)activations);
 }
-
-inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum, weights, activations); }
 
 #else
 
@@ -161,15 +156,37 @@ inline ints dot(ints sum, ints weights, ints activations) {
     return sum;
 }
 
-inline ints dot_bytes(ints sum, ints weights, ints activations) { return dot(sum, weights, activations); }
-
 #endif
+
+// 16 bytes, and what is looked up in them.
+struct ByteTable {
+    alignas(16) int8_t bytes[16];
+};
+
+// For each byte of `places`, all less than 16, the table's byte there.
+inline ints look_up(const ByteTable& table, ints places) {
+#if defined(INSTRUCTION_SET_512)
+    const __m128i bytes = _mm_load_si128((const __m128i*)table.bytes);
+    return (ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), (__m512i)places);
+#elif defined(INSTRUCTION_SET_256)
+    const __m128i bytes = _mm_load_si128((const __m128i*)table.bytes);
+    return (ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), (__m256i)places);
+#elif defined(INSTRUCTION_SET_NEON) && defined(__aarch64__)
+    return (ints)vqtbl1q_s8(vld1q_s8(table.bytes), (uint8x16_t)places);
+#else
+    int8_t bytes[sizeof places];
+    std::memcpy(bytes, &places, sizeof bytes);
+    for (int8_t& byte : bytes) byte = table.bytes[byte];
+    std::memcpy(&places, bytes, sizeof bytes);
+    return places;
+#endif
+}
 
 // Turns four words of each of LANES rows, `stride` bytes apart, into four vectors: word w of all rows is words[w].
 #if defined(INSTRUCTION_SET_512)
 
 // Four words of the rows 0, 4, 8 and 12.
-inline __m512i every_fourth(const uint8_t* first, size_t stride) {
+ALWAYS_INLINE __m512i every_fourth(const uint8_t* first, size_t stride) {
     const auto row = [&](int number) { return _mm_loadu_si128((const __m128i*)(first + number * stride)); };
     __m512i rows = _mm512_castsi128_si512(row(0));
     rows = _mm512_inserti32x4(rows, row(4), 1);
@@ -177,7 +194,7 @@ inline __m512i every_fourth(const uint8_t* first, size_t stride) {
     return _mm512_inserti32x4(rows, row(12), 3);
 }
 
-inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
+ALWAYS_INLINE void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
     const __m512i a = every_fourth(first, stride), b = every_fourth(first + stride, stride);
     const __m512i c = every_fourth(first + 2 * stride, stride), d = every_fourth(first + 3 * stride, stride);
     const __m512i ab_low = _mm512_unpacklo_epi32(a, b), ab_high = _mm512_unpackhi_epi32(a, b);
@@ -191,12 +208,12 @@ inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4
 #elif defined(INSTRUCTION_SET_256)
 
 // Four words of the rows 0 and 4.
-inline __m256i every_fourth(const uint8_t* first, size_t stride) {
+ALWAYS_INLINE __m256i every_fourth(const uint8_t* first, size_t stride) {
     const auto row = [&](int number) { return _mm_loadu_si128((const __m128i*)(first + number * stride)); };
     return _mm256_inserti128_si256(_mm256_castsi128_si256(row(0)), row(4), 1);
 }
 
-inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
+ALWAYS_INLINE void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
     const __m256i a = every_fourth(first, stride), b = every_fourth(first + stride, stride);
     const __m256i c = every_fourth(first + 2 * stride, stride), d = every_fourth(first + 3 * stride, stride);
     const __m256i ab_low = _mm256_unpacklo_epi32(a, b), ab_high = _mm256_unpackhi_epi32(a, b);
@@ -209,7 +226,7 @@ inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4
 
 #else
 
-inline void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
+ALWAYS_INLINE void transpose_words(const uint8_t* first, size_t stride, ints (&words)[4]) {
     for (int word = 0; word < 4; word++)
         for (int row = 0; row < LANES; row++) {
             int32_t value;

@@ -11,13 +11,7 @@ namespace products {
 
 constexpr bool HAS_ONE_ROW = true;
 
-// 32 weights of a row as bytes, or what has become of them, also where vectors are wider: that is as long as a block.
-typedef int32_t words __attribute__((vector_size(32)));
 constexpr int WORDS = 8;
-
-struct Two {
-    words first, second;
-};
 
 inline words load_bytes(const void* from) {
     words x;
@@ -37,6 +31,11 @@ words dot_words(words weights, words activations) {
 #endif
 }
 
+inline words look_up_words(const ByteTable& table, words places) {
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table.bytes));
+    return (words)_mm256_shuffle_epi8(bytes, (__m256i)places);
+}
+
 inline Two nibbles(words bytes) { return {bytes & 0x0f0f0f0f, (bytes >> 4) & 0x0f0f0f0f}; }
 
 // 16 bytes hold 16 weights in their low halves and 16 others in their high halves.
@@ -45,85 +44,69 @@ inline words nibbles_of_block(const uint8_t* from) {
     return (words)_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)) & 0x0f0f0f0f;
 }
 
-// 16 in each byte whose bit is set in the word.
-inline words fifth_bits(const uint8_t* from) {
-    int32_t word;
-    std::memcpy(&word, from, sizeof word);
-    const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
-    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(word), places);
-    return (words)_mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit) & 0x10101010;
+// How the bytes of a row become weights: of a block of 32.
+
+template <int HEAD, int BITS, int CENTRE>
+words weights_of(Nibbles<HEAD, BITS, CENTRE> format, const uint8_t* block) {
+    const words low = nibbles_of_block(block + format.NIBBLES);
+    if constexpr (BITS == 5) return low | (byte_mask(load_as<uint32_t>(block + HEAD)) & 0x10101010);
+    else return low;
 }
 
-// How the bytes of a row become weights. EXACT_LEVELS: how often neighbours can be added before a sum of four products
-// needs more than 16 bits, where adding is cheaper.
+template <int HEAD, int BITS, int CENTRE, const ByteTable& TABLE>
+words weights_of(NibblesLookedUp<HEAD, BITS, CENTRE, TABLE> format, const uint8_t* block) {
+    return look_up_words(TABLE, nibbles_of_block(block + format.NIBBLES));
+}
+
+inline words weights_of(Q8_0, const uint8_t* block) {
+    return load_bytes(block + 2) ^ static_cast<int>(0x01010101U * Q8_0::BIAS);
+}
+
+// Superblocks are done in PASSES, each of two blocks of 32 weights.
+constexpr int PASSES = 4;
+
+template <int BITS>
+Two weights_of(SixBitSuperblocks<BITS> format, const uint8_t* superblock, int pass) {
+    const Two low = nibbles(load_bytes(superblock + format.NIBBLES + 32 * pass));
+    if constexpr (BITS == 4) return low;
+    const words bits = load_bytes(superblock + format.FIFTH_BITS) >> (2 * pass);
+    return {low.first | ((bits & 0x01010101) << 4), low.second | ((bits & 0x02020202) << 3)};
+}
+
+inline Two weights_of(Q2_K, const uint8_t* superblock, int pass) {
+    const words pairs = load_bytes(superblock + Q2_K::PAIRS + 32 * (pass / 2)) >> (4 * (pass % 2));
+    return {pairs & 0x03030303, (pairs >> 2) & 0x03030303};
+}
+
+inline Two weights_of(Q3_K, const uint8_t* superblock, int pass) {
+    const words pairs = load_bytes(superblock + Q3_K::PAIRS + 32 * (pass / 2)) >> (4 * (pass % 2));
+    const words bits = load_bytes(superblock) >> (2 * pass);
+    return {(pairs & 0x03030303) | ((bits & 0x01010101) << 2),
+            ((pairs >> 2) & 0x03030303) | ((bits & 0x02020202) << 1)};
+}
+
+inline Two weights_of(Q6_K, const uint8_t* superblock, int pass) {
+    const uint8_t* bytes = superblock + 64 * (pass / 2);
+    const int half = 4 * (pass % 2);
+    const words pairs = load_bytes(superblock + Q6_K::PAIRS + 32 * (pass / 2)) >> half;
+    return {((load_bytes(bytes) >> half) & 0x0f0f0f0f) | ((pairs & 0x03030303) << 4),
+            ((load_bytes(bytes + 32) >> half) & 0x0f0f0f0f) | ((pairs & 0x0c0c0c0c) << 2)};
+}
+
+inline Two weights_of(IQ4_XS, const uint8_t* superblock, int pass) {
+    const uint8_t* blocks = superblock + IQ4_XS::NIBBLES + 32 * pass;
+    return {look_up_words(IQ4_VALUES, nibbles_of_block(blocks)),
+            look_up_words(IQ4_VALUES, nibbles_of_block(blocks + 16))};
+}
+
+template <class Format, int... NUMBERS>
+ALWAYS_INLINE Two weights_of(const GridSuperblocks<Format, NUMBERS...>& format, const uint8_t* superblock, int pass) {
+    return format.weights(superblock, pass);
+}
+
+// How often neighbours can be added before a sum of four products needs more than 16 bits, where adding is cheaper.
 template <class Format>
-struct RowBytes;
-
-template <>
-struct RowBytes<Q4_0> {
-    static constexpr int EXACT_LEVELS = 2;
-    static words weights(const uint8_t* block) { return nibbles_of_block(block + 2); }
-};
-
-template <>
-struct RowBytes<Q4_1> {
-    static constexpr int EXACT_LEVELS = 2;
-    static words weights(const uint8_t* block) { return nibbles_of_block(block + 4); }
-};
-
-template <>
-struct RowBytes<Q5_0> {
-    static constexpr int EXACT_LEVELS = 2;
-    static words weights(const uint8_t* block) { return nibbles_of_block(block + 6) | fifth_bits(block + 2); }
-};
-
-template <>
-struct RowBytes<Q5_1> {
-    static constexpr int EXACT_LEVELS = 2;
-    static words weights(const uint8_t* block) { return nibbles_of_block(block + 8) | fifth_bits(block + 4); }
-};
-
-template <>
-struct RowBytes<Q8_0> {
-    static constexpr int EXACT_LEVELS = 0;
-    static words weights(const uint8_t* block) {
-        return load_bytes(block + 2) ^ static_cast<int>(0x01010101U * Q8_0::BIAS);
-    }
-};
-
-// Superblocks are done in PASSES, each of two vectors of 32 weights, from the column `first` and `APART` behind it.
-
-template <>
-struct RowBytes<Q4_K> {
-    static constexpr int EXACT_LEVELS = 2, PASSES = 4, APART = 32;
-    static int first(int pass) { return 64 * pass; }
-    static Two weights(const uint8_t* superblock, int pass) {
-        return nibbles(load_bytes(superblock + SuperblockHead::BYTES + 32 * pass));
-    }
-};
-
-template <>
-struct RowBytes<Q5_K> {
-    static constexpr int EXACT_LEVELS = 2, PASSES = 4, APART = 32;
-    static int first(int pass) { return 64 * pass; }
-    static Two weights(const uint8_t* superblock, int pass) {
-        const words bits = load_bytes(superblock + SuperblockHead::BYTES) >> (2 * pass);
-        const Two low = nibbles(load_bytes(superblock + SuperblockHead::BYTES + 32 + 32 * pass));
-        return {low.first | ((bits & 0x01010101) << 4), low.second | ((bits & 0x02020202) << 3)};
-    }
-};
-
-template <>
-struct RowBytes<Q6_K> {
-    static constexpr int EXACT_LEVELS = 1, PASSES = 4, APART = 64;
-    static int first(int pass) { return 128 * (pass / 2) + 32 * (pass % 2); }
-    static Two weights(const uint8_t* superblock, int pass) {
-        const words pairs = load_bytes(superblock + 128 + 32 * (pass / 2)) >> (2 * (pass % 2));
-        const Two low = nibbles(load_bytes(superblock + 32 * pass));
-        return {low.first | ((pairs & 0x03030303) << 4), low.second | (pairs & 0x30303030)};
-    }
-};
+constexpr int EXACT_LEVELS = Format::WEIGHT_BITS <= 5 ? 2 : Format::WEIGHT_BITS == 6 ? 1 : 0;
 
 // Sums of neighbours, of a in the lower half of each 128 bits and of b in the upper.
 template <bool FITS_16_BITS>
@@ -140,7 +123,7 @@ Two add_neighbours(Two a, Two b) {
 
 // Of COUNT rows, up to four; each 128 bits then have the sums of theirs, row by row.
 template <int LEVELS, int COUNT, class DotsOfRow>
-inline __attribute__((always_inline)) auto gather_rows(int row, const DotsOfRow& dots) {
+ALWAYS_INLINE auto gather_rows(int row, const DotsOfRow& dots) {
     if constexpr (COUNT == 1) return dots(row);
     else
         return add_neighbours<COUNT <= 1 << LEVELS>(gather_rows<LEVELS, COUNT / 2>(row, dots),
@@ -158,7 +141,7 @@ using Dots = words[PANEL_DEPTH / Format::BLOCK][ROWS / WORDS];
 
 // Of 32 columns of eight rows: one block, or two of 16 columns. The bias is not yet in them.
 template <class Format>
-inline __attribute__((always_inline)) void put_dots(words low, words high, int column, int eight, Dots<Format>& dots) {
+ALWAYS_INLINE void put_dots(words low, words high, int column, int eight, Dots<Format>& dots) {
     const int block = column / Format::BLOCK;
     const Two halves = by_halves(low, high);
     if constexpr (Format::BLOCK == 32) {
@@ -172,35 +155,34 @@ inline __attribute__((always_inline)) void put_dots(words low, words high, int c
 // Of a superblock of eight rows.
 template <class Format>
 void multiply_superblocks(PackedRows rows, const Activations<Format>& row, int eight, Dots<Format>& dots) {
-    using Bytes = RowBytes<Format>;
+    const Format format{};
 #pragma GCC unroll 4
-    for (int pass = 0; pass < Bytes::PASSES; pass++) {
-        const int column = Bytes::first(pass);
-        rows.prefetch->step(WORDS * Format::BLOCK_BYTES / Bytes::PASSES);
-        const words a = load_bytes(row.bytes + column), b = load_bytes(row.bytes + column + Bytes::APART);
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int column = 64 * pass;
+        rows.prefetch->step(WORDS * Format::BLOCK_BYTES / PASSES);
+        const words a = load_bytes(row.bytes + column), b = load_bytes(row.bytes + column + 32);
         const auto of_row = [&](int number) {
-            const Two weights = Bytes::weights(rows.first + number * rows.stride, pass);
+            const Two weights = weights_of(format, rows.first + number * rows.stride, pass);
             return Two{dot_words<Format>(weights.first, a), dot_words<Format>(weights.second, b)};
         };
-        const Two low = gather_rows<Bytes::EXACT_LEVELS, 4>(0, of_row);
-        const Two high = gather_rows<Bytes::EXACT_LEVELS, 4>(4, of_row);
+        const Two low = gather_rows<EXACT_LEVELS<Format>, 4>(0, of_row);
+        const Two high = gather_rows<EXACT_LEVELS<Format>, 4>(4, of_row);
         put_dots<Format>(low.first, high.first, column, eight, dots);
-        put_dots<Format>(low.second, high.second, column + Bytes::APART, eight, dots);
+        put_dots<Format>(low.second, high.second, column + 32, eight, dots);
     }
 }
 
 // Of a block of eight rows.
 template <class Format>
-inline __attribute__((always_inline)) void multiply_blocks(const uint8_t* first, size_t stride,
-                                                           const Activations<Format>& row, int block, int eight,
-                                                           Dots<Format>& dots) {
-    using Bytes = RowBytes<Format>;
+ALWAYS_INLINE void multiply_blocks(const uint8_t* first, size_t stride, const Activations<Format>& row, int block,
+                                   int eight, Dots<Format>& dots) {
     const words activations = load_bytes(row.bytes + block * Format::BLOCK);
     const auto of_row = [&](int number) {
-        return dot_words<Format>(Bytes::weights(first + number * stride), activations);
+        return dot_words<Format>(weights_of(Format{}, first + number * stride), activations);
     };
-    put_dots<Format>(gather_rows<Bytes::EXACT_LEVELS, 4>(0, of_row), gather_rows<Bytes::EXACT_LEVELS, 4>(4, of_row),
-                     block * Format::BLOCK, eight, dots);
+    constexpr int LEVELS = EXACT_LEVELS<Format>;
+    put_dots<Format>(gather_rows<LEVELS, 4>(0, of_row), gather_rows<LEVELS, 4>(4, of_row), block * Format::BLOCK, eight,
+                     dots);
 }
 
 template <class Format>
@@ -239,21 +221,29 @@ void add_dots(const Dots<Format>& dots, int block, Registers<ints, 1>& of_block)
 template <class Format>
 void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activations<Format>* row,
                       typename Format::Panel& panel, float (*sums)[ROWS]) {
-    Dots<Format> dots;
-    const int num_blocks = multiply_packed<Format>(rows, depth, *row, panel, dots);
-    Registers<floats, 1> totals{};
-    Registers<ints, 1> scaled{};
-    for (int block = 0; block < num_blocks; block++) {
-        Registers<ints, 1> of_block;
-        begin_block<Format, 1>(row, block, of_block);
-        add_dots<Format>(dots, block, of_block);
-        if constexpr (Format::HAS_INTEGER_SCALES)
-            for (int vector = 0; vector < VECTORS; vector++)
-                scaled[0][vector] += of_block[0][vector] * number_of(panel.scales[block][vector]);
-        else add_block<Format, 1>(panel, row, block, of_block, totals);
+    if constexpr (Format::IS_FLOAT) {
+        const auto weights = [&](int number, int column) {
+            if (number % LANES == 0) rows.prefetch->step(2 * LANES * LANES);
+            return Format::load(rows.first + number * rows.stride + 2 * column);
+        };
+        multiply_floats<1>(weights, static_cast<int>(std::min<int64_t>(PANEL_DEPTH, depth)), is_first, row, sums);
+    } else {
+        Dots<Format> dots;
+        const int num_blocks = multiply_packed<Format>(rows, depth, *row, panel, dots);
+        Registers<floats, 1> totals{};
+        Registers<ints, 1> scaled{};
+        for (int block = 0; block < num_blocks; block++) {
+            Registers<ints, 1> of_block;
+            begin_block<Format, 1>(row, block, of_block);
+            add_dots<Format>(dots, block, of_block);
+            if constexpr (Format::HAS_INTEGER_SCALES)
+                for (int vector = 0; vector < VECTORS; vector++)
+                    scaled[0][vector] += of_block[0][vector] * number_of(panel.scales[block][vector]);
+            else add_block<Format, 1>(panel, row, block, of_block, totals);
+        }
+        if constexpr (Format::HAS_INTEGER_SCALES) total_of_blocks<Format, 1>(panel, row, scaled, totals);
+        add_totals<Format, 1>(totals, row, is_first, sums);
     }
-    if constexpr (Format::HAS_INTEGER_SCALES) total_of_blocks<Format, 1>(panel, row, scaled, totals);
-    add_totals<Format, 1>(totals, row, is_first, sums);
 }
 
 #else

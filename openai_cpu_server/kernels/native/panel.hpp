@@ -42,6 +42,13 @@ struct IntegerPanel {
     Numbers unit, offset_unit;
 };
 
+// 32 weights of one row as bytes, or what has become of them, also where vectors are wider or narrower.
+typedef int32_t words __attribute__((vector_size(32)));
+
+struct Two {
+    words first, second;
+};
+
 // Brings the weights that are needed next into the second cache, a little at each step: the memory drops requests that
 // come in a heap. A tile's rows do not fit into the first cache, and what waits for a place there is too little to keep
 // the memory busy. (Measured, Zen 4, two threads, one row of Q4_K, Q6_K, Q8_0: 49, 31, 27 G multiply-adds/s; into the
@@ -73,18 +80,23 @@ struct PackedRows {
     PackedRows from(size_t byte) const { return {first + byte, stride, prefetch}; }
 };
 
-// Four words of each row.
-inline __attribute__((always_inline)) void read_words(PackedRows rows, Column* columns) {
-    rows.prefetch->step(4 * sizeof *columns);
+// Four words of each of ROWS rows.
+ALWAYS_INLINE void transpose_rows(const uint8_t* first, size_t stride, Column* columns) {
     for (int vector = 0; vector < VECTORS; vector++) {
         ints words[4];
-        transpose_words(rows.first + vector * LANES * rows.stride, rows.stride, words);
+        transpose_words(first + vector * LANES * stride, stride, words);
         for (int word = 0; word < 4; word++) columns[word][vector] = words[word];
     }
 }
 
+// The same of packed weights.
+ALWAYS_INLINE void read_words(PackedRows rows, Column* columns) {
+    rows.prefetch->step(4 * sizeof *columns);
+    transpose_rows(rows.first, rows.stride, columns);
+}
+
 // The last of four words alone: the compiler leaves out what brings the others into lanes.
-inline void read_fourth_word(PackedRows rows, Column& column) {
+ALWAYS_INLINE void read_fourth_word(PackedRows rows, Column& column) {
     for (int vector = 0; vector < VECTORS; vector++) {
         ints words[4];
         transpose_words(rows.first + vector * LANES * rows.stride, rows.stride, words);
@@ -92,7 +104,7 @@ inline void read_fourth_word(PackedRows rows, Column& column) {
     }
 }
 
-inline void split_nibbles(const Column& packed, Column& low, Column& high) {
+ALWAYS_INLINE void split_nibbles(const Column& packed, Column& low, Column& high) {
     for (int vector = 0; vector < VECTORS; vector++) {
         low[vector] = packed[vector] & 0x0f0f0f0f;
         high[vector] = (packed[vector] >> 4) & 0x0f0f0f0f;
@@ -100,10 +112,21 @@ inline void split_nibbles(const Column& packed, Column& low, Column& high) {
 }
 
 // 16 bytes of each row hold 16 weights in their low halves and 16 others in their high halves.
-inline void unpack_nibbles(PackedRows rows, Column* low, Column* high) {
+ALWAYS_INLINE void unpack_nibbles(PackedRows rows, Column* low, Column* high) {
     Column packed[4];
     read_words(rows, packed);
     for (int word = 0; word < 4; word++) split_nibbles(packed[word], low[word], high[word]);
 }
+
+ALWAYS_INLINE void look_up_columns(const ByteTable& table, Column* columns, int count) {
+    for (int column = 0; column < count; column++)
+        for (ints& places : columns[column]) places = look_up(table, places);
+}
+
+// The values of IQ4_NL and IQ4_XS as signed bytes, to which BYTE_BIAS was added.
+constexpr int8_t biased(int value) { return static_cast<int8_t>(value + BYTE_BIAS); }
+inline constexpr ByteTable IQ4_VALUES{{biased(-127), biased(-104), biased(-83), biased(-65), biased(-49), biased(-35),
+                                biased(-22), biased(-10), biased(1), biased(13), biased(25), biased(38), biased(53),
+                                biased(69), biased(89), biased(113)}};
 
 }  // namespace products

@@ -319,15 +319,28 @@ void compute_as(const ggml_compute_params& params, const Product& product) {
 using Compute = void (*)(const ggml_compute_params&, const Product&);
 
 Compute compute_for(ggml_type type) {
+    if (!HAS_DOT) return nullptr;
     switch (type) {
         case GGML_TYPE_Q4_0: return compute_as<Q4_0>;
         case GGML_TYPE_Q4_1: return compute_as<Q4_1>;
         case GGML_TYPE_Q5_0: return compute_as<Q5_0>;
         case GGML_TYPE_Q5_1: return compute_as<Q5_1>;
         case GGML_TYPE_Q8_0: return compute_as<Q8_0>;
+        case GGML_TYPE_IQ4_NL: return compute_as<IQ4_NL>;
+        case GGML_TYPE_MXFP4: return compute_as<MXFP4>;
+        case GGML_TYPE_Q2_K: return compute_as<Q2_K>;
+        case GGML_TYPE_Q3_K: return compute_as<Q3_K>;
         case GGML_TYPE_Q4_K: return compute_as<Q4_K>;
         case GGML_TYPE_Q5_K: return compute_as<Q5_K>;
         case GGML_TYPE_Q6_K: return compute_as<Q6_K>;
+        case GGML_TYPE_IQ4_XS: return compute_as<IQ4_XS>;
+        case GGML_TYPE_IQ2_XXS: return compute_as<IQ2_XXS>;
+        case GGML_TYPE_IQ2_XS: return compute_as<IQ2_XS>;
+        case GGML_TYPE_IQ2_S: return compute_as<IQ2_S>;
+        case GGML_TYPE_IQ3_XXS: return compute_as<IQ3_XXS>;
+        case GGML_TYPE_IQ3_S: return compute_as<IQ3_S>;
+        case GGML_TYPE_F16: return HAS_F16 ? compute_as<F16> : nullptr;
+        case GGML_TYPE_BF16: return HAS_BF16 ? compute_as<BF16> : nullptr;
         default: return nullptr;
     }
 }
@@ -340,9 +353,10 @@ bool has_one_batch(const ggml_tensor& tensor) { return tensor.ne[3] == 1; }
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
     const ggml_tensor &weights = *node.src[0], &activations = *node.src[1];
     const bool has_hint = node.op_params[1] != 0;
-    return HAS_DOT && !params.use_ref && !has_hint && compute_for(weights.type) && has_one_batch(weights) &&
+    return !params.use_ref && !has_hint && compute_for(weights.type) && has_one_batch(weights) &&
            has_one_batch(activations) && activations.type == GGML_TYPE_F32 && activations.nb[0] == sizeof(float) &&
-           node.nb[0] == sizeof(float) && weights.ne[1] >= ROWS && params.wsize >= sizeof(void*);
+           node.nb[0] == sizeof(float) && weights.ne[0] % 32 == 0 && weights.ne[1] >= ROWS &&
+           params.wsize >= sizeof(void*);
 }
 
 void compute(const ggml_compute_params& params, ggml_tensor& node) {
@@ -350,3 +364,6 @@ void compute(const ggml_compute_params& params, ggml_tensor& node) {
 }
 
 }  // namespace products
+
+// For `kernels/library.py`: whether products with weights of this type are computed here.
+extern "C" bool ocs_multiplies(int type) { return products::compute_for(static_cast<ggml_type>(type)) != nullptr; }

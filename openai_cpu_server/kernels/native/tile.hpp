@@ -2,7 +2,9 @@
 #pragma once
 
 #include "activations.hpp"
+#include "float_rows.hpp"
 #include "unpack_32.hpp"
+#include "unpack_grid.hpp"
 #include "unpack_k.hpp"
 
 namespace products {
@@ -16,14 +18,21 @@ template <class Vector, int WIDTH>
 using Registers = Vector[WIDTH][VECTORS];
 
 template <class Format>
+pairs multiply_as(ints weights, ints activations) {
+    if constexpr (Format::WEIGHT_BITS == 8) return multiply_byte_pairs(weights, activations);
+    else return multiply_pairs(weights, activations);
+}
+
+template <class Format>
 ints dot_as(ints sum, ints weights, ints activations) {
-    if constexpr (Format::WEIGHT_BITS == 8) return dot_bytes(sum, weights, activations);
+    if constexpr (HAS_PAIRS) return dot_pairs(sum, multiply_as<Format>(weights, activations), pairs{} + 1);
     else return dot(sum, weights, activations);
 }
 
-// How many columns' pairs of products can be summed before 16 bits are too few; 1 where there are no pairs.
+// How many columns' pairs of products can be summed before 16 bits are too few.
 template <class Format>
-constexpr int COLUMNS_AT_ONCE = HAS_PAIRS ? std::max(1, 32767 / (2 * 128 * ((1 << Format::WEIGHT_BITS) - 1))) : 1;
+constexpr int COLUMNS_AT_ONCE =
+    std::clamp(32767 / (2 * 128 * ((1 << Format::WEIGHT_BITS) - 1)), 1, Format::BLOCK / 4);
 
 // The factors of a block's pairs: its scales, where they are integers.
 template <class Format>
@@ -32,23 +41,22 @@ pairs factors_of(const typename Format::Panel& panel, int block, int vector) {
     else return pairs{} + 1;
 }
 
-// Adds the products of COLUMNS_AT_ONCE columns of a block, the first of them `column`.
-template <class Format, int WIDTH>
-inline __attribute__((always_inline)) void multiply_columns(const typename Format::Panel& panel,
-                                                            const Activations<Format>* rows, int block, int column,
-                                                            Registers<ints, WIDTH>& dots) {
+// Adds the products of AT_ONCE columns of a block, the first of them `column`.
+template <class Format, int WIDTH, int AT_ONCE>
+ALWAYS_INLINE void multiply_columns(const typename Format::Panel& panel, const Activations<Format>* rows, int block,
+                                    int column, Registers<ints, WIDTH>& dots) {
     const Column* columns = panel.columns + block * (Format::BLOCK / 4) + column;
     const int start = block * Format::BLOCK + 4 * column;
-    if constexpr (COLUMNS_AT_ONCE<Format> == 1) {
+    if constexpr (!HAS_PAIRS) {
         for (int row = 0; row < WIDTH; row++) {
             const ints word = splat_word(rows[row].bytes + start);
             for (int vector = 0; vector < VECTORS; vector++)
-                dots[row][vector] = dot_as<Format>(dots[row][vector], columns[0][vector], word);
+                dots[row][vector] = dot(dots[row][vector], columns[0][vector], word);
         }
     } else {
         Registers<pairs, WIDTH> sums{};
 #pragma GCC unroll 8
-        for (int column = 0; column < COLUMNS_AT_ONCE<Format>; column++) {
+        for (int column = 0; column < AT_ONCE; column++) {
             Column weights;
             for (int vector = 0; vector < VECTORS; vector++)
                 weights[vector] = simd::in_register(columns[column][vector]);
@@ -56,7 +64,7 @@ inline __attribute__((always_inline)) void multiply_columns(const typename Forma
                 const ints word = splat_word(rows[row].bytes + start + 4 * column);
                 for (int vector = 0; vector < VECTORS; vector++)
                     sums[row][vector] =
-                        simd::in_register(sums[row][vector] + multiply_pairs(weights[vector], word));
+                        simd::in_register(sums[row][vector] + multiply_as<Format>(weights[vector], word));
             }
         }
         for (int vector = 0; vector < VECTORS; vector++) {
@@ -69,20 +77,18 @@ inline __attribute__((always_inline)) void multiply_columns(const typename Forma
 
 // Adds the products of one block.
 template <class Format, int WIDTH>
-inline __attribute__((always_inline)) void multiply_block(const typename Format::Panel& panel,
-                                                          const Activations<Format>* rows, int block,
-                                                          Registers<ints, WIDTH>& dots) {
-    constexpr int NUM_COLUMNS = Format::BLOCK / 4, AT_ONCE = COLUMNS_AT_ONCE<Format>;
+ALWAYS_INLINE void multiply_block(const typename Format::Panel& panel, const Activations<Format>* rows, int block,
+                                  Registers<ints, WIDTH>& dots) {
+    constexpr int NUM_COLUMNS = Format::BLOCK / 4, AT_ONCE = HAS_PAIRS ? COLUMNS_AT_ONCE<Format> : 1;
     static_assert(NUM_COLUMNS % AT_ONCE == 0);
 #pragma GCC unroll 8
     for (int column = 0; column < NUM_COLUMNS; column += AT_ONCE)
-        multiply_columns<Format, WIDTH>(panel, rows, block, column, dots);
+        multiply_columns<Format, WIDTH, AT_ONCE>(panel, rows, block, column, dots);
 }
 
 // What the products of one block begin with: the bias.
 template <class Format, int WIDTH>
-inline __attribute__((always_inline)) void begin_block(const Activations<Format>* rows, int block,
-                                                       Registers<ints, WIDTH>& dots) {
+ALWAYS_INLINE void begin_block(const Activations<Format>* rows, int block, Registers<ints, WIDTH>& dots) {
     for (int row = 0; row < WIDTH; row++)
         for (ints& sum : dots[row])
             if constexpr (Format::BIAS != 0) sum = splat(rows[row].sums[block]);
@@ -91,9 +97,8 @@ inline __attribute__((always_inline)) void begin_block(const Activations<Format>
 
 // Adds the products of one block, times its scales.
 template <class Format, int WIDTH>
-inline __attribute__((always_inline)) void add_scaled_block(const typename Format::Panel& panel,
-                                                            const Activations<Format>* rows, int block,
-                                                            Registers<ints, WIDTH>& dots) {
+ALWAYS_INLINE void add_scaled_block(const typename Format::Panel& panel, const Activations<Format>* rows, int block,
+                                    Registers<ints, WIDTH>& dots) {
     if constexpr (HAS_PAIRS) multiply_block<Format, WIDTH>(panel, rows, block, dots);  // scales are its factors
     else {
         Registers<ints, WIDTH> of_block;
@@ -107,10 +112,8 @@ inline __attribute__((always_inline)) void add_scaled_block(const typename Forma
 
 // Scales the products of one block and adds the offsets.
 template <class Format, int WIDTH>
-inline __attribute__((always_inline)) void add_block(const typename Format::Panel& panel,
-                                                     const Activations<Format>* rows, int block,
-                                                     const Registers<ints, WIDTH>& dots,
-                                                     Registers<floats, WIDTH>& totals) {
+ALWAYS_INLINE void add_block(const typename Format::Panel& panel, const Activations<Format>* rows, int block,
+                             const Registers<ints, WIDTH>& dots, Registers<floats, WIDTH>& totals) {
     for (int vector = 0; vector < VECTORS; vector++) {
         const floats scale = panel.scales[block][vector];
         for (int row = 0; row < WIDTH; row++) {
@@ -126,9 +129,8 @@ inline __attribute__((always_inline)) void add_block(const typename Format::Pane
 
 // Adds a panel's totals to what the sums hold, if they hold something.
 template <class Format, int WIDTH>
-inline __attribute__((always_inline)) void add_totals(const Registers<floats, WIDTH>& totals,
-                                                      const Activations<Format>* rows, bool is_first,
-                                                      float (*sums)[ROWS]) {
+ALWAYS_INLINE void add_totals(const Registers<floats, WIDTH>& totals, const Activations<Format>* rows, bool is_first,
+                              float (*sums)[ROWS]) {
     for (int row = 0; row < WIDTH; row++)
         for (int vector = 0; vector < VECTORS; vector++) {
             float* sum = sums[row] + vector * LANES;
@@ -140,9 +142,8 @@ inline __attribute__((always_inline)) void add_totals(const Registers<floats, WI
 
 // Of a panel with integer scales: the sums of all blocks' activations times their offsets.
 template <class Format, int WIDTH>
-inline __attribute__((always_inline)) void sum_offsets(const typename Format::Panel& panel,
-                                                       const Activations<Format>* rows,
-                                                       Registers<ints, WIDTH>& offsets) {
+ALWAYS_INLINE void sum_offsets(const typename Format::Panel& panel, const Activations<Format>* rows, Registers<ints,
+                               WIDTH>& offsets) {
 #pragma GCC unroll 8
     for (int two = 0; two < Format::Panel::NUM_BLOCKS / 2; two++)
         for (int row = 0; row < WIDTH; row++) {
@@ -155,10 +156,8 @@ inline __attribute__((always_inline)) void sum_offsets(const typename Format::Pa
 
 // Of a panel with integer scales: turns the sums over all its blocks into totals, offsets added.
 template <class Format, int WIDTH>
-inline __attribute__((always_inline)) void total_of_blocks(const typename Format::Panel& panel,
-                                                           const Activations<Format>* rows,
-                                                           const Registers<ints, WIDTH>& dots,
-                                                           Registers<floats, WIDTH>& totals) {
+ALWAYS_INLINE void total_of_blocks(const typename Format::Panel& panel, const Activations<Format>* rows,
+                                   const Registers<ints, WIDTH>& dots, Registers<floats, WIDTH>& totals) {
     Registers<ints, WIDTH> offsets{};
     if constexpr (Format::HAS_OFFSETS) sum_offsets<Format, WIDTH>(panel, rows, offsets);
     for (int row = 0; row < WIDTH; row++)
@@ -202,15 +201,26 @@ __attribute__((noinline)) void multiply_group(const UnpackedPanel<Format>& panel
     add_totals<Format, WIDTH>(totals, rows, panel.is_first, sums);
 }
 
-// Adds a panel's products with `width` rows of activations, in groups of at most WIDTH.
-template <class Format, int WIDTH = GROUP>
-void multiply_panel(const UnpackedPanel<Format>& panel, const Activations<Format>* rows, int width,
-                    float (*sums)[ROWS]) {
+// The same with `width` rows of activations, in groups of at most WIDTH.
+template <class Format, int WIDTH>
+void multiply_groups(const UnpackedPanel<Format>& panel, const Activations<Format>* rows, int width,
+                     float (*sums)[ROWS]) {
     if constexpr (WIDTH > 0) {
         for (; width >= WIDTH; width -= WIDTH, rows += WIDTH, sums += WIDTH)
             multiply_group<Format, WIDTH>(panel, rows, sums);
-        multiply_panel<Format, WIDTH - 1>(panel, rows, width, sums);
+        multiply_groups<Format, WIDTH - 1>(panel, rows, width, sums);
     }
+}
+
+// Adds a panel's products with `width` rows of activations to their sums.
+template <class Format>
+void multiply_panel(const UnpackedPanel<Format>& panel, const Activations<Format>* rows, int width,
+                    float (*sums)[ROWS]) {
+    if constexpr (Format::IS_FLOAT) {
+        const auto weights = [&](int row, int column) { return simd::load(panel.weights.rows[row] + column); };
+        const int depth = panel.num_blocks * Format::BLOCK;
+        multiply_float_rows<LANES / 4>(weights, depth, panel.is_first, rows, width, sums);
+    } else multiply_groups<Format, GROUP>(panel, rows, width, sums);
 }
 
 }  // namespace products

@@ -1,37 +1,50 @@
-// Formats in blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+// Formats in blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, Q8_0.
 // A format says how large its blocks are (BLOCK weights, BLOCK_BYTES bytes), for how many columns an activation keeps
-// one scale (UNIT), what is subtracted from its bytes (BIAS), how many of their bits are used, and how panels are unpacked.
+// one scale (UNIT), what is subtracted from its bytes (BIAS), how many of their bits are used, and how panels are
+// unpacked.
 #pragma once
 
 #include "panel.hpp"
 
 namespace products {
 
+// HEAD bytes of a block come first: a scale, of one byte (E8M0) or two, or a scale and an offset.
+template <int HEAD>
 struct BlocksOf32 {
     static constexpr int BLOCK = 32;
     static constexpr int UNIT = 32;
     static constexpr int COLUMNS = BLOCK / 4;
-    static constexpr bool HAS_INTEGER_SCALES = false;
+    static constexpr bool IS_FLOAT = false, HAS_OFFSETS = HEAD == 4, HAS_INTEGER_SCALES = false;
     using Panel = products::Panel<BLOCK>;
-};
 
-// The first 16 bytes of a block of each row, which begins with its scale.
-struct BlockHead {
-    Column words[4];
-
-    explicit BlockHead(PackedRows rows) { read_words(rows, words); }
-
-    void unpack_scale(Numbers& scales) const {
-        for (int vector = 0; vector < VECTORS; vector++) scales[vector] = low_halves(words[0][vector]);
+    static ALWAYS_INLINE void unpack_head(PackedRows rows, int block, Panel& panel) {
+        Column words[4];
+        unpack_head(rows, block, panel, words);
     }
 
-    void unpack_offset(Numbers& offsets) const {
-        for (int vector = 0; vector < VECTORS; vector++) offsets[vector] = high_halves(words[0][vector]);
+protected:
+    // Leaves the first 16 bytes of each row's block in `words`.
+    static ALWAYS_INLINE void unpack_head(PackedRows rows, int block, Panel& panel, Column* words) {
+        read_words(rows, words);
+        for (int vector = 0; vector < VECTORS; vector++) {
+            const ints head = words[0][vector];
+            panel.scales[block][vector] = HEAD == 1 ? half_of_power(head & 255) : low_halves(head);
+            if constexpr (HAS_OFFSETS) panel.offsets[block][vector] = high_halves(head);
+        }
+    }
+
+private:
+    // 2^(e - 128), which is half of what an E8M0 means: values of MXFP4 are stored doubled.
+    static floats half_of_power(ints e) {
+        const ints bits = e < 2 ? splat(0x00200000) << (e & 1) : (e - 1) << 23;
+        floats powers;
+        std::memcpy(&powers, &bits, sizeof powers);
+        return powers;
     }
 };
 
 // Adds the fifth bits of 32 weights, which are one word of each row.
-inline void add_fifth_bits(const Column& bits, Column* columns) {
+ALWAYS_INLINE void add_fifth_bits(const Column& bits, Column* columns) {
     constexpr int ONE_BIT_TO_EACH_BYTE = 0x00204081 << 4, FIFTH_BITS = 0x10101010;
     for (int column = 0; column < 8; column++)
         for (int vector = 0; vector < VECTORS; vector++) {
@@ -40,91 +53,61 @@ inline void add_fifth_bits(const Column& bits, Column* columns) {
         }
 }
 
-struct Q4_0 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 18, BIAS = 8, WEIGHT_BITS = 4;
-    static constexpr bool HAS_OFFSETS = false;
+// Behind the head, the fifth bit of each weight if it has five, then 16 bytes: 16 weights in the low halves, 16 in the
+// high.
+template <int HEAD, int BITS, int CENTRE>
+struct Nibbles : BlocksOf32<HEAD> {
+    using Blocks = BlocksOf32<HEAD>;
+    using typename Blocks::Panel;
+    static constexpr int NIBBLES = HEAD + (BITS == 5 ? 4 : 0), BLOCK_BYTES = NIBBLES + 16;
+    static constexpr int BIAS = CENTRE, WEIGHT_BITS = BITS;
 
-    static void unpack_head(PackedRows rows, int block, Panel& panel) {
-        BlockHead{rows}.unpack_scale(panel.scales[block]);
-    }
-
-    static void unpack(PackedRows rows, int block, Panel& panel) {
-        Column* columns = panel.columns + block * COLUMNS;
-        BlockHead{rows}.unpack_scale(panel.scales[block]);
-        unpack_nibbles(rows.from(2), columns, columns + 4);
-    }
-};
-
-struct Q4_1 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 20, BIAS = 0, WEIGHT_BITS = 4;
-    static constexpr bool HAS_OFFSETS = true;
-
-    static void unpack_head(PackedRows rows, int block, Panel& panel) {
-        const BlockHead head{rows};
-        head.unpack_scale(panel.scales[block]);
-        head.unpack_offset(panel.offsets[block]);
-    }
-
-    static void unpack(PackedRows rows, int block, Panel& panel) {
-        Column* columns = panel.columns + block * COLUMNS;
-        const BlockHead head{rows};
-        head.unpack_scale(panel.scales[block]);
-        head.unpack_offset(panel.offsets[block]);
-        unpack_nibbles(rows.from(4), columns, columns + 4);
+    static ALWAYS_INLINE void unpack(PackedRows rows, int block, Panel& panel) {
+        Column words[4], *columns = panel.columns + block * Blocks::COLUMNS;
+        Blocks::unpack_head(rows, block, panel, words);
+        unpack_nibbles(rows.from(NIBBLES), columns, columns + 4);
+        if constexpr (BITS == 5) {
+            Column bits;
+            for (int vector = 0; vector < VECTORS; vector++)
+                bits[vector] = HEAD == 4 ? words[1][vector]
+                                         : ((words[0][vector] >> 16) & 0xffff) | (words[1][vector] << 16);
+            add_fifth_bits(bits, columns);
+        }
     }
 };
 
-struct Q5_0 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 22, BIAS = 16, WEIGHT_BITS = 5;
-    static constexpr bool HAS_OFFSETS = false;
+struct Q4_0 : Nibbles<2, 4, 8> {};
+struct Q4_1 : Nibbles<4, 4, 0> {};
+struct Q5_0 : Nibbles<2, 5, 16> {};
+struct Q5_1 : Nibbles<4, 5, 0> {};
 
-    static void unpack_head(PackedRows rows, int block, Panel& panel) {
-        BlockHead{rows}.unpack_scale(panel.scales[block]);
-    }
+// 16 bytes of nibbles which are places in a table of weights, to which the bias was added.
+template <int HEAD, int BITS, int CENTRE, const ByteTable& TABLE>
+struct NibblesLookedUp : BlocksOf32<HEAD> {
+    using Blocks = BlocksOf32<HEAD>;
+    using typename Blocks::Panel;
+    static constexpr int NIBBLES = HEAD, BLOCK_BYTES = NIBBLES + 16, BIAS = CENTRE, WEIGHT_BITS = BITS;
 
-    static void unpack(PackedRows rows, int block, Panel& panel) {
-        Column* columns = panel.columns + block * COLUMNS;
-        const BlockHead head{rows};
-        head.unpack_scale(panel.scales[block]);
-        unpack_nibbles(rows.from(6), columns, columns + 4);
-        Column bits;  // half of them in the first word, half in the second
-        for (int vector = 0; vector < VECTORS; vector++)
-            bits[vector] = ((head.words[0][vector] >> 16) & 0xffff) | (head.words[1][vector] << 16);
-        add_fifth_bits(bits, columns);
-    }
-};
-
-struct Q5_1 : BlocksOf32 {
-    static constexpr int BLOCK_BYTES = 24, BIAS = 0, WEIGHT_BITS = 5;
-    static constexpr bool HAS_OFFSETS = true;
-
-    static void unpack_head(PackedRows rows, int block, Panel& panel) {
-        const BlockHead head{rows};
-        head.unpack_scale(panel.scales[block]);
-        head.unpack_offset(panel.offsets[block]);
-    }
-
-    static void unpack(PackedRows rows, int block, Panel& panel) {
-        Column* columns = panel.columns + block * COLUMNS;
-        const BlockHead head{rows};
-        head.unpack_scale(panel.scales[block]);
-        head.unpack_offset(panel.offsets[block]);
-        unpack_nibbles(rows.from(8), columns, columns + 4);
-        add_fifth_bits(head.words[1], columns);
+    static ALWAYS_INLINE void unpack(PackedRows rows, int block, Panel& panel) {
+        Column words[4], *columns = panel.columns + block * Blocks::COLUMNS;
+        Blocks::unpack_head(rows, block, panel, words);
+        unpack_nibbles(rows.from(NIBBLES), columns, columns + 4);
+        look_up_columns(TABLE, columns, Blocks::COLUMNS);
     }
 };
 
-struct Q8_0 : BlocksOf32 {
+// Twice the values of E2M1, and 12.
+inline constexpr ByteTable FP4_VALUES{{12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}};
+
+struct MXFP4 : NibblesLookedUp<1, 5, 12, FP4_VALUES> {};
+struct IQ4_NL : NibblesLookedUp<2, 8, BYTE_BIAS, IQ4_VALUES> {};
+
+struct Q8_0 : BlocksOf32<2> {
     static constexpr int BLOCK_BYTES = 34, BIAS = BYTE_BIAS, WEIGHT_BITS = 8;
-    static constexpr bool HAS_OFFSETS = false;
 
-    static void unpack_head(PackedRows rows, int block, Panel& panel) {
-        BlockHead{rows}.unpack_scale(panel.scales[block]);
-    }
-
-    static void unpack(PackedRows rows, int block, Panel& panel) {
+    static ALWAYS_INLINE void unpack(PackedRows rows, int block, Panel& panel) {
         Column* columns = panel.columns + block * COLUMNS;
-        BlockHead{rows}.unpack_scale(panel.scales[block]);
+        unpack_head(rows, block, panel);
         read_words(rows.from(2), columns);
         read_words(rows.from(18), columns + 4);
         add_bias(columns);

@@ -1,148 +1,240 @@
-// Formats in superblocks of 256 weights: Q4_K, Q5_K, Q6_K. One superblock of each row is a panel.
+// Formats in superblocks of 256 weights: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS. One superblock of each row is a panel.
 #pragma once
 
 #include "panel.hpp"
 
 namespace products {
 
-inline void read_32_bytes(PackedRows rows, Column* columns) {
+ALWAYS_INLINE void read_32_bytes(PackedRows rows, Column* columns) {
     read_words(rows, columns);
     read_words(rows.from(16), columns + 4);
 }
 
 // 32 bytes of each row hold 32 weights in their low halves and 32 others in their high halves.
-inline void unpack_32_nibbles(PackedRows rows, Column* low, Column* high) {
+ALWAYS_INLINE void unpack_32_nibbles(PackedRows rows, Column* low, Column* high) {
     unpack_nibbles(rows, low, high);
     unpack_nibbles(rows.from(16), low + 4, high + 4);
 }
 
-// Puts the bits of each byte of `bits` that `mask` leaves after the shift in front of the low four of 32 weights.
-inline void add_high_bits(const Column* bits, int shift, int mask, Column* columns) {
+// Puts the bits of each byte of `bits` that `mask` leaves after the shift into 32 weights, from the bit `place` on.
+ALWAYS_INLINE void add_bits(const Column* bits, int shift, int mask, int place, Column* columns) {
     for (int word = 0; word < 8; word++)
         for (int vector = 0; vector < VECTORS; vector++)
-            columns[word][vector] |= ((bits[word][vector] >> shift) & mask) << 4;
+            columns[word][vector] |= ((bits[word][vector] >> shift) & mask) << place;
 }
 
+// 64 bytes of each row hold 256 weights of two bits: each 32 of them four times 32, from the low bits on.
+ALWAYS_INLINE void unpack_pairs_of_bits(PackedRows rows, Column* columns) {
+    for (int half = 0; half < 2; half++) {
+        Column packed[8];
+        read_32_bytes(rows.from(32 * half), packed);
+        for (int part = 0; part < 4; part++, columns += 8)
+            for (int word = 0; word < 8; word++)
+                for (int vector = 0; vector < VECTORS; vector++)
+                    columns[word][vector] = (packed[word][vector] >> (2 * part)) & 0x03030303;
+    }
+}
+
+inline ints byte_of(ints words, int number) { return (words >> (8 * number)) & 255; }
+
+// Weights are unit * scale * byte + offset_unit * offset.
+template <int BLOCK_, int BYTES, int BITS>
 struct Superblocks {
-    static constexpr int UNIT = 256;
-    static constexpr bool HAS_INTEGER_SCALES = true;
+    static constexpr int UNIT = 256, BLOCK = BLOCK_, BLOCK_BYTES = BYTES, BIAS = 0, WEIGHT_BITS = BITS;
+    static constexpr bool IS_FLOAT = false, HAS_INTEGER_SCALES = true, HAS_OFFSETS = true;
+    using Panel = IntegerPanel<BLOCK>;
+
+protected:
+    // Of a vector of rows, for each block.
+    static ALWAYS_INLINE void put_scales(const ints* scales, floats unit, int vector, Panel& panel) {
+        panel.unit[vector] = unit;
+        for (int block = 0; block < Panel::NUM_BLOCKS; block++)
+            panel.scales[block][vector] = factor_of(scales[block]);
+    }
+
+    static ALWAYS_INLINE void put_offsets(const ints* offsets, floats unit, int vector, Panel& panel) {
+        panel.offset_unit[vector] = unit;
+        for (int block = 0; block < Panel::NUM_BLOCKS; block += 2)
+            panel.offsets[block / 2][vector] = pair_of(offsets[block], offsets[block + 1]);
+    }
 };
 
-// The head of a superblock of Q4_K and Q5_K: two units in half precision, then 8 scales and 8 offsets of 6 bits.
-struct SuperblockHead {
-    static constexpr int BYTES = 16;
+// Weights are unit * scale * (byte - TWICE_CENTRE / 2): a bias, or, where sums of pairs leave no place for it or it is
+// not whole, an offset of so many times the scale.
+template <int BLOCK_, int BYTES, int BITS, int TWICE_CENTRE>
+struct CentredSuperblocks : Superblocks<BLOCK_, BYTES, BITS> {
+    using Base = Superblocks<BLOCK_, BYTES, BITS>;
+    using typename Base::Panel;
+    static constexpr bool HAS_OFFSETS = TWICE_CENTRE != 0 && (HAS_PAIRS || TWICE_CENTRE % 2 != 0);
+    static constexpr int BIAS = HAS_OFFSETS ? 0 : TWICE_CENTRE / 2;
 
-    template <class Panel>
-    static void unpack(PackedRows rows, Panel& panel) {
+protected:
+    static ALWAYS_INLINE void put(const ints* scales, floats unit, int vector, Panel& panel) {
+        Base::put_scales(scales, unit, vector, panel);
+        if constexpr (HAS_OFFSETS) Base::put_offsets(scales, unit * (TWICE_CENTRE * -0.5F), vector, panel);
+    }
+};
+
+// Two units in half precision, 8 scales and 8 offsets of 6 bits, for a fifth bit of each weight 32 bytes (bit b of each
+// belongs to block b), and 128 bytes of nibbles.
+template <int BITS>
+struct SixBitSuperblocks : Superblocks<32, BITS == 5 ? 176 : 144, BITS> {
+    using Base = Superblocks<32, BITS == 5 ? 176 : 144, BITS>;
+    using typename Base::Panel;
+    static constexpr int FIFTH_BITS = 16, NIBBLES = BITS == 5 ? 48 : 16;
+
+    static void unpack_head(PackedRows rows, Panel& panel) {
         Column head[4];
         read_words(rows, head);
         for (int vector = 0; vector < VECTORS; vector++) {
             const ints units = head[0][vector], rest = head[3][vector];
-            const SixBits scales{head[1][vector], rest}, offsets{head[2][vector], rest >> 4};
-            put(scales, offsets, low_halves(units), -high_halves(units), vector, panel);
+            ints scales[8], offsets[8];
+            split(head[1][vector], rest, scales);
+            split(head[2][vector], rest >> 4, offsets);
+            Base::put_scales(scales, low_halves(units), vector, panel);
+            Base::put_offsets(offsets, -high_halves(units), vector, panel);
+        }
+    }
+
+    static void unpack(PackedRows rows, Panel& panel) {
+        unpack_head(rows, panel);
+        Column bits[8];
+        if constexpr (BITS == 5) read_32_bytes(rows.from(FIFTH_BITS), bits);
+        for (int part = 0; part < 4; part++) {
+            Column* columns = panel.columns + 16 * part;
+            unpack_32_nibbles(rows.from(NIBBLES + 32 * part), columns, columns + 8);
+            if constexpr (BITS == 5) {
+                add_bits(bits, 2 * part, 0x01010101, 4, columns);
+                add_bits(bits, 2 * part + 1, 0x01010101, 4, columns + 8);
+            }
         }
     }
 
 private:
     // Eight numbers of each row. The first four have their six bits in `bytes`; the others their low four in `rest`,
     // their high two in `bytes`.
-    struct SixBits {
-        ints first, second;
-
-        SixBits(ints bytes, ints rest)
-            : first{bytes & 0x3f3f3f3f}, second{(rest & 0x0f0f0f0f) | ((bytes >> 2) & 0x30303030)} {}
-        ints operator[](int block) const { return ((block < 4 ? first : second) >> (8 * (block % 4))) & 255; }
-    };
-
-    static void put(const SixBits& scales, const SixBits& offsets, floats unit, floats offset_unit, int vector,
-                    IntegerPanel<32>& panel) {
-        panel.unit[vector] = unit;
-        panel.offset_unit[vector] = offset_unit;
-        for (int block = 0; block < 8; block++) panel.scales[block][vector] = factor_of(scales[block]);
-        for (int block = 0; block < 8; block += 2)
-            panel.offsets[block / 2][vector] = pair_of(offsets[block], offsets[block + 1]);
+    static ALWAYS_INLINE void split(ints bytes, ints rest, ints* numbers) {
+        const ints first = bytes & 0x3f3f3f3f, second = (rest & 0x0f0f0f0f) | ((bytes >> 2) & 0x30303030);
+        for (int block = 0; block < 8; block++) numbers[block] = byte_of(block < 4 ? first : second, block % 4);
     }
 };
 
-struct Q4_K : Superblocks {
-    static constexpr int BLOCK = 32, BLOCK_BYTES = 144, BIAS = 0, WEIGHT_BITS = 4;
-    static constexpr bool HAS_OFFSETS = true;
-    using Panel = IntegerPanel<BLOCK>;
+struct Q4_K : SixBitSuperblocks<4> {};
+struct Q5_K : SixBitSuperblocks<5> {};
 
-    static void unpack_head(PackedRows rows, Panel& panel) { SuperblockHead::unpack(rows, panel); }
+// 16 bytes of a scale and an offset of four bits, 64 of pairs of bits, two units in half precision.
+struct Q2_K : Superblocks<16, 84, 2> {
+    static constexpr int PAIRS = 16;
 
-    static void unpack(PackedRows rows, Panel& panel) {
-        unpack_head(rows, panel);
-        for (int part = 0; part < 4; part++) {
-            Column* columns = panel.columns + 16 * part;
-            unpack_32_nibbles(rows.from(SuperblockHead::BYTES + 32 * part), columns, columns + 8);
+    static void unpack_head(PackedRows rows, Panel& panel) {
+        Column bytes[4], units;
+        read_words(rows, bytes);
+        read_fourth_word(rows.from(68), units);
+        for (int vector = 0; vector < VECTORS; vector++) {
+            ints scales[16], offsets[16];
+            for (int block = 0; block < 16; block++) {
+                const ints both = byte_of(bytes[block / 4][vector], block % 4);
+                scales[block] = both & 15;
+                offsets[block] = both >> 4;
+            }
+            put_scales(scales, low_halves(units[vector]), vector, panel);
+            put_offsets(offsets, -high_halves(units[vector]), vector, panel);
         }
     }
-};
-
-// As Q4_K, with a fifth bit for each weight in 32 bytes before the nibbles: bit b of each belongs to block b.
-struct Q5_K : Superblocks {
-    static constexpr int BLOCK = 32, BLOCK_BYTES = 176, BIAS = 0, WEIGHT_BITS = 5;
-    static constexpr bool HAS_OFFSETS = true;
-    using Panel = IntegerPanel<BLOCK>;
-
-    static void unpack_head(PackedRows rows, Panel& panel) { SuperblockHead::unpack(rows, panel); }
 
     static void unpack(PackedRows rows, Panel& panel) {
         unpack_head(rows, panel);
+        unpack_pairs_of_bits(rows.from(PAIRS), panel.columns);
+    }
+};
+
+// 32 bytes of third bits (bit b of each belongs to the columns from 32 * b on), 64 of pairs of bits, 16 scales of six
+// bits less 32, and their unit in half precision. Less 4, they are the weights.
+struct Q3_K : CentredSuperblocks<16, 110, 3, 8> {
+    static constexpr int PAIRS = 32;
+
+    static void unpack_head(PackedRows rows, Panel& panel) {
+        Column words[4], ending;
+        read_words(rows.from(92), words);
+        read_fourth_word(rows.from(94), ending);
+        for (int vector = 0; vector < VECTORS; vector++) {
+            ints scales[16];
+            for (int four = 0; four < 4; four++) {
+                const ints low = (words[1 + four % 2][vector] >> (4 * (four / 2))) & 0x0f0f0f0f;
+                const ints bytes = low | ((words[3][vector] >> (2 * four)) & 0x03030303) << 4;
+                for (int i = 0; i < 4; i++) scales[4 * four + i] = byte_of(bytes, i) - 32;
+            }
+            put(scales, high_halves(ending[vector]), vector, panel);
+        }
+    }
+
+    static void unpack(PackedRows rows, Panel& panel) {
+        unpack_head(rows, panel);
+        unpack_pairs_of_bits(rows.from(PAIRS), panel.columns);
         Column bits[8];
-        read_32_bytes(rows.from(SuperblockHead::BYTES), bits);
-        for (int part = 0; part < 4; part++) {
-            Column* columns = panel.columns + 16 * part;
-            unpack_32_nibbles(rows.from(SuperblockHead::BYTES + 32 + 32 * part), columns, columns + 8);
-            add_high_bits(bits, 2 * part, 0x01010101, columns);
-            add_high_bits(bits, 2 * part + 1, 0x01010101, columns + 8);
-        }
+        read_32_bytes(rows, bits);
+        for (int part = 0; part < 8; part++) add_bits(bits, part, 0x01010101, 2, panel.columns + 8 * part);
     }
 };
 
 // 128 bytes of nibbles, 64 of high pairs of bits, 16 signed scales, and their unit in half precision. Less 32, they
-// are the weights: a bias, or, where sums of pairs leave no place for it, an offset of -32 times the scale.
-struct Q6_K : Superblocks {
-    static constexpr int BLOCK = 16, BLOCK_BYTES = 210, BIAS = HAS_PAIRS ? 0 : 32, WEIGHT_BITS = 6;
-    static constexpr bool HAS_OFFSETS = HAS_PAIRS;
-    using Panel = IntegerPanel<BLOCK>;
+// are the weights.
+struct Q6_K : CentredSuperblocks<16, 210, 6, 64> {
+    static constexpr int PAIRS = 128;
 
     static void unpack_head(PackedRows rows, Panel& panel) {
         Column bytes[4], ending;
         read_words(rows.from(192), bytes);
         read_fourth_word(rows.from(194), ending);
         for (int vector = 0; vector < VECTORS; vector++) {
-            ints scales[Panel::NUM_BLOCKS];
-            for (int block = 0; block < Panel::NUM_BLOCKS; block++)
+            ints scales[16];
+            for (int block = 0; block < 16; block++)
                 scales[block] = (bytes[block / 4][vector] << (24 - 8 * (block % 4))) >> 24;
             put(scales, high_halves(ending[vector]), vector, panel);
         }
     }
 
     static void unpack(PackedRows rows, Panel& panel) {
-        unpack_half(rows, rows.from(128), panel.columns);
-        unpack_half(rows.from(64), rows.from(160), panel.columns + 32);
+        unpack_half(rows, rows.from(PAIRS), panel.columns);
+        unpack_half(rows.from(64), rows.from(PAIRS + 32), panel.columns + 32);
         unpack_head(rows, panel);
     }
 
 private:
-    static void put(const ints* scales, floats unit, int vector, Panel& panel) {
-        panel.unit[vector] = unit;
-        for (int block = 0; block < Panel::NUM_BLOCKS; block++)
-            panel.scales[block][vector] = factor_of(scales[block]);
-        if (!HAS_OFFSETS) return;
-        panel.offset_unit[vector] = unit * -32.0F;
-        for (int block = 0; block < Panel::NUM_BLOCKS; block += 2)
-            panel.offsets[block / 2][vector] = pair_of(scales[block], scales[block + 1]);
-    }
-
-    static void unpack_half(PackedRows nibbles, PackedRows pairs, Column* columns) {
+    static ALWAYS_INLINE void unpack_half(PackedRows nibbles, PackedRows pairs, Column* columns) {
         Column bits[8];
         read_32_bytes(pairs, bits);
         unpack_32_nibbles(nibbles, columns, columns + 16);
         unpack_32_nibbles(nibbles.from(32), columns + 8, columns + 24);
-        for (int part = 0; part < 4; part++) add_high_bits(bits, 2 * part, 0x03030303, columns + 8 * part);
+        for (int part = 0; part < 4; part++) add_bits(bits, 2 * part, 0x03030303, 4, columns + 8 * part);
+    }
+};
+
+// A unit in half precision, 8 scales of six bits less 32 (high pairs of bits, then low nibbles), and 128 bytes of
+// nibbles, which are places in the table of weights.
+struct IQ4_XS : CentredSuperblocks<32, 136, 8, 2 * BYTE_BIAS> {
+    static constexpr int NIBBLES = 8;
+
+    static void unpack_head(PackedRows rows, Panel& panel) {
+        Column head[4];
+        read_words(rows, head);
+        for (int vector = 0; vector < VECTORS; vector++) {
+            ints scales[8];
+            for (int block = 0; block < 8; block++) {
+                const ints high = (head[0][vector] >> (16 + 2 * block)) & 3, low = head[1][vector] >> (4 * block);
+                scales[block] = ((low & 15) | high << 4) - 32;
+            }
+            put(scales, low_halves(head[0][vector]), vector, panel);
+        }
+    }
+
+    static void unpack(PackedRows rows, Panel& panel) {
+        unpack_head(rows, panel);
+        for (int block = 0; block < 8; block++) {
+            Column* columns = panel.columns + 8 * block;
+            unpack_nibbles(rows.from(NIBBLES + 16 * block), columns, columns + 4);
+            look_up_columns(IQ4_VALUES, columns, 8);
+        }
     }
 };
 
