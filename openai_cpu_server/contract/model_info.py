@@ -126,10 +126,12 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     attention: KernelState = KernelState.off("not asked for")
     products: KernelState = KernelState.off("not asked for")
     """Products of quantised weights with activations."""
+    recurrent: KernelState = KernelState.off("not asked for")
+    """Layers with a state for each sequence: delta nets, scans, short convolutions."""
 
     @classmethod
     def off(cls, why: str) -> Kernels:
-        return cls(attention=KernelState.off(why), products=KernelState.off(why))
+        return cls(**dict.fromkeys(cls.__struct_fields__, KernelState.off(why)))
 
     @property
     def described(self) -> dict[str, str]:

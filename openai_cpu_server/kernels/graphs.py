@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ Packed = npt.NDArray[np.uint8]
 Computing = Callable[[int], Floats]
 """Computes an operation with a number of threads."""
 
+_Layer = tuple[Any, tuple[int, ...], list[Any]]
+"""The node of a layer's results, their shape, and the nodes that write states back."""
 _OVERHEAD_BYTES = 4 << 20
 """A graph of a few nodes, what its tensors need beside their data, and ggml's scratch for a few threads."""
 
@@ -155,6 +158,56 @@ class ProductCase(msgspec.Struct, frozen=True, kw_only=True):
         return *rows, self.weights.shape[-2]
 
 
+class RecurrentCase(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer whose states are gathered from llama.cpp's memory, and written back to it.
+
+    What is computed are the results and all of the memory, one behind the other.
+    """
+
+    states: Floats
+    """(cells, values): one for each sequence. Cells for states of earlier tokens follow, as many for each."""
+    reads: tuple[int, ...]
+    """The cell that each sequence of the step reads."""
+    first: int = 0
+    """The cell that the first of them writes; the others write those behind it."""
+    kept: int = 1
+    """How many states of each sequence are written: the last, the one before it and so on."""
+
+
+class DeltaNetCase(RecurrentCase, frozen=True, kw_only=True):
+    queries: Floats
+    """(sequences, tokens, heads, width)"""
+    keys: Floats
+    values: Floats
+    """The same; heads may be a multiple of those of queries and keys."""
+    gates: Floats
+    """(sequences, tokens, heads, 1), or of each column: logarithms of what is left of a state."""
+    betas: Floats
+    """(sequences, tokens, heads, 1)"""
+
+
+class ScanCase(RecurrentCase, frozen=True, kw_only=True):
+    x: Floats
+    """(sequences, tokens, heads, rows)"""
+    steps: Floats
+    """(sequences, tokens, heads)"""
+    decays: Floats
+    """(heads, 1) as Mamba 2 has them, or (heads, width) with one row for each head."""
+    b: Floats
+    """(sequences, tokens, groups, width)"""
+    c: Floats
+
+
+class ConvolutionCase(RecurrentCase, frozen=True, kw_only=True):
+    inputs: Floats
+    """(sequences, tokens, channels)"""
+    weights: Floats
+    """(channels, taps)"""
+    bias: Floats | None = None
+    """(channels,)"""
+    has_silu: bool = True
+
+
 class GgmlGraphs:
     """Computes single operations. Threads are those of ggml."""
 
@@ -162,6 +215,8 @@ class GgmlGraphs:
         """`ggml`: the library that llama_cpp has loaded."""
         self._ggml = ggml
         self._declare()
+        self._backend = ggml.ggml_backend_cpu_init()
+        weakref.finalize(self, ggml.ggml_backend_free, self._backend)
 
     def attention(self, case: AttentionCase, *, threads: int) -> Floats:
         """(rows, heads, width), by `ggml_flash_attn_ext`."""
@@ -235,6 +290,85 @@ class GgmlGraphs:
             node = self._ggml.ggml_cast(context, self._packed(context, case), GgmlType.F32)
             return self._computing(context, [node], shape)(1)
 
+    @contextmanager
+    def recurring(self, case: RecurrentCase) -> Iterator[Computing]:
+        """The same as often as one likes, from the same states each time. Nodes are those of llama.cpp."""
+        arrays = [value for value in msgspec.structs.astuple(case) if isinstance(value, np.ndarray)]
+        with self._context(*arrays, *arrays, *4 * [case.states]) as context:
+            memory = self._tensor(context, case.states, GgmlType.F32)
+            nodes = {DeltaNetCase: self._delta_net, ScanCase: self._scan, ConvolutionCase: self._convolution}
+            result, shape, copies = nodes[type(case)](context, case, memory)
+            run = self._running(context, [*copies, result])
+
+            def compute(threads: int) -> Floats:
+                self._fill(memory, case.states)
+                run(threads)
+                values = self._result(result, shape), self._result(memory, case.states.shape)
+                return np.concatenate([each.ravel() for each in values])
+
+            yield compute
+
+    def _delta_net(self, context: int, case: DeltaNetCase, memory: Any) -> _Layer:
+        sequences, _, heads, width = case.values.shape
+        inputs = (case.queries, case.keys, case.values, case.gates, case.betas)
+        tensors = [self._tensor(context, each, GgmlType.F32) for each in inputs]
+        gathered = self._ggml.ggml_get_rows(context, memory, self._integers(context, np.asarray(case.reads)))
+        states = self._ggml.ggml_reshape_4d(context, gathered, width, width, heads, sequences)
+        node = self._ggml.ggml_gated_delta_net(context, *tensors, states, case.kept)
+        return node, case.values.shape, [self._written_back(context, case, memory, node, case.values.size)]
+
+    def _scan(self, context: int, case: ScanCase, memory: Any) -> _Layer:
+        heads, rows = case.x.shape[2:]
+        inputs = (case.x, case.steps, case.decays, case.b, case.c)
+        tensors = [self._tensor(context, each, GgmlType.F32) for each in inputs]
+        width = case.b.shape[-1]
+        states = self._ggml.ggml_reshape_4d(context, memory, width, rows, heads, len(case.states))
+        reads = self._integers(context, np.asarray(case.reads))
+        node = self._ggml.ggml_ssm_scan(context, states, *tensors, reads, case.kept)
+        return node, case.x.shape, [self._written_back(context, case, memory, node, case.x.size)]
+
+    def _written_back(
+        self, context: int, case: RecurrentCase, memory: Any, node: Any, num_results: int
+    ) -> Any:
+        """The copy of the states that follow a node's results."""
+        size, count = case.states.shape[1], len(case.reads)
+        tokens = num_results // (count * self._row_size(case))
+        kept, row = min(case.kept, tokens), 4 * size
+        cells = len(case.states) // case.kept
+        view = self._ggml.ggml_view_3d
+        states = view(context, node, size, count, kept, row, row * count, 4 * num_results)
+        place = view(context, memory, size, count, kept, row, row * cells, row * case.first)
+        return self._ggml.ggml_cpy(context, states, place)
+
+    @staticmethod
+    def _row_size(case: RecurrentCase) -> int:
+        """The number of a token's results."""
+        results = case.x if isinstance(case, ScanCase) else case.values
+        return math.prod(results.shape[2:])
+
+    def _convolution(self, context: int, case: ConvolutionCase, memory: Any) -> _Layer:
+        sequences, tokens, channels = case.inputs.shape
+        before, row = case.weights.shape[1] - 1, 4 * case.states.shape[1]
+        ggml = self._ggml
+        gathered = ggml.ggml_get_rows(context, memory, self._integers(context, np.asarray(case.reads)))
+        states = ggml.ggml_reshape_4d(context, gathered, before, channels, sequences, 1)
+        inputs = ggml.ggml_transpose(context, self._tensor(context, case.inputs, GgmlType.F32))
+        matrix = ggml.ggml_concat(context, states, inputs, 0)
+        column, cells = 4 * (before + tokens), len(case.states) // case.kept
+        copies = []
+        for slot in range(min(case.kept, tokens)):
+            sizes = (before, channels, sequences, column, column * channels)
+            ends = ggml.ggml_view_3d(context, matrix, *sizes, 4 * (tokens - slot))
+            start = row * (slot * cells + case.first)
+            place = ggml.ggml_view_3d(context, memory, row // 4, sequences, 1, row, row * sequences, start)
+            copies.append(ggml.ggml_cpy(context, ends, place))
+        node = ggml.ggml_ssm_conv(context, matrix, self._tensor(context, case.weights, GgmlType.F32))
+        if case.bias is not None:
+            node = ggml.ggml_add(context, node, self._tensor(context, case.bias, GgmlType.F32))
+        if case.has_silu:
+            node = ggml.ggml_silu(context, node)
+        return node, case.inputs.shape, copies
+
     def as_stored(self, values: Floats, cell_type: GgmlType) -> Floats:
         """What is left of values that are stored in a type."""
         with self._context(values, values) as context:
@@ -262,16 +396,21 @@ class GgmlGraphs:
         """A view (width, rows, heads) of values whose heads lie beside each other, as in llama.cpp's pool."""
         return self._ggml.ggml_permute(context, self._tensor(context, values, kind), 0, 2, 1, 3)
 
+    def _integers(self, context: int, values: Ints) -> Any:
+        tensor = self._new_tensor(context, values.shape, GgmlType.I32)
+        self._fill(tensor, values.astype(np.int32))
+        return tensor
+
     def _new_tensor(self, context: int, shape: tuple[int, ...], kind: GgmlType) -> Any:
         sizes = (ctypes.c_int64 * len(shape))(*reversed(shape))
         return self._ggml.ggml_new_tensor(context, kind, len(shape), sizes)
 
     def _tensor(self, context: int, values: Floats, kind: GgmlType) -> Any:
         tensor = self._new_tensor(context, values.shape, kind)
-        source, data = np.ascontiguousarray(values, np.float32), self._ggml.ggml_get_data(tensor)
         if kind is GgmlType.F32:
-            ctypes.memmove(data, source.ctypes.data, source.nbytes)
+            self._fill(tensor, values)
         else:
+            source, data = np.ascontiguousarray(values, np.float32), self._ggml.ggml_get_data(tensor)
             rows, width = source.size // values.shape[-1], values.shape[-1]
             self._ggml.ggml_quantize_chunk(kind, source.ctypes.data, data, 0, rows, width, None)
         return tensor
@@ -281,10 +420,14 @@ class GgmlGraphs:
 
     def _stored(self, context: int, data: npt.NDArray[Any], shape: tuple[int, ...], kind: GgmlType) -> Any:
         """`data`: as the type has it."""
-        tensor, source = self._new_tensor(context, shape, kind), np.ascontiguousarray(data)
+        tensor = self._new_tensor(context, shape, kind)
+        self._fill(tensor, data)
+        return tensor
+
+    def _fill(self, tensor: Any, values: npt.NDArray[Any]) -> None:
+        source = np.ascontiguousarray(values)
         assert self._ggml.ggml_nbytes(tensor) == source.nbytes
         ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
-        return tensor
 
     def _copy(self, context: int, tensor: Any) -> Any:
         """Another tensor of the same content."""
@@ -308,15 +451,14 @@ class GgmlGraphs:
         return np.ctypeslib.as_array(values).reshape(shape)
 
     def _running(self, context: int, nodes: list[Any]) -> Callable[[int], None]:
+        """Computes the nodes as llama.cpp does: whole graphs pass by our library too."""
         graph = self._ggml.ggml_new_graph(context)
         for node in nodes:
             self._ggml.ggml_build_forward_expand(graph, node)
 
         def run(threads: int) -> None:
-            plan = self._ggml.ggml_graph_plan(graph, threads, None)
-            scratch = ctypes.create_string_buffer(plan.work_size)
-            plan.work_data = ctypes.addressof(scratch)
-            status = self._ggml.ggml_graph_compute(graph, ctypes.byref(plan))
+            self._ggml.ggml_backend_cpu_set_n_threads(self._backend, threads)
+            status = self._ggml.ggml_backend_graph_compute(self._backend, graph)
             assert status == 0, f"ggml could not compute a graph: {status}"
 
         return run
@@ -341,8 +483,21 @@ class GgmlGraphs:
             ("ggml_nbytes", ctypes.c_size_t, [pointer]),
             ("ggml_new_graph", pointer, [pointer]),
             ("ggml_build_forward_expand", None, [pointer, pointer]),
-            ("ggml_graph_plan", _Plan, [pointer, integer, pointer]),
-            ("ggml_graph_compute", integer, [pointer, ctypes.POINTER(_Plan)]),
+            ("ggml_get_rows", pointer, 3 * [pointer]),
+            ("ggml_reshape_4d", pointer, [pointer, pointer, *4 * [ctypes.c_int64]]),
+            ("ggml_view_3d", pointer, [pointer, pointer, *3 * [ctypes.c_int64], *3 * [ctypes.c_size_t]]),
+            ("ggml_transpose", pointer, 2 * [pointer]),
+            ("ggml_concat", pointer, [*3 * [pointer], integer]),
+            ("ggml_cpy", pointer, 3 * [pointer]),
+            ("ggml_add", pointer, 3 * [pointer]),
+            ("ggml_silu", pointer, 2 * [pointer]),
+            ("ggml_ssm_conv", pointer, 3 * [pointer]),
+            ("ggml_ssm_scan", pointer, [*8 * [pointer], ctypes.c_int64]),
+            ("ggml_gated_delta_net", pointer, [*7 * [pointer], ctypes.c_int64]),
+            ("ggml_backend_cpu_init", pointer, []),
+            ("ggml_backend_free", None, [pointer]),
+            ("ggml_backend_cpu_set_n_threads", None, [pointer, integer]),
+            ("ggml_backend_graph_compute", integer, 2 * [pointer]),
         ):
             function = getattr(self._ggml, name)
             function.restype, function.argtypes = result, arguments
@@ -355,18 +510,4 @@ class _InitParams(ctypes.Structure):
         ("mem_size", ctypes.c_size_t),
         ("mem_buffer", ctypes.c_void_p),
         ("no_alloc", ctypes.c_bool),
-    )
-
-
-class _Plan(ctypes.Structure):
-    """`ggml_cplan` of ggml-cpu.h."""
-
-    _fields_ = (
-        ("work_size", ctypes.c_size_t),
-        ("work_data", ctypes.c_void_p),
-        ("n_threads", ctypes.c_int),
-        ("threadpool", ctypes.c_void_p),
-        ("abort_callback", ctypes.c_void_p),
-        ("abort_callback_data", ctypes.c_void_p),
-        ("use_ref", ctypes.c_bool),
     )

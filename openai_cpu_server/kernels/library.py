@@ -23,6 +23,7 @@ class Kernel(enum.IntEnum):
 
     ATTENTION = 0
     PRODUCTS = 1
+    RECURRENT = 2
 
 
 class KernelLibrary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from operator import methodcaller
 
 import numpy as np
@@ -14,10 +15,13 @@ from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
     AttentionCase,
     Computing,
+    ConvolutionCase,
+    DeltaNetCase,
     Floats,
     GgmlGraphs,
     GgmlType,
     ProductCase,
+    ScanCase,
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
@@ -47,13 +51,16 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
     library.leave(())
     if asked == "off":
         return Kernels.off("--kernels off")
-    proofs = {Kernel.ATTENTION: attention_proofs(), Kernel.PRODUCTS: product_proofs(library)}
-    for kernel, operations in proofs.items():
+    for kernel, operations in (
+        (Kernel.ATTENTION, attention_proofs),
+        (Kernel.PRODUCTS, partial(product_proofs, library)),
+        (Kernel.RECURRENT, recurrent_proofs),
+    ):
         if kernel not in _found:
             _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations, pause)
         elif _found[kernel].is_on:
             library.switch_on(kernel)
-    return Kernels(attention=_found[Kernel.ATTENTION], products=_found[Kernel.PRODUCTS])
+    return Kernels(**{kernel.name.lower(): _found[kernel] for kernel in Kernel})
 
 
 def attention_proofs() -> Iterator[Operation]:
@@ -94,6 +101,51 @@ def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
             experts=random.integers(0, 5, (9, 4), np.int32),
         )
         yield methodcaller("multiplying", case)
+
+
+def recurrent_proofs() -> Iterator[Operation]:
+    """Each kind of layer with one token and with a prompt: a state that stays, one that is read by two, one
+    whose place another takes."""
+    random = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Floats:
+        return random.standard_normal(shape, np.float32)
+
+    reads = (1, 0, 3)
+    for tokens in (1, 37):
+        shape = len(reads), tokens
+        yield methodcaller(
+            "recurring",
+            DeltaNetCase(
+                states=normal(4, 4 * 64 * 64),
+                reads=reads,
+                queries=normal(*shape, 2, 64),
+                keys=normal(*shape, 2, 64) / 8,
+                values=normal(*shape, 4, 64),
+                gates=-np.abs(normal(*shape, 4, 1)),
+                betas=random.random((*shape, 4, 1), np.float32),
+            ),
+        )
+        yield methodcaller(
+            "recurring",
+            ConvolutionCase(
+                states=normal(4, 3 * 160), reads=reads, inputs=normal(*shape, 160), weights=normal(160, 4)
+            ),
+        )
+        for heads, rows, decays in ((4, 8, normal(4, 1)), (40, 1, normal(40, 16))):
+            width = 16 if rows == 1 else 64
+            yield methodcaller(
+                "recurring",
+                ScanCase(
+                    states=normal(4, heads * rows * width),
+                    reads=(0, 1, 3),
+                    x=normal(*shape, heads, rows),
+                    steps=normal(*shape, heads),
+                    decays=-np.abs(decays),
+                    b=normal(*shape, 1, width),
+                    c=normal(*shape, 1, width),
+                ),
+            )
 
 
 def proved(

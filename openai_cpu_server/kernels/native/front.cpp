@@ -5,6 +5,7 @@
 #include "attention.hpp"
 #include "cpu.hpp"
 #include "ggml_api.hpp"
+#include "graph_plan.hpp"
 #include "products.hpp"
 
 namespace {
@@ -15,7 +16,7 @@ struct Switch {
     std::atomic<long> num_done{0};  // nodes that the kernel has computed
 };
 
-enum { ATTENTION, PRODUCTS, NUM_KERNELS };  // their order is that of `kernels/library.py`
+enum { ATTENTION, PRODUCTS, RECURRENT, NUM_KERNELS };  // their order is that of `kernels/library.py`
 Switch switches[NUM_KERNELS];
 
 // By type of weights, a bit for each: products that ggml has been measured to compute faster here.
@@ -45,9 +46,21 @@ void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor
     count(PRODUCTS, *params);
 }
 
-// ggml asks for each node, before it looks for a function of its own, whether an accelerator does it. What computes
-// products of mixtures is not exported, so they are taken here, unless their weights are an accelerator's.
+int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* how) {
+    if (!is_on(RECURRENT)) return ggml().graph_compute(graph, how);
+    const GraphPlan plan{graph};
+    return ggml().graph_compute(graph, how);
+}
+
+// ggml asks for each node, before it looks for a function of its own, whether an accelerator does it. What a plan has
+// a task for is computed here, and products of mixtures, whose function is not exported, unless their weights are an
+// accelerator's.
 bool ggml_cpu_extra_compute_forward(ggml_compute_params* params, ggml_tensor* node) {
+    if (const auto* task = is_on(RECURRENT) ? GraphPlan::task_of(*node) : nullptr) {
+        task->compute(*params);
+        count(RECURRENT, *params);
+        return true;
+    }
     if (ggml().extra_compute_forward(params, node)) return true;
     if (node->op != GGML_OP_MUL_MAT_ID || !is_on(PRODUCTS) || !products::can_do(*params, *node)) return false;
     products::compute(*params, *node);

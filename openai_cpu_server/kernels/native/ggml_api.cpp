@@ -30,6 +30,9 @@ Ggml found() {
     find(library, "ggml_barrier", ggml.barrier);
     find(library, "ggml_threadpool_chunk_set", ggml.chunk_set);
     find(library, "ggml_threadpool_chunk_add", ggml.chunk_add);
+    find(library, "ggml_graph_n_nodes", ggml.graph_n_nodes);
+    find(library, "ggml_graph_nodes", ggml.graph_nodes);
+    find(library, "ggml_graph_compute", ggml.graph_compute);
     find(library, "ggml_compute_forward_flash_attn_ext", ggml.flash_attn_ext);
     find(library, "ggml_compute_forward_mul_mat", ggml.mul_mat);
     find(library, "ggml_cpu_extra_compute_forward", ggml.extra_compute_forward);

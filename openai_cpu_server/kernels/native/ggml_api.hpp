@@ -30,10 +30,28 @@ enum ggml_type : int32_t {
     GGML_TYPE_MXFP4 = 39,
 };
 
+// The operations that we look for in graphs.
 enum ggml_op : int32_t {
+    GGML_OP_NONE = 0,
+    GGML_OP_ADD = 2,
+    GGML_OP_CONCAT = 22,
     GGML_OP_MUL_MAT = 29,
     GGML_OP_MUL_MAT_ID = 30,
+    GGML_OP_SCALE = 32,
+    GGML_OP_CPY = 34,
+    GGML_OP_RESHAPE = 36,
+    GGML_OP_VIEW = 37,
+    GGML_OP_PERMUTE = 38,
+    GGML_OP_TRANSPOSE = 39,
+    GGML_OP_GET_ROWS = 40,
+    GGML_OP_SSM_CONV = 76,
+    GGML_OP_SSM_SCAN = 77,
+    GGML_OP_GATED_DELTA_NET = 86,
+    GGML_OP_UNARY = 91,
 };
+
+constexpr int32_t GGML_UNARY_OP_SILU = 10;        // its first parameter says which of the unary operations it is
+constexpr int32_t GGML_TENSOR_FLAG_COMPUTE = 16;  // threads pass over nodes that do not have it
 
 struct ggml_tensor {
     ggml_type type;
@@ -53,6 +71,8 @@ struct ggml_tensor {
 };
 
 struct ggml_threadpool;
+struct ggml_cgraph;
+struct ggml_cplan;
 
 // What each thread that computes a node is given.
 struct ggml_compute_params {
@@ -83,6 +103,9 @@ struct Ggml {
     void (*barrier)(ggml_threadpool*);
     void (*chunk_set)(ggml_threadpool*, int);
     int (*chunk_add)(ggml_threadpool*, int);  // returns what was there before
+    int (*graph_n_nodes)(ggml_cgraph*);
+    ggml_tensor** (*graph_nodes)(ggml_cgraph*);
+    int (*graph_compute)(ggml_cgraph*, ggml_cplan*);
     void (*flash_attn_ext)(const ggml_compute_params*, ggml_tensor*);
     void (*mul_mat)(const ggml_compute_params*, ggml_tensor*);
     bool (*extra_compute_forward)(ggml_compute_params*, ggml_tensor*);  // whether an accelerator did the node
