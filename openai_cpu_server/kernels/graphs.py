@@ -43,13 +43,18 @@ PRODUCT_TYPES = tuple(kind for kind in GgmlType if kind.name.startswith("Q"))
 
 class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     q: Floats
-    """(rows, heads, width)"""
+    """(rows, heads, width of keys)"""
     k: Floats
-    """(cells, heads of keys and values, width)"""
+    """(cells, heads of keys and values, width of keys)"""
     v: Floats
+    """(cells, heads of keys and values, width of values)"""
     mask: Floats | None
     """(rows, cells): 0, -inf, or something to add."""
     cell_type: GgmlType = GgmlType.F16
+    value_type: GgmlType | None = None
+    """None: as the keys."""
+    values_in_keys: bool = False
+    """Whether values are a view of the first numbers of the keys, which they must be equal to."""
     scale: float = 1.0
     max_bias: float = 0.0
     """ALiBi's; 0: none."""
@@ -72,6 +77,9 @@ class GgmlGraphs:
     def __init__(self, ggml: ctypes.CDLL) -> None:
         """`ggml`: the library that llama_cpp has loaded."""
         self._ggml = ggml
+        self._graph_compute = ctypes.CDLL(None).ggml_graph_compute
+        """As ggml's own calls find it: ours may stand in front."""
+        self._graph_compute.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Plan)]
         self._declare()
 
     def attention(self, case: AttentionCase, *, threads: int) -> Floats:
@@ -80,21 +88,45 @@ class GgmlGraphs:
             return compute(threads)
 
     @contextmanager
-    def attending(self, case: AttentionCase) -> Iterator[Computing]:
-        """The same as often as one likes. Tensors are laid out as llama.cpp does it."""
-        with self._context(case.q, case.k, case.v, case.mask) as context:
-            q = self._rows_by_head(context, case.q, GgmlType.F32)
-            k = self._rows_by_head(context, case.k, case.cell_type)
-            v = self._rows_by_head(context, case.v, case.cell_type)
-            mask = None if case.mask is None else self._tensor(context, case.mask, GgmlType.F16)
-            node = self._ggml.ggml_flash_attn_ext(
-                context, q, k, v, mask, case.scale, case.max_bias, case.soft_cap
-            )
-            if case.sinks is not None:
-                self._ggml.ggml_flash_attn_ext_add_sinks(
-                    node, self._tensor(context, case.sinks, GgmlType.F32)
-                )
-            yield self._computing(context, [node], case.q.shape)
+    def attending(self, *cases: AttentionCase) -> Iterator[Computing]:
+        """The same as often as one likes; of several in one graph, as of layers, the last one's result.
+
+        Tensors are laid out as llama.cpp does it. Cases that have the same mask, not only an equal one, share
+        its tensor, and masks are stored anew each time, as in steps.
+        """
+        arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]
+        masks = {id(case.mask): case.mask for case in cases if case.mask is not None}
+        with self._context(*arrays) as context:
+            stored = {key: self._tensor(context, mask, GgmlType.F16) for key, mask in masks.items()}
+            nodes = [self._attention(context, case, stored.get(id(case.mask))) for case in cases]
+            compute = self._computing(context, nodes, (*cases[-1].q.shape[:2], cases[-1].v.shape[2]))
+
+            def compute_step(threads: int) -> Floats:
+                for key, mask in masks.items():
+                    self._store(stored[key], mask, GgmlType.F16)
+                return compute(threads)
+
+            yield compute_step
+
+    def _attention(self, context: int, case: AttentionCase, mask: Any) -> Any:
+        q = self._rows_by_head(context, case.q, GgmlType.F32)
+        k = self._rows_by_head(context, case.k, case.cell_type)
+        if case.values_in_keys:
+            v = self._first_numbers(context, k, case)
+        else:
+            v = self._rows_by_head(context, case.v, case.value_type or case.cell_type)
+        node = self._ggml.ggml_flash_attn_ext(
+            context, q, k, v, mask, case.scale, case.max_bias, case.soft_cap
+        )
+        if case.sinks is not None:
+            sinks = self._tensor(context, case.sinks, GgmlType.F32)
+            self._ggml.ggml_flash_attn_ext_add_sinks(node, sinks)
+        return node
+
+    def _first_numbers(self, context: int, keys: Any, case: AttentionCase) -> Any:
+        cells, heads, width = case.v.shape
+        row_bytes = self._ggml.ggml_row_size(case.cell_type, case.k.shape[2])
+        return self._ggml.ggml_view_3d(context, keys, width, cells, heads, heads * row_bytes, row_bytes, 0)
 
     def product(self, case: ProductCase, *, threads: int) -> Floats:
         """(rows, outputs), by `ggml_mul_mat`."""
@@ -137,13 +169,16 @@ class GgmlGraphs:
     def _tensor(self, context: int, values: Floats, kind: GgmlType) -> Any:
         sizes = (ctypes.c_int64 * values.ndim)(*reversed(values.shape))
         tensor = self._ggml.ggml_new_tensor(context, kind, values.ndim, sizes)
+        self._store(tensor, values, kind)
+        return tensor
+
+    def _store(self, tensor: Any, values: Floats, kind: GgmlType) -> None:
         source, data = np.ascontiguousarray(values, np.float32), self._ggml.ggml_get_data(tensor)
         if kind is GgmlType.F32:
             ctypes.memmove(data, source.ctypes.data, source.nbytes)
         else:
             rows, width = source.size // values.shape[-1], values.shape[-1]
             self._ggml.ggml_quantize_chunk(kind, source.ctypes.data, data, 0, rows, width, None)
-        return tensor
 
     def _copy(self, context: int, tensor: Any) -> Any:
         """Another tensor of the same content: quantising takes far longer."""
@@ -162,7 +197,7 @@ class GgmlGraphs:
             plan = self._ggml.ggml_graph_plan(graph, threads, None)
             scratch = ctypes.create_string_buffer(plan.work_size)
             plan.work_data = ctypes.addressof(scratch)
-            status = self._ggml.ggml_graph_compute(graph, ctypes.byref(plan))
+            status = self._graph_compute(graph, ctypes.byref(plan))
             assert status == 0, f"ggml could not compute a graph: {status}"
             return np.array(values, np.float32).reshape(shape)
 
@@ -177,6 +212,8 @@ class GgmlGraphs:
             ("ggml_free", None, [pointer]),
             ("ggml_new_tensor", pointer, [pointer, integer, integer, sizes]),
             ("ggml_permute", pointer, [pointer, pointer, *4 * [integer]]),
+            ("ggml_view_3d", pointer, [*2 * [pointer], *3 * [ctypes.c_int64], *3 * [ctypes.c_size_t]]),
+            ("ggml_row_size", ctypes.c_size_t, [integer, ctypes.c_int64]),
             ("ggml_cast", pointer, [pointer, pointer, integer]),
             ("ggml_mul_mat", pointer, 3 * [pointer]),
             ("ggml_flash_attn_ext", pointer, [*5 * [pointer], *3 * [number]]),
@@ -188,7 +225,6 @@ class GgmlGraphs:
             ("ggml_new_graph", pointer, [pointer]),
             ("ggml_build_forward_expand", None, [pointer, pointer]),
             ("ggml_graph_plan", _Plan, [pointer, integer, pointer]),
-            ("ggml_graph_compute", integer, [pointer, ctypes.POINTER(_Plan)]),
         ):
             function = getattr(self._ggml, name)
             function.restype, function.argtypes = result, arguments

@@ -34,6 +34,13 @@ void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml
     count(ATTENTION, *params);
 }
 
+int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* plan) {
+    attention::begin_graph();
+    const int status = ggml().graph_compute(graph, plan);
+    attention::end_graph();
+    return status;
+}
+
 void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor* node) {
     if (!is_on(PRODUCTS) || !products::can_do(*params, *node)) return ggml().mul_mat(params, node);
     products::compute(*params, *node);

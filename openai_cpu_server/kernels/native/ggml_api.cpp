@@ -32,6 +32,7 @@ Ggml found() {
     find(library, "ggml_threadpool_chunk_add", ggml.chunk_add);
     find(library, "ggml_compute_forward_flash_attn_ext", ggml.flash_attn_ext);
     find(library, "ggml_compute_forward_mul_mat", ggml.mul_mat);
+    find(library, "ggml_graph_compute", ggml.graph_compute);
     return ggml;
 }
 

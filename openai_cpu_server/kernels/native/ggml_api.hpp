@@ -36,6 +36,8 @@ struct ggml_tensor {
     char padding[8];
 };
 
+struct ggml_cgraph;
+struct ggml_cplan;
 struct ggml_threadpool;
 
 // What each thread that computes a node is given.
@@ -59,6 +61,7 @@ struct Ggml {
     int (*chunk_add)(ggml_threadpool*, int);  // returns what was there before
     void (*flash_attn_ext)(const ggml_compute_params*, ggml_tensor*);
     void (*mul_mat)(const ggml_compute_params*, ggml_tensor*);
+    int (*graph_compute)(ggml_cgraph*, ggml_cplan*);
 };
 
 // Finds them at the first call, when ggml has been loaded behind this library; ends the process if it was not.
