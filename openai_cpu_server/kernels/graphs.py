@@ -120,13 +120,18 @@ def random_weights(
 
 class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
     q: Floats
-    """(rows, heads, width)"""
+    """(rows, heads, width of keys)"""
     k: Floats
-    """(cells, heads of keys and values, width)"""
+    """(cells, heads of keys and values, width of keys)"""
     v: Floats
+    """(cells, heads of keys and values, width of values)"""
     mask: Floats | None
     """(rows, cells): 0, -inf, or something to add."""
     cell_type: GgmlType = GgmlType.F16
+    value_type: GgmlType | None = None
+    """None: as the keys."""
+    values_in_keys: bool = False
+    """Whether values are a view of the first numbers of the keys, which they must be equal to."""
     scale: float = 1.0
     max_bias: float = 0.0
     """ALiBi's; 0: none."""
@@ -224,21 +229,45 @@ class GgmlGraphs:
             return compute(threads)
 
     @contextmanager
-    def attending(self, case: AttentionCase) -> Iterator[Computing]:
-        """The same as often as one likes. Tensors are laid out as llama.cpp does it."""
-        with self._context(case.q, case.k, case.v, case.mask) as context:
-            q = self._rows_by_head(context, case.q, GgmlType.F32)
-            k = self._rows_by_head(context, case.k, case.cell_type)
-            v = self._rows_by_head(context, case.v, case.cell_type)
-            mask = None if case.mask is None else self._tensor(context, case.mask, GgmlType.F16)
-            node = self._ggml.ggml_flash_attn_ext(
-                context, q, k, v, mask, case.scale, case.max_bias, case.soft_cap
-            )
-            if case.sinks is not None:
-                self._ggml.ggml_flash_attn_ext_add_sinks(
-                    node, self._tensor(context, case.sinks, GgmlType.F32)
-                )
-            yield self._computing(context, [node], case.q.shape)
+    def attending(self, *cases: AttentionCase) -> Iterator[Computing]:
+        """The same as often as one likes; of several in one graph, as of layers, the last one's result.
+
+        Tensors are laid out as llama.cpp does it. Cases that have the same mask, not only an equal one, share
+        its tensor, and masks are stored anew each time, as in steps.
+        """
+        arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]
+        masks = {id(case.mask): case.mask for case in cases if case.mask is not None}
+        with self._context(*arrays) as context:
+            stored = {key: self._tensor(context, mask, GgmlType.F16) for key, mask in masks.items()}
+            nodes = [self._attention(context, case, stored.get(id(case.mask))) for case in cases]
+            compute = self._computing(context, nodes, (*cases[-1].q.shape[:2], cases[-1].v.shape[2]))
+
+            def compute_step(threads: int) -> Floats:
+                for key, mask in masks.items():
+                    self._store(stored[key], mask, GgmlType.F16)
+                return compute(threads)
+
+            yield compute_step
+
+    def _attention(self, context: int, case: AttentionCase, mask: Any) -> Any:
+        q = self._rows_by_head(context, case.q, GgmlType.F32)
+        k = self._rows_by_head(context, case.k, case.cell_type)
+        if case.values_in_keys:
+            v = self._first_numbers(context, k, case)
+        else:
+            v = self._rows_by_head(context, case.v, case.value_type or case.cell_type)
+        node = self._ggml.ggml_flash_attn_ext(
+            context, q, k, v, mask, case.scale, case.max_bias, case.soft_cap
+        )
+        if case.sinks is not None:
+            sinks = self._tensor(context, case.sinks, GgmlType.F32)
+            self._ggml.ggml_flash_attn_ext_add_sinks(node, sinks)
+        return node
+
+    def _first_numbers(self, context: int, keys: Any, case: AttentionCase) -> Any:
+        cells, heads, width = case.v.shape
+        row_bytes = self._ggml.ggml_row_size(case.cell_type, case.k.shape[2])
+        return self._ggml.ggml_view_3d(context, keys, width, cells, heads, heads * row_bytes, row_bytes, 0)
 
     def product(self, case: ProductCase, *, threads: int) -> Floats:
         """By `ggml_mul_mat`, or `ggml_mul_mat_id` where there are experts."""
@@ -296,8 +325,12 @@ class GgmlGraphs:
         arrays = [value for value in msgspec.structs.astuple(case) if isinstance(value, np.ndarray)]
         with self._context(*arrays, *arrays, *4 * [case.states]) as context:
             memory = self._tensor(context, case.states, GgmlType.F32)
-            nodes = {DeltaNetCase: self._delta_net, ScanCase: self._scan, ConvolutionCase: self._convolution}
-            result, shape, copies = nodes[type(case)](context, case, memory)
+            layers: dict[type, Callable[[int, Any, Any], _Layer]] = {
+                DeltaNetCase: self._delta_net,
+                ScanCase: self._scan,
+                ConvolutionCase: self._convolution,
+            }
+            result, shape, copies = layers[type(case)](context, case, memory)
             run = self._running(context, [*copies, result])
 
             def compute(threads: int) -> Floats:
@@ -328,7 +361,7 @@ class GgmlGraphs:
         return node, case.x.shape, [self._written_back(context, case, memory, node, case.x.size)]
 
     def _written_back(
-        self, context: int, case: RecurrentCase, memory: Any, node: Any, num_results: int
+        self, context: int, case: ScanCase | DeltaNetCase, memory: Any, node: Any, num_results: int
     ) -> Any:
         """The copy of the states that follow a node's results."""
         size, count = case.states.shape[1], len(case.reads)
@@ -341,7 +374,7 @@ class GgmlGraphs:
         return self._ggml.ggml_cpy(context, states, place)
 
     @staticmethod
-    def _row_size(case: RecurrentCase) -> int:
+    def _row_size(case: ScanCase | DeltaNetCase) -> int:
         """The number of a token's results."""
         results = case.x if isinstance(case, ScanCase) else case.values
         return math.prod(results.shape[2:])
@@ -407,13 +440,16 @@ class GgmlGraphs:
 
     def _tensor(self, context: int, values: Floats, kind: GgmlType) -> Any:
         tensor = self._new_tensor(context, values.shape, kind)
+        self._store(tensor, values, kind)
+        return tensor
+
+    def _store(self, tensor: Any, values: Floats, kind: GgmlType) -> None:
         if kind is GgmlType.F32:
             self._fill(tensor, values)
         else:
             source, data = np.ascontiguousarray(values, np.float32), self._ggml.ggml_get_data(tensor)
             rows, width = source.size // values.shape[-1], values.shape[-1]
             self._ggml.ggml_quantize_chunk(kind, source.ctypes.data, data, 0, rows, width, None)
-        return tensor
 
     def _packed(self, context: int, case: ProductCase) -> Any:
         return self._stored(context, case.weights, case.weight_shape, case.weight_type)
@@ -472,6 +508,7 @@ class GgmlGraphs:
             ("ggml_free", None, [pointer]),
             ("ggml_new_tensor", pointer, [pointer, integer, integer, sizes]),
             ("ggml_permute", pointer, [pointer, pointer, *4 * [integer]]),
+            ("ggml_row_size", ctypes.c_size_t, [integer, ctypes.c_int64]),
             ("ggml_cast", pointer, [pointer, pointer, integer]),
             ("ggml_mul_mat", pointer, 3 * [pointer]),
             ("ggml_mul_mat_id", pointer, 4 * [pointer]),

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from operator import methodcaller
 
+import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.model_info import Kernels, KernelState
@@ -57,7 +58,7 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
         (Kernel.RECURRENT, recurrent_proofs),
     ):
         if kernel not in _found:
-            _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations, pause)
+            _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations(), pause)
         elif _found[kernel].is_on:
             library.switch_on(kernel)
     return Kernels(**{kernel.name.lower(): _found[kernel] for kernel in Kernel})
@@ -65,16 +66,30 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
 
 def attention_proofs() -> Iterator[Operation]:
     """Attentions that reach every path of the kernel: one row that threads share, many; tiles, a ragged
-    end, holes, rows that see less than others."""
+    end, holes, rows that see less than others; wide heads and latent ones; two layers that share a mask."""
     random = np.random.default_rng(0)
-    for rows, cells, cell_type in ((1, 700, GgmlType.F16), (40, 250, GgmlType.F16), (5, 96, GgmlType.Q8_0)):
-        q = random.standard_normal((rows, 4, 64), np.float32)
-        k, v = random.standard_normal((2, cells, 2, 64), np.float32)
+    for rows, cells, heads, kv_heads, width, value_width, cell_type in (
+        (1, 700, 4, 2, 64, 64, GgmlType.F16),
+        (40, 250, 4, 2, 64, 64, GgmlType.F16),
+        (5, 96, 4, 2, 64, 64, GgmlType.Q8_0),
+        (1, 300, 8, 1, 512, 512, GgmlType.F16),
+        (3, 100, 20, 1, 576, 512, GgmlType.F16),
+    ):
+        q = random.standard_normal((2, rows, heads, width), np.float32)
+        k, v = random.standard_normal((2, cells, kv_heads, width), np.float32)
         sees = random.random((rows, cells)) < 0.5
         sees[:, cells // 2 :] &= np.arange(rows)[:, None] % 3 == 0
-        mask = np.where(sees, 0, -np.inf).astype(np.float32)
-        case = AttentionCase(q=q, k=k, v=v, mask=mask, cell_type=cell_type, scale=0.125)
-        yield methodcaller("attending", case)
+        is_latent = value_width < width
+        layer = AttentionCase(
+            q=q[0],
+            k=k,
+            v=k[:, :, :value_width] if is_latent else v,
+            mask=np.where(sees, 0, -np.inf).astype(np.float32),
+            cell_type=cell_type,
+            values_in_keys=is_latent,
+            scale=width**-0.5,
+        )
+        yield methodcaller("attending", layer, msgspec.structs.replace(layer, q=q[1]))
 
 
 def product_proofs(library: KernelLibrary) -> Iterator[Operation]:
@@ -120,7 +135,7 @@ def recurrent_proofs() -> Iterator[Operation]:
                 states=normal(4, 4 * 64 * 64),
                 reads=reads,
                 queries=normal(*shape, 2, 64),
-                keys=normal(*shape, 2, 64) / 8,
+                keys=normal(*shape, 2, 64) / np.float32(8),
                 values=normal(*shape, 4, 64),
                 gates=-np.abs(normal(*shape, 4, 1)),
                 betas=random.random((*shape, 4, 1), np.float32),

@@ -19,7 +19,10 @@ def attention_case(
     heads: int = 4,
     kv_heads: int = 2,
     width: int = 64,
+    value_width: int | None = None,
+    values_in_keys: bool = False,
     cell_type: GgmlType = GgmlType.F16,
+    value_type: GgmlType | None = None,
     max_bias: float = 0.0,
     soft_cap: float = 0.0,
     with_sinks: bool = False,
@@ -27,12 +30,17 @@ def attention_case(
     """Random queries, keys and values; a mask gives the rows and cells, if there is one."""
     if mask is not None:
         rows, cells = mask.shape
+    value_width = value_width or width
+    k = random.standard_normal((cells, kv_heads, width), np.float32)
+    v = random.standard_normal((cells, kv_heads, value_width), np.float32)
     return AttentionCase(
         q=2 * random.standard_normal((rows, heads, width), np.float32),
-        k=random.standard_normal((cells, kv_heads, width), np.float32),
-        v=random.standard_normal((cells, kv_heads, width), np.float32),
+        k=k,
+        v=k[:, :, :value_width] if values_in_keys else v,
         mask=mask,
         cell_type=cell_type,
+        value_type=value_type,
+        values_in_keys=values_in_keys,
         scale=width**-0.5,
         max_bias=max_bias,
         soft_cap=soft_cap,
@@ -71,10 +79,11 @@ def random_pool(random: np.random.Generator, cells: int) -> Floats:
 
 def exact_attention(graphs: GgmlGraphs, case: AttentionCase) -> Doubles:
     """The definition, over keys and values as their type stores them."""
-    rows, heads, width = case.q.shape
+    rows, heads, _ = case.q.shape
     group = heads // case.k.shape[1]
     k = np.repeat(graphs.as_stored(case.k, case.cell_type).astype(np.float64), group, axis=1)
-    v = np.repeat(graphs.as_stored(case.v, case.cell_type).astype(np.float64), group, axis=1)
+    v = graphs.as_stored(case.v, case.value_type or case.cell_type).astype(np.float64)
+    v = np.repeat(v, group, axis=1)
     scores = case.scale * np.einsum("rhd,chd->rhc", case.q.astype(np.float64), k)
     if case.soft_cap:
         scores = case.soft_cap * np.tanh(scores / case.soft_cap)
@@ -85,7 +94,7 @@ def exact_attention(graphs: GgmlGraphs, case: AttentionCase) -> Doubles:
     if case.sinks is not None:
         sinks = np.broadcast_to(case.sinks.astype(np.float64)[None, :, None], (rows, heads, 1))
         scores = np.concatenate([scores, sinks], axis=2)
-        v = np.concatenate([v, np.zeros((1, heads, width))])
+        v = np.concatenate([v, np.zeros((1, heads, case.v.shape[2]))])
     largest = scores.max(axis=2, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     total = weights.sum(axis=2, keepdims=True)

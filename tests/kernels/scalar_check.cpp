@@ -318,24 +318,27 @@ void fill_cells(const Cells& cells, std::vector<uint8_t>& data) {
         }
 }
 
-bool attention_agrees(const Cells& type, int rows, int cells, int width, int heads, int kv_heads, float soft_cap,
-                      Room& room) {
+// Values that are less wide than keys are a view of the first numbers of these.
+bool attention_agrees(const Cells& type, int rows, int cells, int width, int value_width, int heads, int kv_heads,
+                      float soft_cap, Room& room) {
     const size_t row_bytes = type.bytes * width / 32;
-    std::vector<float> q(size_t(rows) * heads * width), found(q.size());
-    std::vector<uint8_t> k(row_bytes * cells * kv_heads), v(k.size());
+    std::vector<float> q(size_t(rows) * heads * width), found(size_t(rows) * heads * value_width);
+    std::vector<uint8_t> k(row_bytes * cells * kv_heads), own_values(k.size());
+    std::vector<uint8_t>& v = value_width < width ? k : own_values;
     std::vector<uint16_t> mask(size_t(rows) * cells);
     for (auto& one : q) one = normal();
-    fill_cells(type, k), fill_cells(type, v);
+    fill_cells(type, k), fill_cells(type, own_values);
     for (int row = 0; row < rows; row++)
-        for (int cell = 0; cell < cells; cell++) mask[size_t(row) * cells + cell] = cell && generator() % 3 ? 0xfc00 : 0;
-    const size_t w = width, n = rows, h = kv_heads;
+        for (int cell = 0; cell < cells; cell++)
+            mask[size_t(row) * cells + cell] = cell && generator() % 3 ? 0xfc00 : 0;
+    const size_t w = width, vw = value_width, n = rows, h = kv_heads;
     ggml_tensor tq = tensor(GGML_TYPE_F32, q.data(), {width, rows, heads}, {4, w * 4, w * n * 4, q.size() * 4});
     ggml_tensor tk = tensor(type.type, k.data(), {width, cells, kv_heads}, {1, row_bytes * h, row_bytes, k.size()});
     ggml_tensor tv = tk;
-    tv.data = v.data();
+    tv.data = v.data(), tv.ne[0] = value_width;
     ggml_tensor tm = tensor(GGML_TYPE_F16, mask.data(), {cells, rows}, {2, size_t(cells) * 2, mask.size() * 2});
     ggml_tensor node =
-        tensor(GGML_TYPE_F32, found.data(), {width, heads, rows}, {4, w * 4, w * heads * 4, found.size() * 4});
+        tensor(GGML_TYPE_F32, found.data(), {value_width, heads, rows}, {4, vw * 4, vw * heads * 4, found.size() * 4});
     const float scale = 1 / std::sqrt(float(width));
     std::memcpy(node.op_params, &scale, 4), std::memcpy(node.op_params + 2, &soft_cap, 4);
     node.src[0] = &tq, node.src[1] = &tk, node.src[2] = &tv, node.src[3] = &tm;
@@ -343,7 +346,7 @@ bool attention_agrees(const Cells& type, int rows, int cells, int width, int hea
     attention::compute(room.params, node);
     for (int row = 0; row < rows; row++)
         for (int head = 0; head < heads; head++) {
-            std::vector<double> sum(width);
+            std::vector<double> sum(value_width);
             double weights = 0;
             for (int cell = 0; cell < cells; cell++) {
                 if (mask[size_t(row) * cells + cell]) continue;
@@ -354,10 +357,10 @@ bool attention_agrees(const Cells& type, int rows, int cells, int width, int hea
                 score *= scale;
                 if (soft_cap != 0) score = soft_cap * std::tanh(score / soft_cap);
                 weights += std::exp(score);
-                for (int i = 0; i < width; i++) sum[i] += std::exp(score) * cell_value(type, v.data() + at, i);
+                for (int i = 0; i < value_width; i++) sum[i] += std::exp(score) * cell_value(type, v.data() + at, i);
             }
-            for (int i = 0; i < width; i++) {
-                const double error = std::abs(found[(size_t(row) * heads + head) * width + i] - sum[i] / weights);
+            for (int i = 0; i < value_width; i++) {
+                const double error = std::abs(found[(size_t(row) * heads + head) * vw + i] - sum[i] / weights);
                 if (!(error < 2e-4)) return false;
             }
         }
@@ -384,12 +387,18 @@ int main() {
                     check(product_agrees(format, rows, outputs, 512, experts, experts > 1 ? 3 : 1, room),
                           std::string(format.name) + " rows " + std::to_string(rows) + " experts " +
                               std::to_string(experts));
-    for (const Cells& cells : CELLS)
+    const auto check_attention = [&](const Cells& cells, int rows, int width, int value_width, float soft_cap) {
+        check(attention_agrees(cells, rows, 150, width, value_width, 6, 2, soft_cap, room),
+              std::string("attention ") + cells.name + " rows " + std::to_string(rows) + " width " +
+                  std::to_string(width));
+    };
+    for (const Cells& cells : CELLS) {
         for (int rows : {1, 5, 40})
             for (int width : {64, 128})
-                for (float soft_cap : {0.0F, 5.0F})
-                    check(attention_agrees(cells, rows, 150, width, 6, 2, soft_cap, room),
-                          std::string("attention ") + cells.name + " rows " + std::to_string(rows));
+                for (float soft_cap : {0.0F, 5.0F}) check_attention(cells, rows, width, width, soft_cap);
+        check_attention(cells, 1, 512, 512, 0);
+        check_attention(cells, 4, 576, 512, 0);
+    }
     std::printf("%s: %d differ\n", INSTRUCTION_SET, differing);
     return differing;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,13 +44,85 @@ def test_cell_types_and_head_sizes(check: Check, cell_type: GgmlType, width: int
         check(random, pool, width=width, cell_type=cell_type)
 
 
+@pytest.mark.parametrize(
+    ("heads", "cell_type"), [(4, GgmlType.F16), (8, GgmlType.Q8_0), (16, GgmlType.F16), (40, GgmlType.BF16)]
+)
+def test_wide_heads(check: Check, heads: int, cell_type: GgmlType) -> None:
+    random = np.random.default_rng(heads)
+    for pool in (random_pool(random, 60)[:20], np.zeros((1, 280), np.float32)):
+        check(random, pool, heads=heads, kv_heads=2, width=512, cell_type=cell_type)
+
+
+@pytest.mark.parametrize(
+    ("heads", "cell_type"),
+    [(4, GgmlType.F16), (4, GgmlType.F32), (16, GgmlType.F16), (20, GgmlType.BF16), (62, GgmlType.Q8_0)],
+)
+def test_latent_attention(check: Check, heads: int, cell_type: GgmlType) -> None:
+    """One head of keys, whose first numbers are the values, for all heads of queries."""
+    random = np.random.default_rng(heads)
+    for pool in (random_pool(random, 40)[:5], np.zeros((1, 280), np.float32)):
+        check(
+            random,
+            pool,
+            heads=heads,
+            kv_heads=1,
+            width=576,
+            value_width=512,
+            values_in_keys=True,
+            cell_type=cell_type,
+        )
+
+
+@pytest.mark.parametrize(("width", "value_width"), [(192, 128), (64, 48), (32, 96), (1024, 16)])
+def test_keys_and_values_of_different_sizes(check: Check, width: int, value_width: int) -> None:
+    random = np.random.default_rng(width)
+    for heads in (4, 14):
+        check(random, random_pool(random, 100), width=width, value_width=value_width, heads=heads)
+
+
+def test_keys_and_values_of_different_types(check: Check) -> None:
+    random = np.random.default_rng(0)
+    types = (GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0, GgmlType.F32)
+    for cell_type, value_type in itertools.permutations(types, 2):
+        check(random, random_pool(random, 70), cell_type=cell_type, value_type=value_type)
+
+
+def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    """And only that: shapes and masks change from layer to layer, and what a mask says from step to step."""
+    random = np.random.default_rng(0)
+    masks = [random_pool(random, 90)[:9] for _ in range(6)]
+    layers = [
+        attention_case(random, masks[number], width=width, heads=heads, cell_type=cell_type)
+        for number, width, heads, cell_type in (
+            (0, 64, 4, GgmlType.F16),
+            (0, 64, 4, GgmlType.Q8_0),
+            (1, 64, 4, GgmlType.F16),
+            (0, 64, 8, GgmlType.F16),
+            (0, 96, 4, GgmlType.F16),
+            (2, 64, 4, GgmlType.F16),
+            (3, 64, 4, GgmlType.F16),
+            (4, 64, 4, GgmlType.F16),
+            (0, 64, 4, GgmlType.F16),
+            (5, 64, 4, GgmlType.F16),
+            (0, 64, 4, GgmlType.F16),
+        )
+    ]
+    library.switch_on(Kernel.ATTENTION)
+    for last, layer in enumerate(layers):
+        with graphs.attending(*layers[: last + 1]) as compute:
+            for threads in (1, 2, 2):
+                assert error(compute(threads), exact_attention(graphs, layer)) < _EXACT
+                for mask in masks:
+                    mask[:] = random.permuted(mask, axis=1)
+
+
 @pytest.mark.parametrize("width", [16, 48, 80, 112])
 def test_head_sizes_that_fill_no_vector(check: Check, width: int) -> None:
     random = np.random.default_rng(width)
     check(random, random_pool(random, 100), width=width)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (9, 3), (8, 8), (32, 4), (64, 1), (14, 2), (131, 1)])
 def test_groups_of_heads(check: Check, heads: int, kv_heads: int) -> None:
     random = np.random.default_rng(heads)
     pool = random_pool(random, 130)

@@ -1,6 +1,7 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 #include "attention_gathered.hpp"
 #include "attention_lanes.hpp"
@@ -12,37 +13,41 @@ namespace attention {
 
 namespace {
 
-// What a thread needs beside the node; kept from node to node.
-struct Scratch {
-    std::vector<uint64_t> sight;
+// What follows from a node's mask and shape: the same for all layers of a graph that have both alike.
+struct Prepared {
+    Sight sight;
     Plan plan;
     std::vector<Gathered> gathered;  // by block
-    std::vector<ManyLanes> many;  // by the heads of an item
-    std::vector<FewLanes> few;
-    Buffer tile, part;
 
-    void begin(const Node& node, const Sight& sight, int threads, size_t room) {
-        plan.make(node, sight, threads, room);
-        gathered.resize(std::max(gathered.size(), plan.blocks.size()));
-        for (Gathered& each : gathered) each.clear();
-        tile.resize(size_t(TILE) * node.width);
-    }
+    const int* rows(const Block& block) const { return &plan.order[block.first]; }
 };
 
-// One head of keys and values of an item: lanes are (row, head), the heads of a row side by side.
+// What a thread needs beside that; kept from node to node.
+struct Scratch {
+    std::vector<ManyLanes> many;  // by the groups of an item
+    std::vector<FewLanes> few;
+    Buffer tile, part;
+};
+
+// Between rows of a tile, for rows that lie a power of 2 apart would share few places of the first cache.
+constexpr int TILE_PADDING = 64 / sizeof(float);
+
+// One group of heads of an item: lanes are (row, head), the heads of a row side by side.
 template <class Lanes>
 class Attention {
 public:
-    Attention(const Node& node, const Sight& sight, const Item& item, int kv_head, Scratch& scratch, Lanes& lanes)
+    Attention(const Node& node, const Prepared& prepared, const Item& item, int group, Buffer& tile, Lanes& lanes)
         : node_(node),
-          sight_(sight),
-          rows_(&scratch.plan.order[scratch.plan.blocks[item.block].first]),
-          num_rows_(scratch.plan.blocks[item.block].count),
-          kv_head_(kv_head),
-          gathered_(scratch.gathered[item.block]),
-          tile_(scratch.tile.data()),
+          sight_(prepared.sight),
+          rows_(prepared.rows(prepared.plan.blocks[item.block])),
+          num_rows_(prepared.plan.blocks[item.block].count),
+          group_(group),
+          gathered_(prepared.gathered[item.block]),
+          tile_stride_(std::max(node.key_width, node.value_width) + TILE_PADDING),
           lanes_(lanes) {
-        lanes_.begin(num_rows_ * node_.group, node_.width);
+        tile.resize(size_t(TILE) * tile_stride_);
+        tile_ = tile.data();
+        lanes_.begin(num_rows_ * node_.group, node_.key_width, node_.value_width);
         for (int i = 0; i < num_rows_; ++i)
             for (int h = 0; h < node_.group; ++h)
                 lanes_.set_query(i * node_.group + h, node_.query(rows_[i], head(h)), node_.scale);
@@ -57,7 +62,7 @@ public:
     }
 
     void write_part(float* to) {
-        for (int lane = 0; lane < num_rows_ * node_.group; ++lane, to += node_.width + 2) {
+        for (int lane = 0; lane < num_rows_ * node_.group; ++lane, to += node_.value_width + 2) {
             to[0] = lanes_.largest(lane);
             to[1] = lanes_.sum(lane);
             lanes_.output(lane, to + 2);
@@ -65,24 +70,24 @@ public:
     }
 
 private:
-    int head(int h) const { return kv_head_ * node_.group + h; }
+    int head(int h) const { return group_ * node_.group + h; }
 
     void score(int first, int count, CellsAhead& ahead) {
         if constexpr (Lanes::READS_POOL)
             if (count == TILE && node_.k.type == GGML_TYPE_F16) return lanes_.score(in_pool(node_.k, first, ahead));
         unpack(node_.k, node_.unpack_k, first, count, ahead);
-        lanes_.score(UnpackedRows{tile_, node_.width});
+        lanes_.score(UnpackedRows{tile_, tile_stride_});
     }
 
     void add(int first, int count, CellsAhead& ahead) {
         if constexpr (Lanes::READS_POOL)
             if (count == TILE && node_.v.type == GGML_TYPE_F16) return lanes_.add(in_pool(node_.v, first, ahead));
-        unpack(node_.v, node_.unpack_v, first, count, ahead);
-        lanes_.add(UnpackedRows{tile_, node_.width});
+        if (!node_.values_in_keys) unpack(node_.v, node_.unpack_v, first, count, ahead);
+        lanes_.add(UnpackedRows{tile_, tile_stride_});
     }
 
     const char* rows_of(const ggml_tensor& tensor) const {
-        return static_cast<const char*>(tensor.data) + kv_head_ * tensor.nb[2];
+        return static_cast<const char*>(tensor.data) + node_.kv_head(group_) * tensor.nb[2];
     }
 
     HalfRows in_pool(const ggml_tensor& from, int first, CellsAhead& ahead) {
@@ -91,8 +96,9 @@ private:
     }
 
     void unpack(const ggml_tensor& from, UnpackCells unpack_cells, int first, int count, CellsAhead& ahead) {
-        unpack_cells({rows_of(from), from.nb[1], node_.width}, &gathered_.cells()[first], count, ahead, tile_);
-        std::fill_n(tile_ + count * node_.width, (TILE - count) * node_.width, 0.0f);
+        const CellRows rows{rows_of(from), from.nb[1], int(from.ne[0])};
+        unpack_cells(rows, &gathered_.cells()[first], count, ahead, tile_, tile_stride_);
+        std::fill_n(tile_ + count * tile_stride_, (TILE - count) * tile_stride_, 0.0f);
     }
 
     void cap() {
@@ -122,8 +128,9 @@ private:
     const Node& node_;
     const Sight& sight_;
     const int* rows_;
-    const int num_rows_, kv_head_;
+    const int num_rows_, group_;
     const Gathered& gathered_;
+    const int tile_stride_;
     float* tile_;  // keys, then values
     Lanes& lanes_;
     size_t offsets_[TILE];
@@ -155,125 +162,181 @@ struct Found {
     }
 };
 
-// Merges the parts of a block for one head of keys and values, and writes the result.
-void finish(const Node& node, const Block& block, const int* rows, int kv_head, int num_parts, const float* parts) {
+// Merges the parts of a block for one group, and writes the result.
+void finish(const Node& node, const Block& block, const int* rows, int group, int num_parts, const float* parts) {
+    const int width = node.value_width;
     const size_t stride = part_floats(node, block);
-    for (int lane = 0; lane < block.count * node.group; ++lane, parts += node.width + 2) {
-        const int row = rows[lane / node.group], head = kv_head * node.group + lane % node.group;
+    for (int lane = 0; lane < block.count * node.group; ++lane, parts += width + 2) {
+        const int row = rows[lane / node.group], head = group * node.group + lane % node.group;
         Found found;
         found.output = node.result_of(row, head);
-        std::fill_n(found.output, node.width, 0.0f);
-        for (int part = 0; part < num_parts; ++part) found.merge(parts + part * stride, node.width);
-        if (node.sinks) found.add_sink(node.sinks[head], node.width);
+        std::fill_n(found.output, width, 0.0f);
+        for (int part = 0; part < num_parts; ++part) found.merge(parts + part * stride, width);
+        if (node.sinks) found.add_sink(node.sinks[head], width);
         const float share = found.sum == 0 ? 0.0f : 1 / found.sum;
-        for (int d = 0; d < node.width; ++d) found.output[d] *= share;
+        for (int d = 0; d < width; ++d) found.output[d] *= share;
     }
 }
 
 // What an item reads of these cells.
-CellsAhead cells_ahead(const ggml_tensor& tensor, const Item& item, const int* cells, int count) {
-    const char* first = static_cast<const char*>(tensor.data) + item.first_head * tensor.nb[2];
-    return {first, tensor.nb[1], item.num_heads * tensor.nb[2], cells, count};
+CellsAhead cells_ahead(const Node& node, const ggml_tensor& tensor, const Item& item, const int* cells, int count) {
+    const int first_head = node.kv_head(item.first_group);
+    const int end_head = node.kv_head(item.first_group + item.num_groups - 1) + 1;
+    const char* first = static_cast<const char*>(tensor.data) + first_head * tensor.nb[2];
+    return {first, tensor.nb[1], (end_head - first_head) * tensor.nb[2], cells, count};
 }
 
 template <class Lanes>
-void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch,
+void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch,
                   std::vector<Lanes>& lanes) {
-    const Block& block = scratch.plan.blocks[item.block];
+    const Block& block = prepared.plan.blocks[item.block];
     const size_t floats = part_floats(node, block);
-    if (int(lanes.size()) < item.num_heads) lanes.resize(item.num_heads);
-    std::vector<Attention<Lanes>> heads;
-    heads.reserve(item.num_heads);
-    for (int i = 0; i < item.num_heads; ++i)
-        heads.emplace_back(node, sight, item, item.first_head + i, scratch, lanes[i]);
+    if (int(lanes.size()) < item.num_groups) lanes.resize(item.num_groups);
+    std::vector<Attention<Lanes>> groups;
+    groups.reserve(item.num_groups);
+    for (int i = 0; i < item.num_groups; ++i)
+        groups.emplace_back(node, prepared, item, item.first_group + i, scratch.tile, lanes[i]);
     const int tiles = (block.cells + TILE - 1) / TILE;
     const int begin = int(long(tiles) * item.part / item.num_parts) * TILE;
     const int end = std::min(block.cells, int(long(tiles) * (item.part + 1) / item.num_parts) * TILE);
-    const std::vector<int>& cells = scratch.gathered[item.block].cells();
+    const std::vector<int>& cells = prepared.gathered[item.block].cells();
     for (int first = begin; first < end; first += TILE) {
-        const int next = std::min(first + TILE, end);
-        CellsAhead keys = cells_ahead(node.k, item, cells.data() + next, std::min(TILE, end - next));
-        CellsAhead values = cells_ahead(node.v, item, cells.data() + next, std::min(TILE, end - next));
-        for (auto& head : heads) head.add_tile(first, next - first, keys, values);
+        const int next = std::min(first + TILE, end), ahead = std::min(TILE, end - next);
+        CellsAhead keys = cells_ahead(node, node.k, item, cells.data() + next, ahead);
+        CellsAhead values = cells_ahead(node, node.v, item, cells.data() + next, node.values_in_keys ? 0 : ahead);
+        for (auto& group : groups) group.add_tile(first, next - first, keys, values);
     }
     scratch.part.resize(floats);
-    for (int i = 0; i < item.num_heads; ++i) {
-        const int kv_head = item.first_head + i;
+    for (int i = 0; i < item.num_groups; ++i) {
+        const int group = item.first_group + i;
         if (item.partials == WHOLE) {
-            heads[i].write_part(scratch.part.data());
-            finish(node, block, &scratch.plan.order[block.first], kv_head, 1, scratch.part.data());
+            groups[i].write_part(scratch.part.data());
+            finish(node, block, prepared.rows(block), group, 1, scratch.part.data());
         } else {
-            heads[i].write_part(partials + item.partials + (kv_head * item.num_parts + item.part) * floats);
+            groups[i].write_part(partials + item.partials + (group * item.num_parts + item.part) * floats);
         }
     }
 }
 
-void compute_item(const Node& node, const Sight& sight, const Item& item, float* partials, Scratch& scratch) {
-    const Block& block = scratch.plan.blocks[item.block];
-    if (scratch.gathered[item.block].is_empty()) scratch.gathered[item.block].gather(scratch.plan, sight, block);
-    if (has_many_lanes(block.count * node.group))
-        compute_item(node, sight, item, partials, scratch, scratch.many);
+void compute_item(const Node& node, const Prepared& prepared, const Item& item, float* partials, Scratch& scratch) {
+    if (has_many_lanes(prepared.plan.blocks[item.block].count * node.group))
+        compute_item(node, prepared, item, partials, scratch, scratch.many);
     else
-        compute_item(node, sight, item, partials, scratch, scratch.few);
+        compute_item(node, prepared, item, partials, scratch, scratch.few);
 }
 
 // After all threads have computed their parts.
-void merge_parts(const Node& node, const ggml_compute_params& params, const Plan& plan, const float* partials) {
+void merge_parts(const Node& node, const ggml_compute_params& params, const Prepared& prepared,
+                 const float* partials) {
+    const Plan& plan = prepared.plan;
     ggml().barrier(params.threadpool);
     for (int i = params.ith; i < int(plan.items.size()); i += params.nth) {
         const Item& item = plan.items[i];
         if (item.partials == WHOLE || item.part != 0) continue;
         const Block& block = plan.blocks[item.block];
         const size_t stride = item.num_parts * part_floats(node, block);
-        for (int head = item.first_head; head < item.first_head + item.num_heads; ++head)
-            finish(node, block, &plan.order[block.first], head, item.num_parts,
-                   partials + item.partials + head * stride);
+        for (int group = item.first_group; group < item.first_group + item.num_groups; ++group)
+            finish(node, block, prepared.rows(block), group, item.num_parts,
+                   partials + item.partials + group * stride);
     }
 }
 
-// ggml's memory for all threads: first who sees what, then the results of parts.
-struct Shared {
-    char* memory;
-    size_t bytes;
+// What has been prepared in a graph. Layers have a few kinds of masks, and which of them comes next does not matter.
+class Preparations {
+public:
+    struct Found {
+        Prepared* prepared;
+        bool is_new;  // nobody has looked yet
+    };
+
+    void forget() { num_kept_ = 0; }
+
+    // `room`: floats for the results of parts. What is not to be kept is overwritten by the next.
+    Found find(const Node& node, int threads, size_t room, bool is_kept) {
+        const Key key{node.mask, node.rows, node.cells, node.heads, node.heads_of_kv, node.key_width,
+                      node.value_width, threads, room};
+        for (int i = 0; i < num_kept_; ++i)
+            if (keys_[i] == key) return {&all_[i], false};
+        if (num_kept_ == MOST) forget();
+        keys_[num_kept_] = key;
+        Prepared& next = all_[num_kept_];
+        next.sight.begin(node);
+        if (is_kept) ++num_kept_;
+        return {&next, true};
+    }
+
+private:
+    using Key = std::tuple<const ggml_tensor*, int, int, int, int, int, int, int, size_t>;
+    static constexpr int MOST = 4;
+    Prepared all_[MOST];
+    Key keys_[MOST];
+    int num_kept_ = 0;
 };
 
-// Every thread needs all of it: each looks at some rows if there is room to share it, else at all.
-Sight look(const Node& node, const ggml_compute_params& params, Shared& shared, Scratch& scratch) {
-    Sight sight(node);
-    const size_t bytes = sight.bytes(node.rows);
-    const bool is_shared = bytes <= shared.bytes / 2;
-    if (is_shared) {
-        sight.keep_in(shared.memory);
-        shared = {shared.memory + bytes, shared.bytes - bytes};
-    } else {
-        scratch.sight.resize(bytes / sizeof(uint64_t));
-        sight.keep_in(scratch.sight.data());
-    }
-    for (int row = is_shared ? params.ith : 0; row < node.rows; row += is_shared ? params.nth : 1)
-        sight.look(node, row);
-    return sight;
+// Of the thread that computes a graph, which is the first of its threads.
+struct Graph {
+    bool is_computed = false;  // now, through begin_graph()
+    Preparations preparations;
+};
+
+Graph& graph_of_thread() {
+    static thread_local Graph graph;
+    return graph;
 }
+
+// A mask that the graph itself computes may be another one at the next node, in the same place.
+bool is_given(const ggml_tensor* mask) { return !mask || (mask->op == 0 && !mask->view_src); }
+
+// All threads together, each some rows, then some blocks.
+void prepare(const Node& node, const ggml_compute_params& params, size_t room, Prepared& prepared) {
+    for (int row = params.ith; row < node.rows; row += params.nth) prepared.sight.look(node, row);
+    ggml().barrier(params.threadpool);
+    if (params.ith == 0) {
+        prepared.plan.make(node, prepared.sight, params.nth, room);
+        prepared.gathered.resize(std::max(prepared.gathered.size(), prepared.plan.blocks.size()));
+    }
+    ggml().barrier(params.threadpool);
+    for (int block = params.ith; block < int(prepared.plan.blocks.size()); block += params.nth)
+        prepared.gathered[block].gather(prepared.plan, prepared.sight, prepared.plan.blocks[block]);
+    ggml().barrier(params.threadpool);
+}
+
+// ggml's memory for all threads: where the node's preparation is, then the results of parts.
+struct Shared {
+    Preparations::Found found;
+    float* partials() { return reinterpret_cast<float*>(this + 1); }
+};
 
 }  // namespace
 
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
-    return !params.use_ref && is_known(node);
+    return !params.use_ref && params.wsize >= sizeof(Shared) && is_known(node);
 }
 
+void begin_graph() {
+    graph_of_thread().preparations.forget();
+    graph_of_thread().is_computed = true;
+}
+
+void end_graph() { graph_of_thread().is_computed = false; }
+
 void compute(const ggml_compute_params& params, ggml_tensor& tensor) {
-    static thread_local Scratch of_thread;
-    Scratch& scratch = of_thread;
+    static thread_local Scratch scratch;
     const Node node(tensor);
-    Shared shared{static_cast<char*>(params.wdata), params.wsize};
-    const Sight sight = look(node, params, shared, scratch);
-    if (params.ith == 0) ggml().chunk_set(params.threadpool, params.nth);
+    Shared& shared = *static_cast<Shared*>(params.wdata);
+    const size_t room = (params.wsize - sizeof(Shared)) / sizeof(float);
+    if (params.ith == 0) {
+        Graph& graph = graph_of_thread();
+        shared.found = graph.preparations.find(node, params.nth, room, graph.is_computed && is_given(node.mask));
+        ggml().chunk_set(params.threadpool, params.nth);
+    }
     ggml().barrier(params.threadpool);
-    scratch.begin(node, sight, params.nth, shared.bytes / sizeof(float));
-    float* partials = reinterpret_cast<float*>(shared.memory);
-    const std::vector<Item>& items = scratch.plan.items;
+    Prepared& prepared = *shared.found.prepared;
+    if (shared.found.is_new) prepare(node, params, room, prepared);
+    const std::vector<Item>& items = prepared.plan.items;
     for (int i = params.ith; i < int(items.size()); i = ggml().chunk_add(params.threadpool, 1))
-        compute_item(node, sight, items[i], partials, scratch);
-    if (scratch.plan.has_parts()) merge_parts(node, params, scratch.plan, partials);
+        compute_item(node, prepared, items[i], shared.partials(), scratch);
+    if (prepared.plan.has_parts()) merge_parts(node, params, prepared, shared.partials());
 }
 
 }  // namespace attention

@@ -11,4 +11,9 @@ bool can_do(const ggml_compute_params& params, const ggml_tensor& node);
 // This thread's part of a node that the kernel can do.
 void compute(const ggml_compute_params& params, ggml_tensor& node);
 
+// Around the graph that this thread computes, with others or alone. What follows from a mask is then found out once for
+// all layers that have it; without these, for each node.
+void begin_graph();
+void end_graph();
+
 }  // namespace attention

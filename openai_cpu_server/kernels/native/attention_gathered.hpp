@@ -25,9 +25,6 @@ public:
             move_together(sight.of(plan.order[block.first + i]), &seen_[i * stride_]);
     }
 
-    bool is_empty() const { return cells_.empty(); }
-    void clear() { cells_.clear(); }
-
     const std::vector<int>& cells() const { return cells_; }
 
     // Bit i: whether the block's row sees the cell first + i; behind the last cell there is nothing to see.

@@ -19,6 +19,7 @@ using simd::LANES;
 constexpr float MINUS_INFINITY = -INFINITY;
 constexpr int ACCUMULATORS = simd::REGISTERS / 2;
 constexpr int VECTORS_MAX = 2;  // with these, compilers keep every operand but the factors in registers
+constexpr int ACROSS = VECTORS_MAX * LANES;
 
 // Floats at the boundaries of cache lines.
 class Buffer {
@@ -41,7 +42,7 @@ inline void multiply(const float* x, int x_row, int x_step, const float* y, int 
         for (floats& sum : row) sum = floats{};
     for (int k = 0; k < depth; ++k) {
         floats ys[VECTORS];
-        for (int j = 0; j < VECTORS; ++j) ys[j] = simd::load(y + k * y_step + j * LANES);
+        for (int j = 0; j < VECTORS; ++j) ys[j] = simd::in_register(simd::load(y + k * y_step + j * LANES));
         for (int i = 0; i < ROWS; ++i) {
             const floats factor = simd::splat(x[i * x_row + k * x_step]);
             for (int j = 0; j < VECTORS; ++j) sums[i][j] += factor * ys[j];
@@ -51,31 +52,36 @@ inline void multiply(const float* x, int x_row, int x_step, const float* y, int 
 
 inline floats finite(floats x) { return x > MINUS_INFINITY ? x : floats{}; }
 
-// Many lanes: they lie side by side in vectors, so that nothing is ever summed across a vector.
+// Many lanes: they lie side by side in vectors, so that nothing is ever summed across a vector. Queries and outputs of
+// lanes that are computed together lie together: columns whose rows are a power of 2 apart would share few places of
+// the first cache.
 class ManyLanes {
 public:
     static constexpr bool READS_POOL = false;
 
-    void begin(int lanes, int width) {
-        width_ = width;
+    void begin(int lanes, int key_width, int value_width) {
+        key_width_ = key_width;
+        value_width_ = value_width;
         stride_ = (lanes + LANES - 1) / LANES * LANES;
-        queries_.resize(size_t(width) * stride_);
-        outputs_.resize(size_t(width) * stride_);
+        queries_.resize(size_t(key_width) * stride_);
+        outputs_.resize(size_t(value_width) * stride_);
         scores_.resize(size_t(TILE) * stride_);
         for (Buffer* each : {&largest_, &sum_, &factor_}) each->resize(stride_);
-        std::fill_n(queries_.data(), width * stride_, 0.0f);
-        std::fill_n(outputs_.data(), width * stride_, 0.0f);
+        std::fill_n(queries_.data(), key_width * stride_, 0.0f);
+        std::fill_n(outputs_.data(), value_width * stride_, 0.0f);
         std::fill_n(largest_.data(), stride_, MINUS_INFINITY);
         std::fill_n(sum_.data(), stride_, 0.0f);
     }
 
     void set_query(int lane, const float* query, float scale) {
-        for (int d = 0; d < width_; ++d) queries_.data()[d * stride_ + lane] = query[d] * scale;
+        const Column to = column(queries_, key_width_, lane);
+        for (int d = 0; d < key_width_; ++d) to.first[d * to.step] = query[d] * scale;
     }
 
     void score(const UnpackedRows& keys) {
-        sweep<VECTORS_MAX>(0, TILE, [&](auto& sums, int cell, int lane) {
-            multiply(keys.first + cell * width_, width_, 1, queries_.data() + lane, stride_, width_, sums);
+        sweep<VECTORS_MAX>(0, TILE, [&](auto& sums, int cell, int lane, auto step) {
+            const float* queries = queries_.data() + lane * key_width_;
+            multiply(keys.first + cell * keys.stride, keys.stride, 1, queries, step, key_width_, sums);
             put(sums, scores_.data() + cell * stride_ + lane);
         });
     }
@@ -90,19 +96,31 @@ public:
     }
 
     void add(const UnpackedRows& values) {
-        sweep<VECTORS_MAX>(0, width_, [&](auto& sums, int d, int lane) {
-            multiply(values.first + d, 1, width_, scores_.data() + lane, stride_, TILE, sums);
-            accumulate(sums, d, lane);
+        sweep<VECTORS_MAX>(0, value_width_, [&](auto& sums, int d, int lane, auto step) {
+            multiply(values.first + d, 1, values.stride, scores_.data() + lane, stride_, TILE, sums);
+            accumulate(sums, outputs_.data() + lane * value_width_ + d * step, lane);
         });
     }
 
     float largest(int lane) { return largest_.data()[lane]; }
     float sum(int lane) { return sum_.data()[lane]; }
     void output(int lane, float* to) {
-        for (int d = 0; d < width_; ++d) to[d] = outputs_.data()[d * stride_ + lane];
+        const Column from = column(outputs_, value_width_, lane);
+        for (int d = 0; d < value_width_; ++d) to[d] = from.first[d * from.step];
     }
 
 private:
+    // A lane's numbers.
+    struct Column {
+        float* first;
+        int step;
+    };
+
+    Column column(Buffer& of, int width, int lane) const {
+        const int start = lane / ACROSS * ACROSS;
+        return {of.data() + start * width + lane - start, std::min(ACROSS, stride_ - start)};
+    }
+
     // Calls `block` for each block of rows and vectors of lanes, as large as registers allow.
     template <int VECTORS, class Block>
     void sweep(int lane, int rows, Block block) {
@@ -110,7 +128,7 @@ private:
         for (; lane + VECTORS * LANES <= stride_; lane += VECTORS * LANES)
             for (int row = 0; row < rows; row += ROWS) {
                 floats sums[ROWS][VECTORS];
-                block(sums, row, lane);
+                block(sums, row, lane, std::integral_constant<int, VECTORS * LANES>{});
             }
         if constexpr (VECTORS > 1) sweep<VECTORS / 2>(lane, rows, block);
     }
@@ -122,11 +140,11 @@ private:
     }
 
     template <int ROWS, int VECTORS>
-    void accumulate(const floats (&sums)[ROWS][VECTORS], int d, int lane) {
+    void accumulate(const floats (&sums)[ROWS][VECTORS], float* outputs, int lane) {
         for (int j = 0; j < VECTORS; ++j) {
             const floats factor = simd::load(factor_.data() + lane + j * LANES);
             for (int i = 0; i < ROWS; ++i) {
-                float* output = outputs_.data() + (d + i) * stride_ + lane + j * LANES;
+                float* output = outputs + (i * VECTORS + j) * LANES;
                 simd::store(output, simd::load(output) * factor + sums[i][j]);
             }
         }
@@ -149,8 +167,8 @@ private:
         simd::store(sum_.data() + lane, sum);
     }
 
-    int width_ = 0, stride_ = 0;
-    Buffer queries_, outputs_;  // (width, lanes)
+    int key_width_ = 0, value_width_ = 0, stride_ = 0;
+    Buffer queries_, outputs_;  // (vectors that are computed together, width, their lanes)
     Buffer scores_;             // (cells of a tile, lanes)
     Buffer largest_, sum_, factor_;
 };
@@ -161,21 +179,22 @@ class FewLanes {
 public:
     static constexpr bool READS_POOL = true;  // a number is converted once for all lanes, which are few
 
-    void begin(int lanes, int width) {
-        width_ = width;
+    void begin(int lanes, int key_width, int value_width) {
+        key_width_ = key_width;
+        value_width_ = value_width;
         lanes_ = 1;
         while (lanes_ < lanes) lanes_ *= 2;
-        queries_.resize(size_t(lanes_) * width);
-        outputs_.resize(size_t(lanes_) * width);
+        queries_.resize(size_t(lanes_) * key_width);
+        outputs_.resize(size_t(lanes_) * value_width);
         scores_.resize(size_t(lanes_) * TILE);
-        std::fill_n(queries_.data(), lanes_ * width, 0.0f);
-        std::fill_n(outputs_.data(), lanes_ * width, 0.0f);
+        std::fill_n(queries_.data(), lanes_ * key_width, 0.0f);
+        std::fill_n(outputs_.data(), lanes_ * value_width, 0.0f);
         largest_ = simd::splat(MINUS_INFINITY);
         sum_ = floats{};
     }
 
     void set_query(int lane, const float* query, float scale) {
-        for (int d = 0; d < width_; ++d)
+        for (int d = 0; d < key_width_; ++d)
             queries_.data()[(d / LANES * lanes_ + lane) * LANES + d % LANES] = query[d] * scale;
     }
 
@@ -216,7 +235,7 @@ public:
         for (int i = lane; i < LANES; i += lanes_) total += sum_[i];
         return total;
     }
-    void output(int lane, float* to) { std::copy_n(outputs_.data() + lane * width_, width_, to); }
+    void output(int lane, float* to) { std::copy_n(outputs_.data() + lane * value_width_, value_width_, to); }
 
 private:
     // Vectors of values that are added at a time: fewer sums would wait for each other, more do not pay.
@@ -236,7 +255,7 @@ private:
         constexpr int CELLS = LANES / ROWS;
         for (int cell = 0; cell < TILE; cell += CELLS) {
             simd::store(scores_.data() + cell * ROWS, score_cells<ROWS>(keys, cell));
-            keys.step(CELLS * width_ / LANES);
+            keys.step(CELLS * key_width_ / LANES);
         }
     }
 
@@ -246,7 +265,7 @@ private:
         constexpr int CELLS = LANES / ROWS;
         floats products[LANES] = {};
         const float* queries = queries_.data();
-        const int width = width_;
+        const int width = key_width_;
         for (int d = 0; d < width; d += LANES, queries += ROWS * LANES) {
             floats parts[CELLS];
             for (int j = 0; j < CELLS; ++j) parts[j] = simd::in_register(keys.load(cell + j, d));
@@ -261,7 +280,7 @@ private:
 
     template <int ROWS, int VECTORS, class Rows>
     void sweep(int d, const Rows& values) {
-        for (; d + VECTORS * LANES <= width_; d += VECTORS * LANES) {
+        for (; d + VECTORS * LANES <= value_width_; d += VECTORS * LANES) {
             floats sums[ROWS][VECTORS] = {};
             for (int cell = 0; cell < TILE; cell += CELLS_A_STEP) {
                 for (int i = cell; i < cell + CELLS_A_STEP; ++i) add_values(values, i, d, sums);
@@ -269,7 +288,7 @@ private:
             }
             for (int i = 0; i < ROWS; ++i)
                 for (int j = 0; j < VECTORS; ++j) {
-                    float* output = outputs_.data() + i * width_ + d + j * LANES;
+                    float* output = outputs_.data() + i * value_width_ + d + j * LANES;
                     simd::store(output, simd::multiply_add(simd::load(output), simd::splat(factor_[i]), sums[i][j]));
                 }
         }
@@ -287,7 +306,8 @@ private:
     }
 
     static constexpr int CELLS_A_STEP = 8;
-    int width_ = 0, lanes_ = 0;  // a power of 2: those behind the last have queries of 0
+    int key_width_ = 0, value_width_ = 0;
+    int lanes_ = 0;  // a power of 2: those behind the last have queries of 0
     Buffer queries_;  // (width in vectors, lanes, a vector)
     Buffer outputs_;  // (lanes, width)
     Buffer scores_;   // (cells of a tile, lanes)

@@ -1,5 +1,6 @@
 #include "attention_node.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -8,7 +9,9 @@ namespace attention {
 namespace {
 
 enum Parameter { SCALE, MAX_BIAS, SOFT_CAP };
-constexpr int WIDTH_MIN = 16, WIDTH_MAX = 256, GROUP_MAX = 64;
+constexpr int WIDTH_UNIT = 16;     // so many numbers fill whole vectors
+constexpr int LANES_MAX = 128;     // more would share unpacking with no gain
+constexpr int FLOATS_MAX = 65536;  // of queries and results that are computed together: they stay in the second cache
 
 float parameter(const ggml_tensor& node, Parameter which) {
     float value;
@@ -24,19 +27,27 @@ bool is_known_mask(const ggml_tensor* mask, const ggml_tensor& q, const ggml_ten
            mask->ne[2] == 1 && mask->ne[3] == 1 && mask->nb[0] == sizeof(uint16_t);
 }
 
-bool is_known_width(const ggml_tensor& k, const ggml_tensor& v) {
-    const bool in_blocks = k.type == GGML_TYPE_Q8_0 || v.type == GGML_TYPE_Q8_0;
-    return k.ne[0] == v.ne[0] && k.ne[0] >= WIDTH_MIN && k.ne[0] <= WIDTH_MAX &&
-           k.ne[0] % (in_blocks ? 32 : 16) == 0;
+bool is_known_width(const ggml_tensor& tensor) {
+    return tensor.ne[0] > 0 && tensor.ne[0] % WIDTH_UNIT == 0 && cell_unpacker(tensor.type);
+}
+
+bool lies_in(const ggml_tensor& k, const ggml_tensor& v) {
+    return v.data == k.data && v.type == k.type && v.ne[0] <= k.ne[0] && v.nb[1] == k.nb[1] && v.nb[2] == k.nb[2];
+}
+
+// The largest part of `heads` of which there is a whole number, up to `most`.
+int largest_part(int heads, int most) {
+    int parts = 1;
+    while (heads % parts != 0 || heads / parts > most) ++parts;
+    return heads / parts;
 }
 
 }  // namespace
 
 bool is_known(const ggml_tensor& node) {
     const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
-    return q.type == GGML_TYPE_F32 && cell_unpacker(k.type) && cell_unpacker(v.type) &&
-           is_known_width(k, v) && is_one_batch(q) && is_one_batch(k) && is_one_batch(v) &&
-           k.ne[2] == v.ne[2] && q.ne[2] % k.ne[2] == 0 && q.ne[2] / k.ne[2] <= GROUP_MAX &&
+    return q.type == GGML_TYPE_F32 && is_known_width(k) && is_known_width(v) && is_one_batch(q) &&
+           is_one_batch(k) && is_one_batch(v) && k.ne[2] == v.ne[2] && q.ne[2] % k.ne[2] == 0 &&
            q.nb[0] == sizeof(float) && is_known_mask(node.src[3], q, k);
 }
 
@@ -50,9 +61,12 @@ Node::Node(const ggml_tensor& node)
       rows(int(q.ne[1])),
       cells(int(k.ne[1])),
       heads(int(q.ne[2])),
-      kv_heads(int(k.ne[2])),
-      width(int(k.ne[0])),
-      group(heads / kv_heads),
+      key_width(int(k.ne[0])),
+      value_width(int(v.ne[0])),
+      heads_of_kv(heads / int(k.ne[2])),
+      lanes_max(std::clamp(FLOATS_MAX / (key_width + value_width), 1, LANES_MAX)),
+      group(largest_part(heads_of_kv, lanes_max)),
+      values_in_keys(lies_in(k, v)),
       scale(parameter(node, SCALE)),
       max_bias(parameter(node, MAX_BIAS)),
       soft_cap(parameter(node, SOFT_CAP)),

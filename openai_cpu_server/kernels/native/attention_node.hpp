@@ -11,13 +11,20 @@ struct Node {
     const ggml_tensor* mask;  // (row, cell), f16; null: every row sees every cell
     const float* sinks;       // a score for each head that belongs to no cell; null: none
     ggml_tensor& result;
-    int rows, cells, heads, kv_heads, width;
-    int group;  // heads that share keys and values
+    int rows, cells, heads;
+    int key_width, value_width;
+    int heads_of_kv;  // that share keys and values
+    int lanes_max;    // rows times heads that are computed together
+    int group;        // heads of a row that are computed together: those that share keys and values, or a part of them
+    bool values_in_keys;  // the values are the first numbers of the keys (latent attention)
     float scale, max_bias, soft_cap;
     UnpackCells unpack_k, unpack_v;
 
     explicit Node(const ggml_tensor& node);
 
+    int num_groups() const { return heads / group; }
+    // The head of keys and values that a group has.
+    int kv_head(int group_number) const { return group_number * group / heads_of_kv; }
     const float* query(int row, int head) const {
         return reinterpret_cast<const float*>(at(q, row * q.nb[1] + head * q.nb[2]));
     }

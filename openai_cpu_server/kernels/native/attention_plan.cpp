@@ -63,7 +63,7 @@ uint64_t all_of(int first, int cells) {
 }  // namespace
 
 void Sight::look(const Node& node, int row) {
-    uint64_t* bits = bits_ + size_t(row) * (words_ + 1);
+    uint64_t* bits = &bits_[size_t(row) * (words_ + 1)];
     bool has_weights = false;
     for (int word = 0; word < words_; ++word) {
         Cells found{all_of(64 * word, node.cells), false};
@@ -108,7 +108,7 @@ void Plan::form_blocks(const Node& node, const Sight& sight) {
 
 // A row joins the block before it if that is cheaper than to compute it alone.
 bool Plan::join_last_block(const Node& node, const uint64_t* row, int words) {
-    if (blocks.empty() || (blocks.back().count + 1) * node.group > LANES_MAX) return false;
+    if (blocks.empty() || (blocks.back().count + 1) * node.group > node.lanes_max) return false;
     Block& block = blocks.back();
     const int lanes = block.count * node.group;
     const int together = count_of_both(seen_.data(), row, words);
@@ -129,17 +129,17 @@ long Plan::items_wanted(const Node& node, const Block& block, int threads) const
 }
 
 // A block of few lanes is held by memory: all heads of a cell, which lie side by side, are read together where
-// there are cells enough to cut. One of many lanes is held by arithmetic, and its items have a head each.
+// there are cells enough to cut. One of many lanes is held by arithmetic, and its items have a group each.
 Cut Plan::cut(const Node& node, const Block& block, int threads) const {
     const long wanted = items_wanted(node, block, threads);
     const long most = std::max(1, block.cells / PART_CELLS_MIN);
     if (has_many_lanes(block.count * node.group)) {
-        const long parts = (wanted + node.kv_heads - 1) / node.kv_heads;
+        const long parts = (wanted + node.num_groups() - 1) / node.num_groups();
         return {int(std::min(parts, most)), 1};
     }
     const int parts = int(std::min(wanted, most));
-    const int groups = int(std::min<long>(node.kv_heads, (wanted + parts - 1) / parts));
-    return {parts, (node.kv_heads + groups - 1) / groups};
+    const int items = int(std::min<long>(node.num_groups(), (wanted + parts - 1) / parts));
+    return {parts, (node.num_groups() + items - 1) / items};
 }
 
 // A block is cut by cells only if there is room for the results of its parts.
@@ -148,12 +148,14 @@ void Plan::form_items(const Node& node, int threads, size_t room) {
     size_t used = 0;
     for (int number = 0; number < int(blocks.size()); ++number) {
         Cut how = cut(node, blocks[number], threads);
-        const size_t floats = how.parts * node.kv_heads * part_floats(node, blocks[number]);
+        const size_t floats = how.parts * node.num_groups() * part_floats(node, blocks[number]);
         if (used + floats > room) how.parts = 1;
         const int partials = how.parts == 1 ? WHOLE : int(used);
-        for (int head = 0; head < node.kv_heads; head += how.heads)
-            for (int part = 0; part < how.parts; ++part)
-                items.push_back({number, head, std::min(how.heads, node.kv_heads - head), part, how.parts, partials});
+        for (int group = 0; group < node.num_groups(); group += how.groups)
+            for (int part = 0; part < how.parts; ++part) {
+                const int num_groups = std::min(how.groups, node.num_groups() - group);
+                items.push_back({number, group, num_groups, part, how.parts, partials});
+            }
         if (how.parts > 1) used += floats;
     }
 }

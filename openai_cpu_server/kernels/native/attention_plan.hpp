@@ -9,8 +9,7 @@
 
 namespace attention {
 
-constexpr int TILE = 32;        // cells that are computed together
-constexpr int LANES_MAX = 128;  // rows times heads that are computed together
+constexpr int TILE = 32;  // cells that are computed together
 
 // Whether so many lanes fill vectors; else vectors go along the width.
 inline bool has_many_lanes(int lanes) { return lanes > simd::LANES / 2; }
@@ -18,19 +17,19 @@ inline bool has_many_lanes(int lanes) { return lanes > simd::LANES / 2; }
 // Who sees which cells: a bit for each row and cell, and for each row whether all that it sees has weight 0.
 class Sight {
 public:
-    explicit Sight(const Node& node) : words_((node.cells + 63) / 64) {}
-
-    size_t bytes(int rows) const { return sizeof(uint64_t) * rows * (words_ + 1); }
-    void keep_in(void* memory) { bits_ = static_cast<uint64_t*>(memory); }
+    void begin(const Node& node) {
+        words_ = (node.cells + 63) / 64;
+        bits_.resize(size_t(node.rows) * (words_ + 1));
+    }
     void look(const Node& node, int row);
 
     int words() const { return words_; }
-    const uint64_t* of(int row) const { return bits_ + size_t(row) * (words_ + 1); }
+    const uint64_t* of(int row) const { return &bits_[size_t(row) * (words_ + 1)]; }
     bool is_plain(int row) const { return of(row)[words_] == 0; }
 
 private:
-    int words_;
-    uint64_t* bits_ = nullptr;
+    int words_ = 0;
+    std::vector<uint64_t> bits_;
 };
 
 // Rows that see much the same.
@@ -39,25 +38,26 @@ struct Block {
     int cells;         // that any of them sees
 };
 
-// A part of a block's cells, for some heads of keys and values: what one thread computes at a time.
+// A part of a block's cells, for some groups of heads: what one thread computes at a time.
 struct Item {
     int block;
-    int first_head, num_heads;  // of keys and values
+    int first_group, num_groups;
     int part, num_parts;
     int partials;  // where the results of the block's parts go, counted in floats; WHOLE: there is one part
 };
 
 constexpr int WHOLE = -1;
 
-// The result of an item for one of its heads: for each lane its largest score, the sum of its weights, and the weighted sum of
-// values.
+// The result of an item for one of its groups: for each lane its largest score, the sum of its weights, and the
+// weighted sum of values.
 inline size_t part_floats(const Node& node, const Block& block) {
-    return size_t(block.count) * node.group * (node.width + 2);
+    return size_t(block.count) * node.group * (node.value_width + 2);
 }
 
-// How a block is cut into items: parts of its cells, times groups of heads.
+// How a block is cut into items.
 struct Cut {
-    int parts, heads;  // heads of keys and values in a group
+    int parts;   // of its cells
+    int groups;  // of heads in an item
 };
 
 struct Plan {
@@ -65,7 +65,7 @@ struct Plan {
     std::vector<Block> blocks;
     std::vector<Item> items;
 
-    // Every thread makes the same one. `room`: floats for the results of parts.
+    // `room`: floats for the results of parts.
     void make(const Node& node, const Sight& sight, int threads, size_t room);
 
     bool has_parts() const;

@@ -6,12 +6,12 @@
 
 namespace attention {
 
-// The rows of a tile's cells, unpacked: one behind the other.
+// The rows of a tile's cells, unpacked.
 struct UnpackedRows {
     const float* first;
-    int width;
+    int stride;  // floats from a row to the next
 
-    simd::floats load(int cell, int d) const { return simd::load(first + cell * width + d); }
+    simd::floats load(int cell, int d) const { return simd::load(first + cell * stride + d); }
     void step(int) const {}
 };
 

@@ -42,8 +42,8 @@ struct Q8_0 {
 };
 
 template <class Row>
-void unpack(const CellRows& rows, const int* cells, int count, CellsAhead& ahead, float* to) {
-    for (int i = 0; i < count; ++i, to += rows.width) {
+void unpack(const CellRows& rows, const int* cells, int count, CellsAhead& ahead, float* to, int to_stride) {
+    for (int i = 0; i < count; ++i, to += to_stride) {
         ahead.step(Row::bytes(rows.width));
         Row::unpack(rows.first + cells[i] * rows.stride, to, rows.width);
     }

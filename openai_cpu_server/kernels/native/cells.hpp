@@ -48,8 +48,9 @@ struct CellRows {
     int width;  // values of a row: a multiple of 16
 };
 
-// Unpacks the rows of some cells, one behind the other.
-using UnpackCells = void (*)(const CellRows& rows, const int* cells, int count, CellsAhead& ahead, float* to);
+// Unpacks the rows of some cells, each `to_stride` floats behind the one before.
+using UnpackCells = void (*)(const CellRows& rows, const int* cells, int count, CellsAhead& ahead, float* to,
+                             int to_stride);
 
 // Null for a type that is not known.
 UnpackCells cell_unpacker(ggml_type type);

@@ -1,6 +1,7 @@
 // Functions that ggml exports and calls by name. This library is loaded before ggml's, so its functions are the
 // ones that get called; what no kernel of ours does, or what is switched off, goes on to ggml's own.
 #include <atomic>
+#include <optional>
 
 #include "attention.hpp"
 #include "cpu.hpp"
@@ -47,9 +48,12 @@ void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor
 }
 
 int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* how) {
-    if (!is_on(RECURRENT)) return ggml().graph_compute(graph, how);
-    const GraphPlan plan{graph};
-    return ggml().graph_compute(graph, how);
+    std::optional<GraphPlan> plan;
+    if (is_on(RECURRENT)) plan.emplace(graph);
+    attention::begin_graph();
+    const int status = ggml().graph_compute(graph, how);
+    attention::end_graph();
+    return status;
 }
 
 // ggml asks for each node, before it looks for a function of its own, whether an accelerator does it. What a plan has

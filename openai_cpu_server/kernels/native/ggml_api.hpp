@@ -70,9 +70,9 @@ struct ggml_tensor {
     char padding[8];
 };
 
-struct ggml_threadpool;
 struct ggml_cgraph;
 struct ggml_cplan;
+struct ggml_threadpool;
 
 // What each thread that computes a node is given.
 struct ggml_compute_params {
