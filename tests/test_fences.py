@@ -65,6 +65,7 @@ ALLOWED = {
     # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
     "replicas": {"contract"},
     "replicas.remote": {"contract", "engine_client", "errors"},
+    "replicas.nodes": {"contract", "engine_client"},
     "replicas.host": {"contract", "engine_client", "errors"},
     # It wires API replicas and engine replicas, as `server` does one server.
     "replicas.ray": {
@@ -72,6 +73,7 @@ ALLOWED = {
         "contract",
         "engine_client",
         "errors",
+        "llama.host",
         "models",
         "observe",
         "reader.pool",
@@ -124,6 +126,7 @@ ALLOWED = {
         "observe",
         "prompt",
         "reader",
+        "replicas.nodes",
     },
     # Commands import late what they need: each knows its own rooms.
     "cli": {"", "errors"},

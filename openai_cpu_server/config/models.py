@@ -105,6 +105,11 @@ class ModelOptions(BaseModel):
         ENGINE_DEFAULTS.kernels,
         description="off: ggml computes everything; auto: our kernels do what they are proved for",
     )
+    huge_pages: bool = Field(
+        ENGINE_DEFAULTS.reads_weights,
+        description="read the weights into huge pages in place of mapping the file: the start is slower, and "
+        "each engine has a copy of its own; whether steps are faster depends on machine and model",
+    )
     prefill_tokens: int = Field(
         ENGINE_DEFAULTS.prefill_tokens, ge=16, description="tokens of a step at most (llama.cpp's batch)"
     )
@@ -139,6 +144,7 @@ class ModelOptions(BaseModel):
             "kv_tokens": self.ctx_size,
             "kv_type": "f16" if self.kv_type == "auto" else self.kv_type,
             "repack": {"auto": None, "on": True, "off": False}[self.repack],
+            "reads_weights": self.huge_pages,
             "cache_file": str(self.cache_file) if self.cache_file else None,
         }
 

@@ -186,6 +186,13 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         description="who goes first; priority: interactive requests, and clients take turns; fifo: who came "
         "first; sjf: the shortest expected output, learned by route and client",
     )
+    numa: bool = _of_servers(
+        False,
+        description="an engine on each NUMA node, with memory of that node: requests go where their prompt "
+        "is, or to the node that is free; for a server with one model",
+    )
+    numa_folder: CliSuppress[Path | None] = _of_servers(None)
+    """Not for users: a folder of nodes that there are not, in place of the system's."""
     experiment: CliSuppress[Annotated[Experiment, PlainValidator(_experiment)]] = AS_SERVED
     """Not for users: it has no description, and stands in no list of options."""
     adapter: list[Annotated[AdapterOption, PlainValidator(parse_adapter)]] = Field(

@@ -30,6 +30,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str = "f16"
     repack: bool | None = None
     """Repack weights at load for this CPU; None: if that is faster, measured once, kept in `cost_dir`."""
+    reads_weights: bool = False
+    """Copy the weights into memory of the engine's own, in huge pages where the system lets it, in place of
+    mapping the file."""
     flash_attention: bool = True
     """Off: slower with a long context, and impossible with a quantised KV type."""
     kernels: Literal["auto", "off"] = "auto"

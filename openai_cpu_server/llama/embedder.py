@@ -138,7 +138,12 @@ class LlamaEmbedder:
             free_bytes = max(0, machine.free_memory() - total_bytes(model_files(header)))
             weights = chosen_layout(options, header, kernels, pause=lambda: on_progress(0.0))
             leave_to_ggml(weights, kernels)
-            model = Model.open(header, repack=weights.repacked, on_progress=on_progress)
+            model = Model.open(
+                header,
+                repack=weights.repacked,
+                reads_weights=options.reads_weights,
+                on_progress=on_progress,
+            )
             undo.callback(model.close)
             vocabulary = Vocabulary(model)
             max_input = _max_input(options, model, vocabulary.vocab_size, free_bytes)

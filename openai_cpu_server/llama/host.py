@@ -157,6 +157,37 @@ def _bind(thread: int, cores: Collection[int]) -> bool:
     return True
 
 
+NODES = Path("/sys/devices/system/node")
+
+
+def numa_nodes(folder: Path = NODES) -> dict[int, int]:
+    """By CPU, its node. {}: the machine has none, or does not say."""
+    nodes = {}
+    for path in folder.glob("node[0-9]*/cpulist"):
+        node = int(path.parent.name.removeprefix("node"))
+        nodes.update(dict.fromkeys(_listed(path.read_text()), node))
+    return nodes
+
+
+def _listed(text: str) -> list[int]:
+    """`0-3,8` -> 0 1 2 3 8."""
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            cpus += range(int(first), int(last or first) + 1)
+    return cpus
+
+
+def usable_nodes(folder: Path = NODES) -> dict[int, list[int]]:
+    """By NUMA node, those of its CPUs that this process may run on; nodes without any are left out."""
+    nodes: dict[int, list[int]] = {}
+    places = numa_nodes(folder)
+    for cpu in sorted(usable_cpus()):
+        nodes.setdefault(places.get(cpu, 0), []).append(cpu)
+    return nodes
+
+
 class Machine:
     """Reads the limits afresh at each call. Paths and CPUs are arguments for the sake of tests."""
 

@@ -207,7 +207,9 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             for each in (draft, header)
         )
         leave_to_ggml(weights, kernels)
-        model = Model.open(header, repack=weights.repacked, on_progress=on_progress)
+        model = Model.open(
+            header, repack=weights.repacked, reads_weights=options.reads_weights, on_progress=on_progress
+        )
         undo.callback(model.close)
         if not model.generates_text:
             raise StartupError(f"{model.path} ({model.header.architecture}) is no model that generates text.")
@@ -326,7 +328,12 @@ def _load_draft_model(
 ) -> DraftModel:
     """Load the draft model. Raises `StartupError`; then nothing of it stays loaded."""
     with ExitStack() as undo:
-        model = Model.open(header, repack=weights.repacked, on_progress=lambda fraction: None)
+        model = Model.open(
+            header,
+            repack=weights.repacked,
+            reads_weights=options.reads_weights,
+            on_progress=lambda fraction: None,
+        )
         undo.callback(model.close)
         if not model.generates_text or model.is_recurrent:
             raise StartupError(

@@ -70,6 +70,47 @@ class EngineGauges(Collector):
         yield from _requests(readings)
         yield from (_gauge(readings, *said) for said in _OF_KV)
         yield _evictions(readings)
+        yield from (_node_gauge(readings, *said) for said in _OF_NODES)
+
+
+_OF_NODES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
+    (
+        "ocs_node_ready",
+        "1: the NUMA node's engine can compute now.",
+        lambda one: one.state is EngineState.READY,
+    ),
+    (
+        "ocs_node_requests_running",
+        "Sequences in the slots of the NUMA node's engine.",
+        lambda one: sum(one.running.values()),
+    ),
+    (
+        "ocs_node_requests_waiting",
+        "Sequences that wait for a slot there.",
+        lambda one: sum(one.waiting.values()),
+    ),
+    (
+        "ocs_node_resident_bytes",
+        "Resident memory of the NUMA node's engine process, its weights included.",
+        lambda one: one.engine_rss_bytes,
+    ),
+    (
+        "ocs_node_threads_computing",
+        "Threads that have computed the last step of the NUMA node's engine.",
+        lambda one: one.threads_computing,
+    ),
+)
+
+
+def _node_gauge(
+    readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[EngineStatus], float]
+) -> Metric:
+    """Without `--numa` it has no series."""
+    family = GaugeMetricFamily(name, documentation, labels=("model", "node"))
+    for one in readings:
+        for node, status in one.status.nodes.items():
+            family.add_metric([one.model, node], value_of(status))
+    return family
 
 
 def _memory(readings: list[GaugeReading]) -> Metric:

@@ -15,7 +15,6 @@ from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.contract.model_info import AdapterState
-from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.live import ServedTotals
 from openai_cpu_server.errors import AdapterFailed, EngineUnavailable, ModelNotLoaded, ServerError
 from openai_cpu_server.llama.host import Machine
@@ -24,7 +23,7 @@ from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.reader.pool import ReaderPool
-from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder
+from openai_cpu_server.server.model_builder import FileStamp, LoadedModel, ModelBuilder, OwnEngine
 from openai_cpu_server.server.plans import ModelPlan, planned_routers
 
 logger = logging.getLogger(__name__)
@@ -139,7 +138,7 @@ class ModelFleet:
             raise
         self.registry = self._models.registry
         self.readers = readers
-        self._runs: dict[EngineClient, asyncio.Task[None]] = {}
+        self._runs: dict[OwnEngine, asyncio.Task[None]] = {}
         self._others: set[asyncio.Task[None]] = set()
         self._replacing: dict[str, asyncio.Lock] = {plan.name: asyncio.Lock() for plan in plans}
         self._has_failed: asyncio.Future[None] | None = None
@@ -148,7 +147,7 @@ class ModelFleet:
     # -- an engine of all engines -------------------------------------------------------------------------
 
     @property
-    def default(self) -> EngineClient:
+    def default(self) -> OwnEngine:
         return self._models.default.engine
 
     @property
@@ -214,10 +213,10 @@ class ModelFleet:
     # -- inside -------------------------------------------------------------------------------------------
 
     @property
-    def _engines(self) -> Iterable[EngineClient]:
+    def _engines(self) -> Iterable[OwnEngine]:
         return list(self._runs) or [model.engine for model in self._models]
 
-    def _start(self, engine: EngineClient) -> None:
+    def _start(self, engine: OwnEngine) -> None:
         task = asyncio.create_task(engine.run())
         self._runs[engine] = task
         task.add_done_callback(self._ended)
@@ -289,7 +288,7 @@ class ModelFleet:
         self._retired_totals = _sum([self._retired_totals, old.engine.totals])
         await self._end(old.engine)
 
-    async def _end(self, engine: EngineClient) -> None:
+    async def _end(self, engine: OwnEngine) -> None:
         await engine.close()
         task = self._runs.pop(engine, None)
         if task is not None:
@@ -316,7 +315,7 @@ def _with_adapters(model: LoadedModel) -> ModelPlan:
     return msgspec.structs.replace(model.plan, adapters=adapters)
 
 
-async def _carry_adapters(old: EngineClient, new: EngineClient) -> None:
+async def _carry_adapters(old: OwnEngine, new: OwnEngine) -> None:
     """Those that have come or gone while the new one was loading."""
     wanted = {s.adapter.name: s.adapter for s in old.adapters() if s.state is not AdapterState.FAILED}
     had = {status.adapter.name: status.adapter.key for status in new.adapters()}

@@ -7,9 +7,11 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from openai_cpu_server.config.models import ModelOptions
 from openai_cpu_server.config.settings import Settings
@@ -24,6 +26,7 @@ from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
+from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, UnreadableModel
@@ -34,6 +37,7 @@ from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource
 from openai_cpu_server.reader.model import ReadGrammars, ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
+from openai_cpu_server.replicas.nodes import NodeEngines
 from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
 from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee
 
@@ -83,6 +87,7 @@ def _add_file(digest: hashlib._Hash, path: Path) -> None:
 
 _FRONT = "openai_cpu_server.kernels.front"
 _PROCESS = "openai_cpu_server.engine.process"
+_KERNEL = "openai_cpu_server.child_processes.kernel"
 
 
 def supervised(
@@ -94,11 +99,12 @@ def supervised(
     foretold: ModelInfo | None = None,
     partner: CoresPartner | None = None,
     cpus: Collection[int] = (),
+    node: int | None = None,
 ) -> Supervisor:
-    """`cpus`: the engine computes on these only; (): on all that this process may use. The rest is as
-    `Supervisor` wants it."""
+    """`cpus`: the engine computes on these only; (): on all that this process may use. `node`: it takes
+    memory of this NUMA node, where there is room. The rest is as `Supervisor` wants it."""
     return Supervisor(
-        (*_pinned(cpus), _PROCESS, settings.log_format),
+        (*_pinned(cpus, node), _PROCESS, settings.log_format),
         options,
         observer=observer,
         hang_limits=HangLimits(
@@ -111,13 +117,29 @@ def supervised(
     )
 
 
-def _pinned(cpus: Collection[int]) -> tuple[str, ...]:
+def _pinned(cpus: Collection[int], node: int | None) -> tuple[str, ...]:
     """What runs a module of ours on these CPUs, with the kernels in front of ggml."""
     if not cpus:
         return (sys.executable, "-m", _FRONT)
     pin = f"import os, runpy; os.sched_setaffinity(0, {sorted(cpus)})"
+    near = f"from {_KERNEL} import settle_on_node; settle_on_node({node}); " if node is not None else ""
     run = f"runpy.run_module({_FRONT!r}, run_name='__main__', alter_sys=True)"
-    return (sys.executable, "-c", f"{pin}; {run}")
+    return (sys.executable, "-c", f"{pin}; {near}{run}")
+
+
+def on_node(options: EngineOptions, node: int, nodes: Mapping[int, Sequence[int]]) -> EngineOptions:
+    """Those of the engine on one of several NUMA nodes, each with its CPUs. What is meant for the machine is
+    divided. A mapped file would lie on one node for all, so each engine reads its weights for itself."""
+    cores = {one: len(cores_of(cpus)) for one, cpus in nodes.items()}
+    threads = max(1, cores[node] * Machine().num_threads() // sum(cores.values()))
+    return msgspec.structs.replace(
+        options,
+        threads=options.threads or threads,
+        cache_bytes=options.cache_bytes // len(nodes),
+        cache_file=options.cache_file and f"{options.cache_file}.node{node}",
+        reads_weights=True,
+        tells_forecast=True,
+    )
 
 
 logger = logging.getLogger(__name__)
@@ -209,12 +231,16 @@ def _thinking(options: ModelOptions, reasoning: TemplateReasoning | None) -> Mod
 _NOTHING = MemoryNeed(weights=0, cells=0, buffers=0)
 
 
+OwnEngine = EngineClient | NodeEngines
+"""What this server runs for a model: one process, or one on each NUMA node."""
+
+
 class LoadedModel(NamedTuple):
     """A served model, with its engine, which lives as long as somebody runs it."""
 
     plan: ModelPlan
     served: ServedModel
-    engine: EngineClient
+    engine: OwnEngine
     kept: KeptModel
     stamp: FileStamp | None
     """As its file was when this was made."""
@@ -295,8 +321,11 @@ class ModelBuilder:
 
     def _engine(
         self, name: str, options: EngineOptions, foretold: ModelInfo | None, *, begins_asleep: bool = False
-    ) -> EngineClient:
+    ) -> OwnEngine:
         settings = self._settings
+        nodes = usable_nodes(settings.numa_folder or NODES) if settings.numa else {}
+        if len(nodes) > 1:
+            return self._on_nodes(name, options, nodes, begins_asleep=begins_asleep)
         supervisor = supervised(
             settings,
             options,
@@ -312,7 +341,27 @@ class ModelBuilder:
             culprits=self._culprits,
         )
 
-    def _kept(self, plan: ModelPlan, engine: EngineClient, need: MemoryNeed) -> KeptModel:
+    def _on_nodes(
+        self, name: str, options: EngineOptions, nodes: Mapping[int, Sequence[int]], *, begins_asleep: bool
+    ) -> NodeEngines:
+        settings, supervisors = self._settings, {}
+        for node, cpus in nodes.items():
+            own = on_node(options, node, nodes)
+            told = ", ".join(map(str, cpus))
+            logger.info("NUMA node %d: %d threads on the CPUs %s", node, own.threads, told)
+            supervisors[str(node)] = supervised(
+                settings,
+                own,
+                self._watch.of_model(name),
+                begins_asleep=begins_asleep,
+                cpus=cpus,
+                node=node if settings.numa_folder is None else None,
+            )
+        return NodeEngines(
+            supervisors, max_queue=settings.max_queue, max_held_bytes=settings.stream_buffer_mb * _MIB
+        )
+
+    def _kept(self, plan: ModelPlan, engine: OwnEngine, need: MemoryNeed) -> KeptModel:
         kept = KeptModel(
             plan.name, engine.residency, need, plan.keep_alive_s, plan.is_pinned, plan.memory_bytes
         )

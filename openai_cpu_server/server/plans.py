@@ -80,6 +80,8 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     )
     if len(plans) > 1 and settings.cache_file is not None:
         raise StartupError("--cache-file is for one model; with several, give each its own in [models.NAME]")
+    if settings.numa and (len(plans) > 1 or settings.memory is not None):
+        raise StartupError("--numa is for a server with one model, and without --memory")
     return plans
 
 

@@ -23,13 +23,14 @@ MEASUREMENTS = {
     "ray": "two replicas on Ray against a plain server",
     "kernels": "products of weights, ggml's and ours",
     "layouts": "products of a model's weights, plain and repacked, as an engine decides between them",
+    "huge-pages": "steps with weights in huge pages against those of a mapped file",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
     "types": "types of weights and cells: speed and loss; writes docs/types.md",
     "page": "the page's bytes, first paint and frames; the manual's pictures of it",
 }
 """What each measures, by its name."""
 
-COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "layouts", "steps"})
+COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "layouts", "steps", "huge-pages"})
 """In this process, with allocations in huge pages, as an engine's are."""
 HAVE_KERNELS = COMPUTE_HERE - {"overhead"}
 """Ours stand in front of ggml's."""

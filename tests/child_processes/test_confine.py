@@ -236,3 +236,24 @@ def test_another_user_than_root_may_do_it(folders: list[str]) -> None:
     """Where the tests run as root, as they do in containers."""
     begin = "os.getuid() or os.setgroups([]) or os.setgid(65534) or os.setuid(65534)"
     assert confined(folders, "print(held)", begin) == confined(folders, "print(held)")
+
+
+_NODE = """
+from pathlib import Path
+from openai_cpu_server.child_processes.kernel import settle_on_node
+
+settle_on_node({node})
+kept = bytearray(2**25)
+maps = Path("/proc/self/numa_maps")
+print(maps.read_text().count(" prefer") if maps.exists() else -1)
+"""
+
+
+@pytest.mark.parametrize(("node", "is_there"), [(0, True), (63, False)])
+def test_memory_of_a_node_is_preferred_or_a_word_says_why_not(node: int, *, is_there: bool) -> None:
+    program = [sys.executable, "-c", _NODE.format(node=node)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    if not is_there or done.stderr:  # in many containers it is not permitted
+        assert done.stderr.startswith(f"memory is not asked for on NUMA node {node}: ")
+    else:
+        assert int(done.stdout) != 0

@@ -81,6 +81,20 @@ def test_repacked_or_not_the_tokens_are_the_same(tiny: Path, repack: bool | None
         assert generate(other, PROMPT, 4) == generate(plain, PROMPT, 4)
 
 
+def is_mapped(model: Path) -> bool:
+    return str(model) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell what is mapped")
+def test_weights_that_are_read_are_not_mapped_and_compute_the_same(tiny: Path) -> None:
+    with loaded(tiny, reads_weights=False) as backend:
+        expected = generate(backend, PROMPT, 8)
+        assert is_mapped(tiny)
+    with loaded(tiny, reads_weights=True) as backend:
+        assert not is_mapped(tiny)
+        assert generate(backend, PROMPT, 8) == expected
+
+
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0"])
 def test_cells_cost_what_llama_says(tiny: Path, kv_type: str) -> None:
     with native_lines() as lines, loaded(tiny, kv_type=kv_type, kv_tokens=4096) as backend:

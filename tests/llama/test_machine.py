@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openai_cpu_server.llama.host import Machine, cores_of
+from openai_cpu_server.llama.host import Machine, cores_of, usable_cpus, usable_nodes
 
 GIB = 2**30
 
@@ -77,6 +77,17 @@ def topology(folder: Path, cores: list[list[int]]) -> Path:
 
 
 EIGHT_CORES = [[core, core + 8] for core in range(8)]
+
+
+def test_nodes_are_those_with_cpus_that_may_be_used(tmp_path: Path) -> None:
+    usable = sorted(usable_cpus())
+    for node, cpus in ((0, "1000-1003"), (1, f"{usable[0]},2000")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(cpus)
+    found = usable_nodes(tmp_path)
+    assert found.pop(1) == [usable[0]]
+    assert found == ({0: usable[1:]} if len(usable) > 1 else {}), "what no node names is the first's"
+    assert usable_nodes(tmp_path / "absent") == {0: usable}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from openai_cpu_server.config.parser import read_settings
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.models.routing.options import Cascade, Classifier, Rule, Rules, WhenStreaming
+from openai_cpu_server.server.model_builder import on_node
 from openai_cpu_server.server.plans import ModelPlan, planned_models, router_options
 
 
@@ -48,6 +52,25 @@ def test_the_environment_names_one_or_a_list(files: Path, monkeypatch: pytest.Mo
     assert [plan.name for plan in planned(files)] == ["a"]
     monkeypatch.setenv("OCS_MODEL", '["one=a.gguf", "b.gguf"]')
     assert [plan.name for plan in planned(files)] == ["one", "b"]
+
+
+def test_an_engine_on_each_numa_node_is_for_one_model(files: Path) -> None:
+    assert len(planned(files, "--model", "a.gguf", "--numa")) == 1
+    for others in (("--model", "b.gguf"), ("--memory", "1000")):
+        with pytest.raises(StartupError, match="--numa is for a server with one model"):
+            planned(files, "--model", "a.gguf", "--numa", *others)
+
+
+def test_what_is_meant_for_the_machine_is_divided_among_its_nodes() -> None:
+    nodes = {0: [0, 1], 1: [2, 3]}
+    whole = EngineOptions(model_path="", cache_bytes=1000, cache_file="kept.cache")
+    one, other = (on_node(whole, node, nodes) for node in nodes)
+    assert one.threads is not None
+    assert 2 * one.threads <= max(2, Machine().num_threads())
+    assert (one.cache_bytes, one.reads_weights, one.tells_forecast) == (500, True, True)
+    assert (one.cache_file, other.cache_file) == ("kept.cache.node0", "kept.cache.node1")
+    asked = msgspec.structs.replace(whole, threads=3, cache_file=None)
+    assert (on_node(asked, 1, nodes).threads, on_node(asked, 1, nodes).cache_file) == (3, None)
 
 
 def test_a_table_has_options_of_its_own_and_else_those_of_the_server(files: Path) -> None:

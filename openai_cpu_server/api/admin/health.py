@@ -47,6 +47,32 @@ class LastRestart(msgspec.Struct, frozen=True):
     age_s: float
 
 
+class NodeHealth(msgspec.Struct, frozen=True):
+    """The engine on one NUMA node."""
+
+    state: str
+    reason: str | None
+    queue: dict[str, QueueSizes]
+    """The key is a priority."""
+    rss_bytes: int
+    """Resident memory of its process, its weights included."""
+    restarts: int
+    threads: int
+    threads_computing: int
+
+    @classmethod
+    def of(cls, status: EngineStatus) -> NodeHealth:
+        return cls(
+            status.state.value,
+            status.reason,
+            queue_sizes(status),
+            status.engine_rss_bytes,
+            status.restarts,
+            status.threads,
+            status.threads_computing,
+        )
+
+
 class ModelHealth(msgspec.Struct, frozen=True):
     state: str
     reason: str | None
@@ -54,6 +80,8 @@ class ModelHealth(msgspec.Struct, frozen=True):
     """So many compute where each gets its core; 0 until the model is loaded."""
     threads_computing: int
     """Those of the last step: fewer where others use the cores."""
+    nodes: dict[str, NodeHealth]
+    """By NUMA node, with `--numa`."""
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +165,8 @@ class HealthRoutes:
 
 def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
-    return ModelHealth(status.state.value, status.reason, status.threads, status.threads_computing)
+    nodes = {node: NodeHealth.of(one) for node, one in status.nodes.items()}
+    return ModelHealth(status.state.value, status.reason, status.threads, status.threads_computing, nodes)
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:

@@ -29,18 +29,27 @@ class Model(NativeObject):
         self.file_bytes = file_bytes
 
     @classmethod
-    def open(cls, header: GgufHeader, *, repack: bool, on_progress: Callable[[float], None]) -> Model:
-        """Load a model. `repack` rearranges the weights for this CPU in private memory.
-        Raises `StartupError`."""
+    def open(
+        cls,
+        header: GgufHeader,
+        *,
+        repack: bool,
+        reads_weights: bool = False,
+        on_progress: Callable[[float], None],
+    ) -> Model:
+        """Load a model. `repack` rearranges the weights for this CPU in private memory; `reads_weights`
+        copies them there as they are, where else the file is mapped. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = repack
+        mode = llama_cpp.LLAMA_LOAD_MODE_NONE if reads_weights else llama_cpp.LLAMA_LOAD_MODE_MMAP
+        params.load_mode = mode
         return cls._load(header, params, on_progress)
 
     @classmethod
     def open_vocabulary(cls, header: GgufHeader) -> Model:
         """Load metadata and tokens only, which is quick and takes little memory. Raises `StartupError`."""
         params = llama_cpp.llama_model_default_params()
-        params.vocab_only = True
+        params.vocab_only, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_MMAP
         return cls._load(header, params, lambda fraction: None)
 
     @classmethod
@@ -51,7 +60,6 @@ class Model(NativeObject):
         log = native_log().cleared()
         progress = _Progress(on_progress)
         params.progress_callback = progress.callback
-        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
         params.n_gpu_layers = 0
         handle = llama_cpp.llama_model_load_from_file(os.fsencode(header.path), params)
         progress.raise_failure()

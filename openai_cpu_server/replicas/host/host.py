@@ -185,6 +185,10 @@ class ReplicaHost:
         """Requests that it computes, or that wait here."""
         return self._replay.num_live
 
+    def status(self) -> EngineStatus:
+        """Its requests are those of all sessions."""
+        return self._supervisor.status(self._replay.live.count)
+
     async def run(self) -> None:
         """Load the model and serve, until `close`. A model that cannot be loaded is a state."""
         if self._supervisor.state is EngineState.ASLEEP:
@@ -308,8 +312,7 @@ class ReplicaHost:
     def _report(self, session: HostSession) -> None:
         session.spending.add(self._spending.take())
         others = (live for live in self._replay.live if _session_of(live) is not session)
-        status = self._supervisor.status(self._replay.live.count)
-        session.report(self._reporting.report(session, status, others))
+        session.report(self._reporting.report(session, self.status(), others))
 
     def _forget(self, session: HostSession) -> None:
         """It has left, or is taken to have: nobody wants its requests."""

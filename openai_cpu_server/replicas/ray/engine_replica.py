@@ -19,11 +19,12 @@ from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.engine_client.subscribers import NOBODY
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.host import numa_nodes
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.replicas.host.host import ReplicaDoor, ReplicaHost
 from openai_cpu_server.replicas.host.session import CpuSpending
 from openai_cpu_server.replicas.ray.scaling import autoscaling_stats
-from openai_cpu_server.replicas.ray.surroundings import CpuClaim, numa_nodes, server_tls
+from openai_cpu_server.replicas.ray.surroundings import CpuClaim, server_tls
 from openai_cpu_server.replicas.wire import DoorAddress
 from openai_cpu_server.server.model_builder import ModelParts, reader_pool, supervised
 from openai_cpu_server.server.plans import ModelPlan, planned_models

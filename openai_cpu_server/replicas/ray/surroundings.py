@@ -43,9 +43,6 @@ class ReplicaAddress(str):
         return str, (str(self),)
 
 
-_NODES = Path("/sys/devices/system/node")
-
-
 class CpuClaim:
     """The CPUs that this process has claimed, until it ends."""
 
@@ -92,25 +89,6 @@ def choose_cpus(num: int, free: Iterable[int], nodes: Mapping[int, int]) -> tupl
         return tuple(min(enough, key=len)[:num])
     largest_first = [cpu for cpus in sorted(by_node.values(), key=len, reverse=True) for cpu in cpus]
     return tuple(largest_first[:num]) if len(largest_first) >= num else ()
-
-
-def numa_nodes(folder: Path = _NODES) -> dict[int, int]:
-    """By CPU, its node. {}: the machine has none, or does not say."""
-    nodes = {}
-    for path in folder.glob("node[0-9]*/cpulist"):
-        node = int(path.parent.name.removeprefix("node"))
-        nodes.update(dict.fromkeys(_listed(path.read_text()), node))
-    return nodes
-
-
-def _listed(text: str) -> list[int]:
-    """`0-3,8` -> 0 1 2 3 8."""
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first:
-            cpus += range(int(first), int(last or first) + 1)
-    return cpus
 
 
 OF_NEW_CLUSTER = {

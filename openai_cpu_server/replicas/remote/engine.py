@@ -198,6 +198,11 @@ class RemoteEngine:
     def totals(self) -> ServedTotals:
         return self._requests.delivery.totals
 
+    @property
+    def last_use_s(self) -> float:
+        """When a request last came or ended, on the clock."""
+        return self._requests.delivery.last_use_s
+
     async def run(self) -> None:
         """Serve until it is cancelled."""
         while True:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.replicas.ray.surroundings import CpuClaim, choose_cpus, numa_nodes
+from openai_cpu_server.llama.host import numa_nodes
+from openai_cpu_server.replicas.ray.surroundings import CpuClaim, choose_cpus
 
 NODES = {cpu: cpu // 4 for cpu in range(8)}
 

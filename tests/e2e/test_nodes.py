@@ -1,0 +1,86 @@
+"""The real server with an engine on each of two NUMA nodes, which share this machine's cores: the topology is
+made up, so memory is not asked for on any."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+
+from openai_cpu_server.llama.host import usable_cpus
+from tests.e2e.serving import eventually, tiny_server
+from tests.server_process import ServerProcess
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.thorough,
+    pytest.mark.skipif(len(usable_cpus()) < 2, reason="one core is one node"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("nodes")
+    first, *others = sorted(usable_cpus())
+    for node, cpus in enumerate(([first], others)):
+        (folder / f"node{node}").mkdir()
+        (folder / f"node{node}" / "cpulist").write_text(",".join(map(str, cpus)))
+    with tiny_server("--numa", "--numa-folder", str(folder)) as started:
+        eventually(lambda: {node["state"] for node in nodes(started).values()} == {"ready"})
+        yield started
+
+
+def nodes(server: ServerProcess) -> dict[str, dict[str, object]]:
+    (model,) = httpx.get(server.url + "/health").json()["models"].values()
+    found: dict[str, dict[str, object]] = model["nodes"]
+    return found
+
+
+def completion(server: ServerProcess, prompt: str, max_tokens: int) -> dict[str, object]:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def engines(server: ServerProcess) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "openai_cpu_server.engine.process" in child.cmdline()]
+
+
+def test_there_is_one_model_and_its_nodes_are_told(server: ServerProcess) -> None:
+    assert len(httpx.get(server.url + "/v1/models").json()["data"]) == 1
+    assert nodes(server).keys() == {"0", "1"}
+    metrics = httpx.get(server.url + "/metrics").text
+    assert metrics.count("ocs_node_ready{") == 2
+    assert len(engines(server)) == 2
+    assert not set.intersection(*(set(one.cpu_affinity()) for one in engines(server)))
+
+
+def test_a_prompt_goes_where_its_beginning_is(server: ServerProcess) -> None:
+    prompt = "word " * 200
+    completion(server, prompt, 1)
+    eventually(lambda: all(sum(one["queue"]["interactive"].values()) == 0 for one in nodes(server).values()))  # type: ignore[attr-defined]
+    time.sleep(0.3)
+    for _ in range(4):
+        usage = completion(server, prompt + "again", 1)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 100  # type: ignore[index]
+
+
+def test_nobody_loses_a_request_when_the_engine_of_a_node_is_killed(server: ServerProcess) -> None:
+    expected = completion(server, "x", 300)["choices"]
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(completion, server, "x", 300) for _ in range(6)]
+        eventually(
+            lambda: all(one["queue"]["interactive"]["running"] for one in nodes(server).values())  # type: ignore[index]
+        )
+        engines(server)[0].send_signal(signal.SIGKILL)
+        for answer in answers:
+            assert answer.result()["choices"] == expected
+    assert sum(one["restarts"] for one in nodes(server).values()) == 1  # type: ignore[misc]
+    eventually(lambda: {node["state"] for node in nodes(server).values()} == {"ready"})
