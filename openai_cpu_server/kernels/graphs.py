@@ -160,7 +160,7 @@ class GgmlGraphs:
         ctypes.memmove(self._ggml.ggml_get_data(tensor), source.ctypes.data, source.nbytes)
         return tensor
 
-    def _new_tensor(self, context: int, shape: tuple[int, ...], kind: GgmlType) -> Any:
+    def _new_tensor(self, context: int, shape: tuple[int, ...], kind: int) -> Any:
         sizes = (ctypes.c_int64 * len(shape))(*reversed(shape))
         return self._ggml.ggml_new_tensor(context, kind, len(shape), sizes)
 
