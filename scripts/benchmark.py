@@ -2,12 +2,13 @@
 """Measures our server beside others, with real HTTP clients, and its goals: pass or miss.
 
     .venv/bin/python scripts/benchmark.py --set-up-peers   (once: llama-server, a venv for the others)
-    .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape SHAPE] [--workloads chat,mixed]
+    .venv/bin/python scripts/benchmark.py [--quick] [--model PATH | --shape 1b,lfm2] [--workloads chat]
 
 Servers are started by the script, measured in interleaved rounds (A B A B ...), stopped. Medians count, of
 ratios too, which are taken in each round; the spread is (largest - smallest) / median. Report, figures and
-plots are written to --output. Exit code: 0 if everything could be measured, met or not, or the time of
---quick was over; 1 if something failed; 2 for wrong arguments.
+plots are written to --output; those of several models to a folder each, with a table of all beside them.
+Exit code: 0 if everything could be measured, met or not, or the time of --quick was over; 1 if something
+failed; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from bench.circumstances import circumstances
 from bench.contestants import Variant
 from bench.failures import described
 from bench.llama_sources import SetupFailed
-from bench.options import add_options, model_of, settle
+from bench.options import add_options, models_of, settle
 from bench.peer_setup import set_up
 from bench.peers import KEYS, PeerPaths, PeerUnusable, absent, best_flags, peers
 from bench.prose import prompts_for
-from bench.report import show, show_goals, write
+from bench.report import show, show_goals, show_models, write
 from bench.results import Report, WorkloadResult
 from bench.time_limit import TimeLimit, TimeUp
 from bench.workloads import QUICK, WORKLOADS
@@ -57,36 +58,33 @@ def main() -> int:
         return _set_up(console)
     limit = TimeLimit(_QUICK_S if arguments.quick else None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no server behind
-    load_before = os.getloadavg()
-    _warn_of_company(load_before[0], console)
-    run = _Run(arguments, console, limit)
-    results: list[WorkloadResult] = []
-    for name in arguments.workloads:
-        results.append(run.workload(name))
-        show(results[-1], console)
-        report = Report(
-            circumstances=run.circumstances,
-            load_before=load_before,
-            load_after=os.getloadavg(),
-            results=tuple(results),
-        )
-        write(report, arguments.output, {})  # after each: an interrupted run keeps what it has
-    show_goals(report, console)
-    is_drawn = _draw(report, arguments.output, console)
+    _warn_of_company(os.getloadavg()[0], console)
+    models, reports, is_good = models_of(arguments), dict[str, Report](), True
+    for label, model in models.items():
+        folder = arguments.output if len(models) == 1 else arguments.output / label.replace(" ", "-")
+        run = _Run(arguments, model, console, limit)
+        reports[label] = run.all_workloads(folder)
+        show_goals(reports[label], console)
+        is_good &= _draw(reports[label], folder, console) and not reports[label].has_failures
+        if len(models) > 1:
+            show_models(reports, arguments.output, console)
     console.print(f"written to {arguments.output}", highlight=False)
-    return 1 if not is_drawn or any(result.failure or result.failures for result in results) else 0
+    return 0 if is_good else 1
 
 
 class _Run:
-    """What all workloads have in common."""
+    """What all workloads with one model have in common."""
 
-    def __init__(self, arguments: argparse.Namespace, console: Console, time_limit: TimeLimit) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, model: Path, console: Console, time_limit: TimeLimit
+    ) -> None:
         self._arguments = arguments
+        self._console = console
         self._time_limit = time_limit
         self._say: Callable[[str], None] = lambda line: console.print(
             f"[dim]{escape(line)}[/dim]", highlight=False
         )
-        self._model = model_of(arguments)
+        self._model = model
         self._prompts = prompts_for(self._model)
         best: str | None = arguments.llama_server_best
         self._peers = peers(
@@ -104,6 +102,22 @@ class _Run:
             contestants=[who for who in contestants if who.key in keys],
             absent=missing,
         )
+
+    def all_workloads(self, folder: Path) -> Report:
+        """What is measured is shown and written after each: an interrupted run keeps what it has."""
+        load_before = os.getloadavg()
+        results: list[WorkloadResult] = []
+        for name in self._arguments.workloads:
+            results.append(self.workload(name))
+            show(results[-1], self._console)
+            report = Report(
+                circumstances=self.circumstances,
+                load_before=load_before,
+                load_after=os.getloadavg(),
+                results=tuple(results),
+            )
+            write(report, folder, {})
+        return report
 
     def workload(self, name: str) -> WorkloadResult:
         """Run one workload. A failure does not stop the others."""
@@ -178,7 +192,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_options(parser)
+    add_options(parser, several=True)
     parser.add_argument(
         "--workloads",
         type=lambda text: _names(text, tuple(WORKLOADS)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from random_model.architectures import ARCHITECTURES
 from random_model.borrowed import UnfitTokenizer, borrowed_vocabulary
 from random_model.gguf_file import write_model
-from random_model.shapes import SHAPES
+from random_model.shapes import SHAPES, spelt
 from random_model.tensors import Quant
 from random_model.vocabulary import Vocabulary, build_vocabulary
 
@@ -38,7 +38,7 @@ class _Progress:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make_model.py", description=__doc__)
-    parser.add_argument("--shape", required=True, choices=_MODELS)
+    parser.add_argument("--shape", required=True, choices=_MODELS, type=lambda name: spelt(name, _MODELS))
     parser.add_argument("--quant", required=True, choices=[quant.value for quant in Quant])
     parser.add_argument("--output", required=True, type=Path, metavar="PATH")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 or more (default %(default)s)")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.bench import Bench
 from bench.failures import Failed
-from bench.options import add_options, model_of, settle
+from bench.options import add_options, models_of, settle
 from bench.report import show
 from regressions import COMPUTE_HERE, HAVE_KERNELS, MEASUREMENTS
 from rich.console import Console
@@ -61,7 +61,7 @@ def _run_workload(module: ModuleType, parser: argparse.ArgumentParser, given: li
     add_options(parser)
     asked = parser.parse_args(given)
     settle(parser, asked)
-    console, model = Console(), model_of(asked)
+    console, (model,) = Console(), models_of(asked).values()
     bench = Bench(
         model=model,
         rounds=asked.rounds,

@@ -434,7 +434,7 @@ class GgmlGraphs:
         self._fill(tensor, values.astype(np.int32))
         return tensor
 
-    def _new_tensor(self, context: int, shape: tuple[int, ...], kind: GgmlType) -> Any:
+    def _new_tensor(self, context: int, shape: tuple[int, ...], kind: int) -> Any:
         sizes = (ctypes.c_int64 * len(shape))(*reversed(shape))
         return self._ggml.ggml_new_tensor(context, kind, len(shape), sizes)
 

@@ -15,7 +15,6 @@ from openai_cpu_server.kernels.graphs import Computing, GgmlGraphs, GgmlType
 
 _CPU = 0
 """GGML_BACKEND_DEVICE_TYPE_CPU of ggml-backend.h."""
-_I32 = 26
 _OVERHEAD_BYTES = 4 << 20
 """The graphs, what their tensors need beside their data, and ggml's scratch for a few threads."""
 
@@ -34,9 +33,9 @@ class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In ggml's order."""
+        """((experts,) outputs, depth)"""
         experts = () if self.num_experts is None else (self.num_experts,)
-        return (self.depth, self.outputs, *experts)
+        return (*experts, self.outputs, self.depth)
 
     @property
     def num_values(self) -> int:
@@ -50,7 +49,7 @@ class LayoutGraphs(GgmlGraphs):
     def plain(self, weights: StoredWeights, rows: Sequence[int]) -> Iterator[Mapping[int, Computing]]:
         """Products with each of these numbers of rows, of weights as they are."""
         with self._room(weights, rows, len(weights.data)) as context:
-            tensor = self._new(context, weights.type, weights.shape)
+            tensor = self._new_tensor(context, weights.shape, weights.type)
             ctypes.memmove(self._ggml.ggml_get_data(tensor), weights.data, len(weights.data))
             yield {count: self._multiplying(context, weights, tensor, count) for count in rows}
 
@@ -63,7 +62,7 @@ class LayoutGraphs(GgmlGraphs):
             context = stack.enter_context(self._room(weights, rows, 0))
             owner = stack.enter_context(self._memory(_OVERHEAD_BYTES, holds_data=False))
             for layout in self._layouts():
-                tensor = self._new(owner, weights.type, weights.shape)
+                tensor = self._new_tensor(owner, weights.shape, weights.type)
                 stack.callback(self._ggml.ggml_backend_buffer_free, self._stored_in(layout, tensor))
                 if self._is_for(context, weights, tensor):
                     self._ggml.ggml_backend_tensor_set(tensor, weights.data, 0, len(weights.data))
@@ -108,13 +107,8 @@ class LayoutGraphs(GgmlGraphs):
         if weights.num_experts is None:
             return self._ggml.ggml_mul_mat(context, tensor, self._tensor(context, values, GgmlType.F32))
         activations = self._tensor(context, values.reshape(count, 1, weights.depth), GgmlType.F32)
-        chosen = np.arange(count, dtype=np.int32) % weights.num_experts
-        ids = self._new(context, _I32, (1, count))
-        ctypes.memmove(self._ggml.ggml_get_data(ids), chosen.ctypes.data, chosen.nbytes)
-        return self._ggml.ggml_mul_mat_id(context, tensor, activations, ids)
-
-    def _new(self, context: int, kind: int, shape: Sequence[int]) -> Any:
-        return self._ggml.ggml_new_tensor(context, kind, len(shape), (ctypes.c_int64 * len(shape))(*shape))
+        chosen = np.arange(count, dtype=np.int32)[:, None] % weights.num_experts
+        return self._ggml.ggml_mul_mat_id(context, tensor, activations, self._integers(context, chosen))
 
     @contextmanager
     def _room(self, weights: StoredWeights, rows: Sequence[int], num_bytes: int) -> Iterator[int]:
@@ -136,7 +130,6 @@ class LayoutGraphs(GgmlGraphs):
             ("ggml_backend_tensor_alloc", ctypes.c_int, 3 * [pointer]),
             ("ggml_backend_tensor_set", None, [pointer, pointer, size, size]),
             ("ggml_backend_dev_supports_op", ctypes.c_bool, 2 * [pointer]),
-            ("ggml_mul_mat_id", pointer, 4 * [pointer]),
         ):
             function = getattr(self._ggml, name)
             function.restype, function.argtypes = result, arguments

@@ -7,28 +7,52 @@ import subprocess
 import sys
 from pathlib import Path
 
+from random_model.tensors import Quant
+
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import FILE_TYPES, is_copy
 from openai_cpu_server.model_source.package import PACKAGED
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _MAKE_MODEL = _SCRIPTS / "make_model.py"
+_DIRECTLY = frozenset(quant.value for quant in Quant)
+MADE_TYPES = (
+    *_DIRECTLY,
+    *(
+        kind.name
+        for kind in FILE_TYPES.values()
+        if not (kind.name in _DIRECTLY or kind.needs_importance or is_copy(kind))
+    ),
+)
+"""The types of weights in which a model can be made."""
 
 
 def made_model(shape: str, quant: str) -> Path:
     """A model with random weights in the shape of a real one. Raises CalledProcessError.
 
-    It has SmolLM2's tokenizer where that is installed: OpenVINO reads no SentencePiece out of GGUF.
+    It has SmolLM2's tokenizer where that is installed: OpenVINO reads no SentencePiece out of GGUF. Types
+    that `make_model.py` does not write are quantised from its f16, as llama.cpp chooses for each tensor.
     """
     tokenizer = _tokenizer()
     name = f"{shape}-{quant}-{'bpe' if tokenizer else 'spm'}-{_generator_digest()}.gguf"
     path = user_cache_dir() / "models" / name
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(_MAKE_MODEL), "--shape", shape, "--quant", quant]
-        borrowing = ("--tokenizer", str(tokenizer)) if tokenizer else ()
-        subprocess.run([*command, *borrowing, "--output", str(path)], check=True)
+    if path.is_file():
+        return path
+    if quant not in _DIRECTLY:
+        return stored(made_model(shape, Quant.F16.value), quant, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(_MAKE_MODEL), "--shape", shape, "--quant", quant]
+    borrowing = ("--tokenizer", str(tokenizer)) if tokenizer else ()
+    subprocess.run([*command, *borrowing, "--output", str(path)], check=True)
     return path
+
+
+def stored(source: Path, weights: str, target: Path) -> Path:
+    """The target: a copy whose weights are of another type. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(target), "--force"]
+    subprocess.run([*command, "--type", weights, "--allow-requantize"], check=True, stderr=subprocess.DEVNULL)
+    return target
 
 
 def _tokenizer() -> Path | None:

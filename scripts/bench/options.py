@@ -1,21 +1,35 @@
-"""What all measurements can be told: the model, the number of rounds, the size."""
+"""What all measurements can be told: the models, the number of rounds, the size."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import NamedTuple
 
-from random_model.shapes import SHAPES
+from random_model.shapes import SHAPES, spelt
 from random_model.tensors import Quant
 
-from bench.model import made_model
+from bench.model import MADE_TYPES, made_model
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.model_source import resolve_model
 
 _SHAPE, _QUICK_SHAPE, _QUANT = "1b", "50m", "q4_k_m"
+_OWN_QUANT = {"gpt-oss": Quant.MXFP4.value}
+"""What models of a shape come in, where that is not what most people use."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+class Shape(NamedTuple):
+    """A model with random weights that is to be measured, as `--shape NAME[:TYPE]` names it."""
+
+    name: str
+    quant: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.quant is None else f"{self.name} {self.quant}"
+
+
+def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """`several`: a list of shapes can be measured, one model after the other."""
     models = parser.add_mutually_exclusive_group()
     models.add_argument(
         "--model",
@@ -25,11 +39,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     models.add_argument(
         "--shape",
-        choices=SHAPES,
-        help=f"of a model with random weights, made once; default {_SHAPE}, with --quick {_QUICK_SHAPE}",
+        type=_shapes if several else _shape,
+        metavar="NAME[:TYPE],..." if several else "NAME[:TYPE]",
+        help=f"of a model with random weights, made once: {', '.join(SHAPES)}; "
+        f"default {_SHAPE}, with --quick {_QUICK_SHAPE}",
     )
     parser.add_argument(
-        "--quant", choices=[quant.value for quant in Quant], help=f"of it, without --model; default {_QUANT}"
+        "--quant",
+        "--type",
+        choices=MADE_TYPES,
+        metavar="TYPE",
+        help="of its weights, where --shape names none: as `quantize --type list` shows them, and mxfp4; "
+        f"default {_QUANT}, {', '.join(f'{name}: {quant}' for name, quant in _OWN_QUANT.items())}",
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="default 3, with --quick 1")
     parser.add_argument(
@@ -38,19 +59,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
-    """Refuse what does not go together, and put defaults in; a model that is not named is made later."""
+    """Refuse what does not go together, and put defaults in; models that are not named are made later."""
     if asked.quant and asked.model:
         parser.error("--quant: not with --model, which is a file as it is")
-    asked.quant = asked.quant or _QUANT
     asked.rounds = asked.rounds or (1 if asked.quick else 3)
-    asked.shape = asked.shape or (_QUICK_SHAPE if asked.quick else _SHAPE)
-    if asked.quant == Quant.MXFP4.value and not SHAPES[asked.shape].has_experts:
-        parser.error(f"--quant: {asked.quant} is for experts, and {asked.shape} has none")
+    named = asked.shape or [Shape(_QUICK_SHAPE if asked.quick else _SHAPE)]
+    asked.shape = [_with_quant(shape, asked.quant) for shape in named]
+    for shape in asked.shape:
+        if shape.quant == Quant.MXFP4.value and not SHAPES[shape.name].has_experts:
+            parser.error(f"--quant: {shape.quant} is for experts, and {shape.name} has none")
 
 
-def model_of(asked: argparse.Namespace) -> Path:
-    model: Path = asked.model or made_model(asked.shape, asked.quant)
-    return model.resolve()
+def models_of(asked: argparse.Namespace) -> dict[str, Path]:
+    """By what a table calls them. What is made is made now."""
+    if asked.model:
+        return {asked.model.stem: asked.model.resolve()}
+    return {str(shape): made_model(shape.name, shape.quant).resolve() for shape in asked.shape}
 
 
 def gguf(text: str) -> Path:
@@ -58,6 +82,23 @@ def gguf(text: str) -> Path:
         return resolve_model(text)
     except StartupError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _with_quant(shape: Shape, asked: str | None) -> Shape:
+    return Shape(shape.name, shape.quant or asked or _OWN_QUANT.get(shape.name, _QUANT))
+
+
+def _shape(text: str) -> list[Shape]:
+    name, _, quant = text.partition(":")
+    shape = Shape(spelt(name, SHAPES), quant or None)
+    for one, known in ((shape.name, SHAPES), (quant, ("", *MADE_TYPES))):
+        if one not in known:
+            raise argparse.ArgumentTypeError(f"unknown: {one}; there are {', '.join(known)}")
+    return [shape]
+
+
+def _shapes(text: str) -> list[Shape]:
+    return [shape for one in text.split(",") for shape in _shape(one)]
 
 
 def _positive(text: str) -> int:

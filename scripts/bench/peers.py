@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from gguf import LlamaFileType
-
 from bench.contestants import Contestant, Room
 from bench.dialect import Dialect, SchemaField
 from bench.peer_setup import built_llama_server, example_server, openvino_python, peer_python
@@ -74,17 +72,15 @@ def absent(wanted: Collection[str], here: Collection[Contestant]) -> list[str]:
 
 
 def best_flags(model: Path) -> str:
-    """What makes llama-server fastest with this model and gives most of its prompts back.
+    """What makes llama-server faster than its defaults with most models, and gives most of prompts back.
 
-    Plain K-quants are faster in batches than repacked ones, and MXFP4 is not. Of a state there is a
-    checkpoint as many tokens before the end of a prompt as are computed at once, 512 or as `-ub` says, and
-    one 4 tokens before it. Windows need nothing: a slot keeps their cells for as many tokens longer.
+    Repacked weights are its default, and are measured beside: with MXFP4 they are faster. Of a state there
+    is a checkpoint as many tokens before the end of a prompt as are computed at once, 512 or as `-ub` says,
+    and one 4 tokens before it. Windows need nothing: a slot keeps their cells for as many tokens longer.
     """
     header = GgufHeader(model)
-    is_mxfp4 = header.get_int("general.file_type") == LlamaFileType.MOSTLY_MXFP4_MOE
     has_state = any(header.has(header.for_architecture(key)) for key in _STATE_KEYS)
-    flags = {"--no-repack": not is_mxfp4, "-ub 64": has_state}
-    return " ".join(flag for flag, is_best in flags.items() if is_best)
+    return "--no-repack -ub 64" if has_state else "--no-repack"
 
 
 def peers(model: Path, paths: PeerPaths, flags: str) -> list[Contestant]:

@@ -10,6 +10,7 @@ import rich.table
 from rich.console import Console
 from rich.markup import escape
 
+from bench.contest import OURS
 from bench.failures import first_line
 from bench.results import Report, WorkloadResult
 from bench.tables import (
@@ -18,6 +19,8 @@ from bench.tables import (
     goal_table,
     line_table,
     measured,
+    speed_table,
+    times_table,
     use_table,
     verdict,
     wanted,
@@ -60,6 +63,14 @@ def show_goals(report: Report, console: Console) -> None:
     console.print()
     console.print(_on_terminal(goal_table(report)))
     console.print(_load(report))
+
+
+def show_models(reports: Mapping[str, Report], folder: Path, console: Console) -> None:
+    """Print how fast the servers are with several models, and write it to `models.md`. Raises OSError."""
+    tables = (speed_table(reports), times_table(reports, OURS, "llama-server"))
+    for table in tables:
+        console.print(_on_terminal(table))
+    (folder / "models.md").write_text("\n\n".join(map(_in_markdown, tables)) + "\n", encoding="utf-8")
 
 
 def write(report: Report, folder: Path, pictures: Mapping[str, Sequence[str]]) -> None:

@@ -126,3 +126,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Load averages of 1, 5 and 15 minutes. Above the benchmark's own share, others used the machine."""
     load_after: tuple[float, float, float]
     results: tuple[WorkloadResult, ...]
+
+    @property
+    def has_failures(self) -> bool:
+        return any(result.failure or result.failures for result in self.results)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return tuple(line for result in self.results for line in result.lines)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from bench.failures import first_line
-from bench.results import Figure, Goal, Line, Report, WorkloadResult
+from bench.results import Figure, Goal, Line, Report, WorkloadResult, gains
 from bench.stats import Rounds
 
 
@@ -37,6 +37,49 @@ def use_table(result: WorkloadResult) -> Table | None:
 
 def goal_table(report: Report) -> Table:
     return Table(("workload", "goal", "measured", "limit", ""), list(_goal_rows(report)))
+
+
+def speed_table(reports: Mapping[str, Report]) -> Table:
+    """Medians of all servers with several models: the lines that compare speeds."""
+    heads = ("model", "server", *_speed_heads(reports))
+    return Table(heads, [row for model, report in reports.items() for row in _speed_rows(model, report)])
+
+
+def times_table(reports: Mapping[str, Report], ours: str, rival: str) -> Table:
+    """How many times as fast as a rival ours is with several models. Of servers whose labels begin with the
+    rival's, which are one with several flags, the better one counts for each figure."""
+    heads = (f"times {rival}", *_speed_heads(reports))
+    return Table(
+        heads,
+        [
+            (model, *(_times(line, ours, rival) for line in _speed_lines(report)))
+            for model, report in reports.items()
+        ],
+    )
+
+
+def _speed_lines(report: Report) -> list[Line]:
+    """Those of speeds: figures that a server is to have much of, and first tokens."""
+    return [line for line in report.lines if line.unit == "tok/s"]
+
+
+def _speed_heads(reports: Mapping[str, Report]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line.what for report in reports.values() for line in _speed_lines(report)))
+
+
+def _speed_rows(model: str, report: Report) -> Iterator[tuple[str, ...]]:
+    lines = _speed_lines(report)
+    for label in dict.fromkeys(label for line in lines for label in line.servers):
+        cells = (line.servers.get(label) for line in lines)
+        yield (model, label, *("" if one is None else _number(one.median) for one in cells))
+
+
+def _times(line: Line, ours: str, rival: str) -> str:
+    own = line.servers.get(ours)
+    others = [rounds for label, rounds in line.servers.items() if label.startswith(rival)]
+    if own is None or not others:
+        return ""
+    return f"{min(gains(own, other, line.better).median for other in others):.2f}"
 
 
 def verdict(goal: Goal) -> str:

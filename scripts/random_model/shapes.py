@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from random_model.architectures import Architecture, Facts, Memory
 
 
@@ -102,7 +104,7 @@ SHAPES = {
         ),
         # 1.76 B parameters, 0.35 B for each token: Qwen3-30B-A3B, half as wide, of a third of its layers.
         _shape(
-            "qwen3moe",
+            "qwen3-moe",
             llama_name="qwen3moe",
             layers=16,
             width=1_024,
@@ -132,7 +134,7 @@ SHAPES = {
         # 0.53 B parameters: Qwen3.5-0.8B, whose vocabulary is the rest.
         # Delta nets, and attention in each fourth layer.
         _shape(
-            "qwen35",
+            "qwen3.5",
             llama_name="qwen35",
             memory=Memory.HYBRID,
             layers=24,
@@ -184,3 +186,12 @@ SHAPES = {
         ),
     )
 }
+
+
+def spelt(name: str, known: Iterable[str]) -> str:
+    """The one of these names that is the same but for dots and hyphens, as `qwen35`; else the name itself."""
+    return next((each for each in known if _bare(each) == _bare(name)), name)
+
+
+def _bare(name: str) -> str:
+    return name.replace(".", "").replace("-", "")

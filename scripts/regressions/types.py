@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from bench.circumstances import cpu_name
-from bench.model import made_model
+from bench.model import made_model, stored
 
 from openai_cpu_server.config.folders import HUGE_PAGES
 from openai_cpu_server.contract.messages import EngineOptions
@@ -92,10 +92,10 @@ def run(asked: argparse.Namespace) -> None:
 
 def _rows(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     timed = made_model(_SHAPE, "f16")
-    reference = _stored(PACKAGED["smollm2"].path(), "f16", folder / "reference.gguf")
+    reference = stored(PACKAGED["smollm2"].path(), "f16", folder / "reference.gguf")
     for weights in asked.types:
-        model = timed if weights == "f16" else _stored(timed, weights, folder / "timed.gguf")
-        judged = _stored(reference, weights, folder / "judged.gguf")
+        model = timed if weights == "f16" else stored(timed, weights, folder / "timed.gguf")
+        judged = stored(reference, weights, folder / "judged.gguf")
         for cells in asked.cells:
             print(f"{weights}, {cells} cells ...", file=sys.stderr, flush=True)
             yield Row(
@@ -108,12 +108,6 @@ def _rows(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
                     measured("quality", reference, judged, cells, TEXT), type=Quality
                 ),
             )
-
-
-def _stored(source: Path, weights: str, target: Path) -> Path:
-    command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(target), "--force"]
-    subprocess.run([*command, "--type", weights, "--allow-requantize"], check=True, stderr=subprocess.DEVNULL)
-    return target
 
 
 def measured(what: str, *arguments: str | Path) -> bytes:

@@ -66,16 +66,19 @@ def test_each_expert_gets_its_share_of_the_rows(graphs: LayoutGraphs) -> None:
             assert np.allclose(found[row], expected[row], rtol=1e-4, atol=1e-4)
 
 
-def test_products_that_are_left_to_ggml_are_ggmls(library: KernelLibrary, graphs: LayoutGraphs) -> None:
+@pytest.mark.parametrize("experts", [None, 3])
+def test_products_that_are_left_to_ggml_are_ggmls(
+    library: KernelLibrary, graphs: LayoutGraphs, experts: int | None
+) -> None:
     library.switch_on(Kernel.PRODUCTS)
     for left, kinds in (((GgmlType.Q8_0,), (GgmlType.Q4_0,)), ((), (GgmlType.Q8_0, GgmlType.Q4_0))):
         library.leave(left)
-        done = {kind: _num_done(library, graphs, kind) for kind in (GgmlType.Q8_0, GgmlType.Q4_0)}
+        done = {kind: _num_done(library, graphs, kind, experts) for kind in (GgmlType.Q8_0, GgmlType.Q4_0)}
         assert {kind for kind, count in done.items() if count} == set(kinds)
 
 
-def _num_done(library: KernelLibrary, graphs: LayoutGraphs, kind: GgmlType) -> int:
+def _num_done(library: KernelLibrary, graphs: LayoutGraphs, kind: GgmlType, experts: int | None) -> int:
     before = library.num_done(Kernel.PRODUCTS)
-    with graphs.plain(weights(graphs, kind, None), [2]) as computing:
+    with graphs.plain(weights(graphs, kind, experts), [2]) as computing:
         computing[2](1)
     return library.num_done(Kernel.PRODUCTS) - before

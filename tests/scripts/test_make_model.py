@@ -116,9 +116,9 @@ def test_a_model_of_each_architecture_is_small_remembers_as_told_and_says_this_a
 
 
 TODAYS = {
-    "qwen3moe": "q4_k_m",
+    "qwen3-moe": "q4_k_m",
     "gpt-oss": "mxfp4",
-    "qwen35": "q4_k_m",
+    "qwen3.5": "q4_k_m",
     "lfm2": "q4_k_m",
     "granitehybrid": "q4_k_m",
 }
@@ -162,9 +162,9 @@ def test_a_shape_of_today_has_the_types_that_llama_cpp_gives_to_its_tensors(smal
     """As `llama-quantize` does: vectors, convolutions and the choice of experts stay as they are."""
     types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(small).tensors}
     expected = {
-        "qwen3moe": {"0.ffn_up_exps.weight": "Q4_K", "5.ffn_down_exps.weight": "Q6_K"},
+        "qwen3-moe": {"0.ffn_up_exps.weight": "Q4_K", "5.ffn_down_exps.weight": "Q6_K"},
         "gpt-oss": {"0.ffn_up_exps.weight": "MXFP4", "0.attn_q.weight": "Q8_0", "0.attn_q.bias": "F32"},
-        "qwen35": {"0.attn_qkv.weight": "Q5_K", "3.attn_q.weight": "Q4_K", "0.ssm_conv1d.weight": "F32"},
+        "qwen3.5": {"0.attn_qkv.weight": "Q5_K", "3.attn_q.weight": "Q4_K", "0.ssm_conv1d.weight": "F32"},
         "lfm2": {"0.shortconv.in_proj.weight": "Q4_K", "0.shortconv.conv.weight": "F32"},
         "granitehybrid": {"0.ssm_in.weight": "Q4_K", "0.ssm_a": "F32", "5.attn_v.weight": "Q6_K"},
     }[small.stem]
@@ -182,9 +182,9 @@ def test_a_shape_of_today_has_the_types_that_llama_cpp_gives_to_its_tensors(smal
     [
         ("1b", 1.04),
         ("mistral-7b", 7.24),
-        ("qwen3moe", 1.76),
+        ("qwen3-moe", 1.76),
         ("gpt-oss", 1.30),
-        ("qwen35", 0.53),
+        ("qwen3.5", 0.53),
         ("lfm2", 0.69),
         ("granitehybrid", 0.48),
     ],

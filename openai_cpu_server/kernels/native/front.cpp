@@ -23,9 +23,12 @@ Switch switches[NUM_KERNELS];
 // By type of weights, a bit for each: products that ggml has been measured to compute faster here.
 std::atomic<uint64_t> left_to_ggml{0};
 
-bool is_left(const ggml_tensor& node) { return left_to_ggml.load(std::memory_order_relaxed) >> node.src[0]->type & 1; }
-
 bool is_on(int kernel) { return switches[kernel].is_on.load(std::memory_order_relaxed); }
+
+bool is_our_product(const ggml_compute_params& params, const ggml_tensor& node) {
+    const bool is_left = left_to_ggml.load(std::memory_order_relaxed) >> node.src[0]->type & 1;
+    return is_on(PRODUCTS) && !is_left && products::can_do(params, node);
+}
 
 void count(int kernel, const ggml_compute_params& params) {
     if (params.ith == 0) switches[kernel].num_done.fetch_add(1, std::memory_order_relaxed);
@@ -42,7 +45,7 @@ void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml
 }
 
 void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor* node) {
-    if (!is_on(PRODUCTS) || is_left(*node) || !products::can_do(*params, *node)) return ggml().mul_mat(params, node);
+    if (!is_our_product(*params, *node)) return ggml().mul_mat(params, node);
     products::compute(*params, *node);
     count(PRODUCTS, *params);
 }
@@ -66,7 +69,7 @@ bool ggml_cpu_extra_compute_forward(ggml_compute_params* params, ggml_tensor* no
         return true;
     }
     if (ggml().extra_compute_forward(params, node)) return true;
-    if (node->op != GGML_OP_MUL_MAT_ID || !is_on(PRODUCTS) || !products::can_do(*params, *node)) return false;
+    if (node->op != GGML_OP_MUL_MAT_ID || !is_our_product(*params, *node)) return false;
     products::compute(*params, *node);
     count(PRODUCTS, *params);
     return true;

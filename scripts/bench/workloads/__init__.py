@@ -27,6 +27,7 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "prefix": prefix.run,
     "mixed": mixed.run,
     "turns": turns.run,
+    "prompt": long_prompt.run_alone,
     "long-prompt": long_prompt.run,
     "long-prompt-16": long_prompt.run_beside_16,
     "bursts": bursts.run,

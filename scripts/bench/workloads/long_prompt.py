@@ -1,4 +1,5 @@
-"""*long prompt*: a long prompt arrives while others stream. How long do their streams stand still?"""
+"""*long prompt*: a long prompt arrives while others stream. How long do their streams stand still?
+*prompt*: one arrives while nothing else runs. How fast is it read?"""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from bench.stats import percentile
 
 _POOL_TOKENS = 16384
 _POLL_S = 0.02
+_REPEATS = 2
 _CALM_TOKENS = 8
 """The tokens of each stream before the long prompt comes."""
 _START_S = 300.0
@@ -39,6 +41,7 @@ class Size:
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=longest)
 
 
+ALONE, QUICK_ALONE = Size(long_tokens=2000, streams=0), Size(long_tokens=500, streams=0)
 FULL = Size(long_tokens=4000)
 QUICK = Size(long_tokens=1000)
 
@@ -86,6 +89,36 @@ def run(bench: Bench) -> WorkloadResult:
 def run_beside_16(bench: Bench) -> WorkloadResult:
     """Twice as many streams: as many as there are slots. A hybrid memory cuts steps of unequal parts."""
     return _run(bench, "long-prompt-16", replace(QUICK if bench.is_quick else FULL, streams=16))
+
+
+def run_alone(bench: Bench) -> WorkloadResult:
+    size = QUICK_ALONE if bench.is_quick else ALONE
+
+    def measure(who: Contestant, number: int) -> float:
+        with bench.start(who, size.room) as server:
+            return min(asyncio.run(_alone(bench.prompts, size, server, (number, i))) for i in range(_REPEATS))
+
+    contest = bench.contest(bench.contestants(Variant.WHOLE), measure)
+    what = f"prompt of {size.long_tokens} tokens"
+    line = contest.line(what, "tok/s", Direction.AT_LEAST, lambda seconds: size.long_tokens / seconds)
+    return WorkloadResult(
+        name="prompt",
+        sizes=f"prompts of {size.long_tokens} tokens that share nothing, one after the other: the best of "
+        f"{_REPEATS}, up to its first token",
+        goals=contest.goals_against_llama_server(line, what, plain=1.5, best=1.5),
+        lines=(line,),
+        failures=contest.failures,
+    )
+
+
+async def _alone(prompts: Prompts, size: Size, server: Server, seed: tuple[int, int]) -> float:
+    """Seconds to its first token."""
+    client = server.clients()
+    trace = await client.send(_long(prompts, size, *seed))
+    client.check()
+    if trace.ttft_s is None:
+        raise LoadFailed("the prompt got no answer")
+    return trace.ttft_s
 
 
 def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
@@ -151,8 +184,8 @@ def _streams(prompts: Prompts, size: Size, number: int) -> list[Ask]:
     ]
 
 
-def _long(prompts: Prompts, size: Size, number: int) -> Ask:
-    return Ask(prompt=prompts.question(size.long_tokens, "long", number), max_tokens=size.long_output)
+def _long(prompts: Prompts, size: Size, *seed: int) -> Ask:
+    return Ask(prompt=prompts.question(size.long_tokens, "long", *seed), max_tokens=size.long_output)
 
 
 def _lines(contest: Contest[Passage]) -> tuple[Line, ...]:
