@@ -17,7 +17,7 @@ import pydantic
 import pytest
 
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.scalars.regex import FORMATS, LIMITED
+from openai_cpu_server.structured.scalars.regex import FORMATS
 from tests.structured.making import check_schema, schema_to_lark
 from tests.structured.oracle import Sampler, check_ours, compact
 
@@ -84,7 +84,7 @@ def test_what_is_drawn_is_read(name: str, rng: random.Random) -> None:
     assert [(text, reader) for text in drawn for reader in unread(name, text)] == []
 
 
-@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize("name", ["email", "hostname", "uri", "uri-reference"])
 def test_what_is_drawn_within_a_length_is_of_the_format(name: str, rng: random.Random) -> None:
     sampler = Sampler(schema_to_lark({"type": "string", "format": name, "minLength": 8, "maxLength": 60}))
     drawn = [json.loads(text) for _ in range(200) if (text := sampler.draw(rng)) is not None]
