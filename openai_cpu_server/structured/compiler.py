@@ -64,7 +64,7 @@ _MOST_LISTED = 400
 class CompiledGrammar(msgspec.Struct, frozen=True):
     rules: Rules
     unenforced: tuple[Unenforced, ...] = ()
-    """Keywords that were left out; empty unless the options allow that."""
+    """Keywords that were left out: where the options allow that, and formats that others contradict."""
     share: float = 0.0
     """What a schema cost, as a share of what one may cost."""
 
@@ -91,7 +91,7 @@ class _Compiler:
         self._goals.expand = functools.cache(
             functools.partial(expanded, evaluations, self._table, self._normaliser.at, self._report)
         )
-        self._strings = StringLanguages(self._goals, budget)
+        self._strings = StringLanguages(self._goals, budget, self._report)
         self._numbers = NumberLanguages(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)
         self._grammar = GrammarBuilder(budget)

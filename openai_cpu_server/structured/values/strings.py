@@ -21,7 +21,7 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.languages.lengths import PlainLanguages, bounded
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals, limits_of
-from openai_cpu_server.structured.options import Budget, Limits
+from openai_cpu_server.structured.options import Budget, Limits, UnenforcedReport
 from openai_cpu_server.structured.scalars.regex import FORMATS, full_language, search_language
 from openai_cpu_server.structured.schema.nodes import Format, JsonKind, Length, Pattern, Scalars
 from openai_cpu_server.structured.writing.grammar import GrammarBuilder
@@ -34,8 +34,9 @@ _MOST_LOOKED_AT = 8
 class StringLanguages:
     """Finds the languages of string branches. Patterns are compiled once."""
 
-    def __init__(self, goals: Goals, budget: Budget) -> None:
+    def __init__(self, goals: Goals, budget: Budget, report: UnenforcedReport) -> None:
         self._goals = goals
+        self._report = report
         self._budget = budget
         self.pattern = functools.cache(lambda pattern: search_language(pattern, budget.limits))
         self.plain = PlainLanguages(budget)
@@ -43,18 +44,36 @@ class StringLanguages:
 
     def language(self, branch: Branch) -> Expr:
         """The strings that fit all facts; listed ones are filtered here."""
+        return self._language(self._without_clashes(branch))
+
+    def _language(self, branch: Branch) -> Expr:
         if any(isinstance(f.node, Scalars) and f.is_true for f in branch):
-            return any_of(self.listed(branch))
+            return any_of(self._listed(branch))
         low, high = limits_of(branch, Length)
         return bounded(both(*self._parts(branch)), low, high)
 
     def listed(self, branch: Branch) -> list[str]:
         """The values of an `enum` that fit the other facts."""
+        return self._listed(self._without_clashes(branch))
+
+    def _listed(self, branch: Branch) -> list[str]:
         lists = [f.node.strings for f in branch if isinstance(f.node, Scalars) and f.is_true]
         common = [x for x in lists[0] if all(x in other for other in map(set, lists[1:]))]
         low, high = limits_of(branch, Length)
         parts = self._parts(branch)
         return [x for x in common if self._fits(x, parts, low, high)]
+
+    def _without_clashes(self, branch: Branch) -> Branch:
+        """The facts without formats that leave nothing of the others: for the standard a format is a note."""
+        formats = [f for f in branch if isinstance(f.node, Format) and f.is_true]
+        others = tuple(f for f in branch if f not in formats)
+        if not formats or not others or not self.plain.is_empty(self._language(branch)):
+            return branch
+        if self.plain.is_empty(self._language(others)):
+            return branch
+        for fact in formats:
+            self._report.note(*self._goals.table.place(fact.number))
+        return others
 
     def _parts(self, branch: Branch) -> list[Expr]:
         """The languages of the facts, except lengths and lists."""
