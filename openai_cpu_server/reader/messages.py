@@ -67,6 +67,7 @@ class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
+    key: int
     order: GrammarOrder
 
 

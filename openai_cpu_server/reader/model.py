@@ -33,9 +33,9 @@ _WORDS = 1024
 
 
 class ReadModel:
-    """One model's `Tokenizer`, `Prompts` and `RerankPrompts`. Any thread may use it, but for `piece`,
-    `decode` and facts, which are at hand, no event loop: the rest waits for a reader, and raises what
-    `ReaderPool.do` raises."""
+    """One model's `Tokenizer`, `Prompts`, `RerankPrompts` and `GrammarMaker`. Any thread may use it, but for
+    `piece`, `decode` and facts, which are at hand, no event loop: the rest waits for a reader, and raises
+    what `ReaderPool.do` raises."""
 
     def __init__(self, pool: ReaderPool, source: ModelSource) -> None:
         """Opens it. Raises StartupError."""
@@ -43,6 +43,7 @@ class ReadModel:
         self._key, self.facts = pool.open(source)
         self.tokenizer = ReadTokenizer(pool, self._key, self.facts)
         self.prompts = ReadPrompts(pool, self._key, has_template=self.facts.has_template)
+        self.grammars = ReadGrammars(pool, self._key)
         answers = self.facts.rerank_answers
         self.rerank: RerankPrompts | None = answers and ReadRerank(pool, self._key, *answers)
 
@@ -150,14 +151,16 @@ class ReadRerank:
 class ReadGrammars:
     """The contract's `GrammarMaker`."""
 
-    def __init__(self, pool: ReaderPool) -> None:
+    def __init__(self, pool: ReaderPool, key: OpenedKey) -> None:
         self._pool = pool
+        self._key = key
 
     def __call__(self, order: GrammarOrder) -> GrammarAnswer:
         """Raises what `ReaderPool.do` raises, but for a grammar that kills: that is refused, and whoever
         remembers it need not ask again."""
         try:
-            result = self._pool.do(MakeGrammar(order), lane=WorkLane.LONG)
+            work = MakeGrammar(self._key.number, order)
+            result = self._pool.do(work, model=self._key, lane=WorkLane.LONG)
         except DeadlyInput as error:
             return RefusedGrammar(str(error), error.code)
         assert isinstance(result, (MadeGrammar, RefusedGrammar))

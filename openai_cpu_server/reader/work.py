@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError
-from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
 from openai_cpu_server.prompt.chat import ControlNames
@@ -37,7 +38,7 @@ from openai_cpu_server.reader.messages import (
     Work,
     WorkRefused,
 )
-from openai_cpu_server.structured.compiler import grammar_maker
+from openai_cpu_server.structured.compiler import MakesGrammar, grammar_maker
 
 
 class OpenedModel:
@@ -62,6 +63,13 @@ class OpenedModel:
         self.prompts = ChatPrompts(template, self.vocabulary, self._tool_format, names, self._reasoning)
         rerank = rerank_template(self.vocabulary.named_chat_template("rerank"), template)
         self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
+
+    @functools.cached_property
+    def make_grammar(self) -> MakesGrammar:
+        """Made when it is first needed: most models meet no grammar, and for a large vocabulary it takes a
+        second. Raises InvalidRequest for a vocabulary that can follow none."""
+        trial = grammar_trial(self.vocabulary)
+        return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
 
     def facts(self) -> VocabularyFacts:
         vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
@@ -91,7 +99,6 @@ class ReaderWorker:
 
     def __init__(self) -> None:
         self._models: dict[int, OpenedModel] = {}
-        self._make_grammar = grammar_maker(GrammarCheck)
 
     def do(self, work: Work) -> Result:
         """What comes of it, failures too. Only a panic of native code is raised."""
@@ -125,7 +132,7 @@ class ReaderWorker:
                 assert asked is not None, "the model has no template for reranking"
                 return EncodedTexts(asked.prompts(work.query, work.documents))
             case MakeGrammar(order=order):
-                return self._make_grammar(order)
+                return self._models[work.key].make_grammar(order)
             case FindProfile():
                 return _profiled(work)
 

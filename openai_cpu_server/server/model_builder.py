@@ -35,7 +35,7 @@ from openai_cpu_server.prompt.reasoning import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
 from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource
-from openai_cpu_server.reader.model import ReadGrammars, ReadModel
+from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.nodes import NodeEngines
 from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
@@ -175,7 +175,7 @@ class ModelParts(NamedTuple):
         if kind is ModelKind.GENERATES and not read.facts.has_template:
             logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         is_flexible = plan.options.json_whitespace == "flexible"
-        grammars = ModelGrammars(ReadGrammars(readers), is_flexible=is_flexible)
+        grammars = ModelGrammars(read.grammars, is_flexible=is_flexible)
         return cls(plan, header, kind, read, options, grammars)
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from typing import Union
 
@@ -21,8 +21,9 @@ from openai_cpu_server.contract.grammar import (
 )
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
-from openai_cpu_server.structured.languages.automaton import build, to_expr
+from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
 from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
+from openai_cpu_server.structured.languages.lengths import PlainLanguages
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
 from openai_cpu_server.structured.options import (
@@ -46,8 +47,14 @@ from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceabl
 from openai_cpu_server.structured.values.number_facts import NumberLanguages, few_integers, spelled
 from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
 from openai_cpu_server.structured.values.objects import ObjectRules
-from openai_cpu_server.structured.values.strings import NameKeys, ScalarLexemes, StringLanguages, by_states
-from openai_cpu_server.structured.writing.grammar import GrammarBuilder, composed, packed, unpacked
+from openai_cpu_server.structured.values.strings import NameKeys, ScalarLexemes, StringLanguages
+from openai_cpu_server.structured.writing.grammar import (
+    GrammarBuilder,
+    composed,
+    packed,
+    unpacked,
+    without_characters,
+)
 from openai_cpu_server.structured.writing.json_text import Punctuation
 
 _MOST_LISTED = 400
@@ -57,7 +64,7 @@ _MOST_LISTED = 400
 class CompiledGrammar(msgspec.Struct, frozen=True):
     rules: Rules
     unenforced: tuple[Unenforced, ...] = ()
-    """Keywords that were left out; empty unless the options allow that."""
+    """Keywords that were left out: where the options allow that, and formats that others contradict."""
     share: float = 0.0
     """What a schema cost, as a share of what one may cost."""
 
@@ -84,7 +91,7 @@ class _Compiler:
         self._goals.expand = functools.cache(
             functools.partial(expanded, evaluations, self._table, self._normaliser.at, self._report)
         )
-        self._strings = StringLanguages(self._goals, budget)
+        self._strings = StringLanguages(self._goals, budget, self._report)
         self._numbers = NumberLanguages(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)
         self._grammar = GrammarBuilder(budget)
@@ -191,9 +198,9 @@ class _Compiler:
         if kind is JsonKind.BOOLEAN:
             return bool(_booleans(branch))
         if kind is JsonKind.NUMBER:
-            return not self._strings.is_empty(self._numbers.language(branch))
+            return not self._strings.plain.is_empty(self._numbers.language(branch))
         if kind is JsonKind.STRING:
-            return not self._strings.is_empty(self._strings.language(branch))
+            return not self._strings.plain.is_empty(self._strings.language(branch))
         if kind is JsonKind.ARRAY:
             return array_shape(branch, self._goals) is not None
         return bool(self._shapes.shapes(branch))
@@ -229,7 +236,7 @@ class _Compiler:
         """All values that no list names but that are few: short strings of a pattern. None for any others."""
         if kind is not JsonKind.STRING:
             return None
-        texts = self._strings.few(self._strings.language(branch), _MOST_LISTED)
+        texts = self._strings.plain.few(self._strings.language(branch), _MOST_LISTED)
         return None if texts is None else {x: self._lexemes.string(literal(x)) for x in texts}
 
 
@@ -244,25 +251,36 @@ ANY_OBJECT: dict[str, Json] = {"type": "object"}
 """`response_format: {"type": "json_object"}`."""
 
 
+MakesGrammar = Callable[[GrammarOrder], Union[MadeGrammar, RefusedGrammar]]
+
+
 def grammar_maker(
     check: Callable[[str], object],
-) -> Callable[[GrammarOrder], Union[MadeGrammar, RefusedGrammar]]:
-    """The contract's `GrammarMaker`. `check` raises InvalidRequest for Lark that cannot be executed. Control
-    tokens have other numbers there: they come behind `BYTES_AND_END`."""
+    known_bytes: Collection[int] = range(256),
+    *,
+    has_own_numbers: bool = False,
+) -> MakesGrammar:
+    """The contract's `GrammarMaker`. `check` raises InvalidRequest for Lark that cannot be executed, on a
+    vocabulary that can write `known_bytes`. If that `has_own_numbers`, control tokens have them there, too;
+    else they come behind `BYTES_AND_END`."""
+    unknown = of_bytes(set(range(256)).difference(known_bytes))
 
     def make(order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
         try:
-            compiled = _compiled(order)
+            compiled = _compiled(order, unknown)
             num_read = len(order.text) if order.source is GrammarSource.GBNF else 0
             translation = Translation(compiled.rules, num_read=num_read)
-            check(translation.text(numbered_from(BYTES_AND_END)))
+            lark = translation.text()
+            check(lark if has_own_numbers else translation.text(numbered_from(BYTES_AND_END)))
+            for part in translation.intersections():
+                check(part)
         except InvalidRequest as error:
             path = (
                 error.path if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)) else None
             )
             return RefusedGrammar(str(error), error.code, path)
         return MadeGrammar(
-            lark=translation.text(),
+            lark=lark,
             rules=packed(compiled.rules),
             unenforced=tuple((each.path, each.keyword) for each in compiled.unenforced),
             share=compiled.share,
@@ -271,7 +289,8 @@ def grammar_maker(
     return make
 
 
-def _compiled(order: GrammarOrder) -> CompiledGrammar:
+def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
+    """`unknown`: characters that cannot be written. In JSON they have escapes."""
     whitespace = Whitespace.FLEXIBLE if order.is_flexible else Whitespace.COMPACT
     options = Options(whitespace=whitespace, strict=order.is_strict)
     match order.source:
@@ -280,11 +299,11 @@ def _compiled(order: GrammarOrder) -> CompiledGrammar:
         case GrammarSource.ANY_OBJECT:
             return msgspec.structs.replace(compile_schema(ANY_OBJECT, options), share=0.0)
         case GrammarSource.REGEX:
-            return CompiledGrammar(regex_rules(order.text))
+            return CompiledGrammar(without_characters(regex_rules(order.text), unknown))
         case GrammarSource.CHOICES:
-            return CompiledGrammar(choice_rules(json.loads(order.text)))
+            return CompiledGrammar(without_characters(choice_rules(json.loads(order.text)), unknown))
         case GrammarSource.GBNF:
-            return CompiledGrammar(_of_client(order.text))
+            return CompiledGrammar(without_characters(_of_client(order.text), unknown))
         case GrammarSource.PARTS:
             parts = {rule: unpacked(part) for rule, part in order.parts.items()}
             return CompiledGrammar(composed(order.text, parts))
@@ -301,16 +320,14 @@ def regex_rules(pattern: str) -> Rules:
     """The grammar of texts that match the pattern as a whole, anchors or not.
     Raises InvalidPattern, SchemaTooLarge."""
     budget = Budget(Limits())
-    grammar = GrammarBuilder(budget)
+    grammar, plain = GrammarBuilder(budget), PlainLanguages(budget)
     language = full_language(pattern, budget.limits)
-    automaton = build(language, budget) if language.is_extended else None
-    if language is NOTHING or (automaton is not None and automaton.is_empty):
+    if plain.is_empty(language):
         raise InvalidSchema("", f"nothing matches the pattern {pattern[:80]!r}")
-    simple = language if automaton is None else to_expr(automaton)
-    if simple is not None:
-        return grammar.finish(grammar.define("text", simple))
-    assert automaton is not None
-    return grammar.finish(by_states(automaton, grammar, "text", Chars))
+    simple = plain.simplified(language)
+    if simple is None:
+        return grammar.finish(grammar.by_states("text", plain.automaton(language), Chars))
+    return grammar.finish(grammar.define("text", simple))
 
 
 def choice_rules(choices: list[str]) -> Rules:

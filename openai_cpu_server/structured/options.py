@@ -220,6 +220,10 @@ class UnenforcedReport:
         """Refuse a keyword. Raises UnsupportedSchema, unless unenforced keywords are only to be noted."""
         if self._strict:
             raise UnsupportedSchema(path, keyword, reason)
+        self.note(path, keyword)
+
+    def note(self, path: str, keyword: str) -> None:
+        """Note a keyword that the standard lets give way."""
         self._found[Unenforced(path, keyword)] = None
 
     @property

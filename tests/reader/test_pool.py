@@ -29,7 +29,7 @@ from openai_cpu_server.llama.model.vocabulary import Vocabulary
 from openai_cpu_server.prompt.chat_prompts import Conversation
 from openai_cpu_server.reader.child import ReaderChild
 from openai_cpu_server.reader.messages import ModelSource
-from openai_cpu_server.reader.model import ReadGrammars, ReadModel
+from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from tests.llama.odd_models import rewritten
 from tests.reader.conftest import DEMO, opened
@@ -99,7 +99,7 @@ def test_kills_under_load_cost_nothing(demo: ReadModel, pool: ReaderPool, kills:
         nonlocal num_done
         texts = demo.tokenizer.encode_all(TEXTS, add_special=True, parse_special=False)
         order = GrammarOrder(source=GrammarSource.REGEX, text=f"a{{{number % 7}}}")
-        made = ReadGrammars(pool)(order)
+        made = demo.grammars(order)
         num_done = next(done)
         return texts == wanted and isinstance(made, MadeGrammar)
 
@@ -218,8 +218,8 @@ def test_a_template_that_grows_without_end_costs_its_request_alone(pool: ReaderP
     model.close()
 
 
-def test_grammars_are_made_there(pool: ReaderPool) -> None:
-    make = ReadGrammars(pool)
+def test_grammars_are_made_there(demo: ReadModel) -> None:
+    make = demo.grammars
     schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
     assert isinstance(make(GrammarOrder(source=GrammarSource.SCHEMA, text=schema)), MadeGrammar)
     refused = make(
@@ -232,9 +232,34 @@ def test_grammars_are_made_there(pool: ReaderPool) -> None:
     assert wrong.code == "invalid_grammar"
 
 
-def test_a_grammar_becomes_a_part_of_another(pool: ReaderPool) -> None:
+def test_what_a_vocabulary_cannot_follow_is_refused_before_it_begins(demo: ReadModel) -> None:
+    hard = "".join(f"(?=.*[{c}-z]{{1,60}}[a-{c}]{{3,70}}.*)" for c in "bcdefghij") + ".*"
+    refused = demo.grammars(GrammarOrder(source=GrammarSource.REGEX, text=hard))
+    assert isinstance(refused, RefusedGrammar)
+
+
+PATTERNS = [
+    *(r"\S", r"\w", "[A-Za-z]", "[^ ]", r"\S\S", "[aeiou]", r".*\S.*", r"\S+\s+\S+", "town", r"\d"),
+    *("[.!?]$", r"^\S", r"^[^<>]*$", r"^(?!\s*$).+", r"\btown\b", r"^((?!foo).)*$"),
+    *(r"^(?!\s)(?!.*\s$).+$", "^[a-z]+( [a-z]+)*$"),
+]
+
+
+@pytest.mark.parametrize("more", [{"maxLength": 10_000}, {"minLength": 300, "maxLength": 9_000}])
+def test_lengths_beside_patterns_can_be_followed(demo: ReadModel, more: dict[str, int]) -> None:
+    texts = [{"type": "string", "pattern": pattern, **more} for pattern in PATTERNS]
+    texts += [{"type": "string", "not": {"pattern": "town"}, **more}]
+    texts += [{"type": "string", "allOf": [{"pattern": r"\d"}, {"pattern": "[a-z]"}], **more}]
+    texts += [{"type": "string", "format": "email", "pattern": r"@example\.com$", "maxLength": 254}]
+    for text in texts:
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": text}, "required": ["b"]}
+        made = demo.grammars(GrammarOrder(source=GrammarSource.SCHEMA, text=json.dumps(schema)))
+        assert isinstance(made, MadeGrammar), (text, made)
+
+
+def test_a_grammar_becomes_a_part_of_another(demo: ReadModel) -> None:
     """It crosses twice, as bytes. What comes back runs as it is, with the model's own control tokens."""
-    make = ReadGrammars(pool)
+    make = demo.grammars
     part = make(GrammarOrder(source=GrammarSource.CHOICES, text='["a", "é"]'))
     assert isinstance(part, MadeGrammar)
     order = GrammarOrder(source=GrammarSource.PARTS, text='<[7]> ("," p)*', parts={"p": part.rules})
@@ -246,12 +271,12 @@ def test_a_grammar_becomes_a_part_of_another(pool: ReaderPool) -> None:
     assert not check.check("!,b").fits
 
 
-def test_a_grammar_that_kills_is_refused(pool: ReaderPool) -> None:
+def test_a_grammar_that_kills_is_refused(demo: ReadModel) -> None:
     """The grammar library recurses for each rule of a chain. What bounds in front of it let pass must be
     survived, however little they do."""
     chain = (
         "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(200_000)) + 'r200000 ::= "x"\n'
     )
-    refused = ReadGrammars(pool)(GrammarOrder(source=GrammarSource.GBNF, text=chain))
+    refused = demo.grammars(GrammarOrder(source=GrammarSource.GBNF, text=chain))
     assert isinstance(refused, RefusedGrammar)
-    assert isinstance(ReadGrammars(pool)(GrammarOrder(source=GrammarSource.REGEX, text="a")), MadeGrammar)
+    assert isinstance(demo.grammars(GrammarOrder(source=GrammarSource.REGEX, text="a")), MadeGrammar)

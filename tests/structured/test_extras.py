@@ -2,10 +2,12 @@
 
 import pytest
 
-from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, regex_rules
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, RefusedGrammar
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, grammar_maker, regex_rules
 from openai_cpu_server.structured.options import InvalidPattern, InvalidSchema
 from tests.structured.making import check_rules, check_schema
-from tests.structured.oracle import check_texts
+from tests.structured.oracle import check_ours, check_texts
 
 
 def test_json_object():
@@ -55,3 +57,34 @@ def test_no_choice():
 def test_a_choice_is_of_characters():
     with pytest.raises(InvalidSchema, match="no character 0xd800"):
         choice_rules(["a", "b\ud800"])
+
+
+LACKS = set(range(256)) - {0x04, 0x1D, 0xF1}
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "accepted", "rejected"),
+    [
+        (GrammarSource.CHOICES, '["a", "b\\u0004", "\\ud8c0\\udc00c"]', ["a"], ["b\x04", "\U00040000c"]),
+        (GrammarSource.REGEX, "[\\x03-\\x05]|\\x1d?e", ["\x03", "\x05", "e"], ["\x04", "\x1de"]),
+        (GrammarSource.GBNF, 'root ::= a | "x"\na ::= [^z] "\x1d"', ["x"], ["y\x1d"]),
+        (GrammarSource.SCHEMA, '{"enum": ["\\u0004", "a"]}', ['"a"', '"\\u0004"'], ['"\x04"']),
+    ],
+)
+def test_what_a_vocabulary_cannot_write_is_never_begun(source, text, accepted, rejected):
+    made = grammar_maker(GrammarCheck, LACKS)(GrammarOrder(source=source, text=text))
+    check_texts(GrammarCheck(made.lark), accepted, rejected)
+
+
+def test_a_form_of_nothing_but_what_cannot_be_written_is_refused():
+    made = grammar_maker(GrammarCheck, LACKS)(GrammarOrder(source=GrammarSource.CHOICES, text='["\\u0004"]'))
+    assert isinstance(made, RefusedGrammar)
+    assert "lacks bytes" in made.message
+
+
+def test_a_long_list_of_patterns_is_followed_as_it_stands():
+    """What one automaton cannot hold is left to who reads the text."""
+    patterns = [f"{c}[{c}-z]{{20,40}}" for c in "abcdef"]
+    schema = {"type": "string", "allOf": [{"pattern": p} for p in patterns], "maxLength": 10_000}
+    whole = " ".join(c + "z" * 20 for c in "fedcba")
+    check_ours(schema, [whole, whole * 60], [whole[22:], whole * 100, ""])

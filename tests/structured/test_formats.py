@@ -17,7 +17,9 @@ import pydantic
 import pytest
 
 from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
-from openai_cpu_server.structured.scalars.regex import FORMATS, LIMITED
+from openai_cpu_server.structured.compiler import compile_schema
+from openai_cpu_server.structured.options import Unenforced
+from openai_cpu_server.structured.scalars.regex import FORMATS
 from tests.structured.making import check_schema, schema_to_lark
 from tests.structured.oracle import Sampler, check_ours, compact
 
@@ -84,7 +86,7 @@ def test_what_is_drawn_is_read(name: str, rng: random.Random) -> None:
     assert [(text, reader) for text in drawn for reader in unread(name, text)] == []
 
 
-@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize("name", ["email", "hostname", "uri", "uri-reference"])
 def test_what_is_drawn_within_a_length_is_of_the_format(name: str, rng: random.Random) -> None:
     sampler = Sampler(schema_to_lark({"type": "string", "format": name, "minLength": 8, "maxLength": 60}))
     drawn = [json.loads(text) for _ in range(200) if (text := sampler.draw(rng)) is not None]
@@ -158,3 +160,70 @@ def test_ports_are_of_sixteen_bits(name: str) -> None:
     ports = [*range(10_000, 100_000, 999), *range(65_480, 65_620), 9, 9999, 100_000]
     assert [p for p in ports if is_written(grammar, f"http://a:{p}/") != (p < 2**16)] == []
     assert is_written(grammar, "http://a:/")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "accepted", "rejected"),
+    [
+        ("time", {"pattern": "^([01]\\d|2[0-3]):[0-5]\\d$"}, ["23:59"], ["24:00", "23:59:00Z"]),
+        (
+            "date-time",
+            {"pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d$"},
+            ["2024-02-29T10:00"],
+            ["2024-02-29T10:00Z"],
+        ),
+        ("date", {"pattern": r"^\d{2}/\d{2}/\d{4}$"}, ["01/02/2024"], ["2024-01-02"]),
+        ("uuid", {"pattern": "^[0-9a-f]{32}$"}, ["0" * 32], ["0" * 31]),
+        ("uri", {"pattern": "^/"}, ["/a", "/"], ["a"]),
+        ("date", {"maxLength": 7}, ["2024-02", ""], ["2024-02-29"]),
+        ("ipv4", {"enum": ["localhost", "a"]}, ["localhost"], ["1.2.3.4"]),
+        ("email", {"const": "nobody"}, ["nobody"], ["a@b.c"]),
+    ],
+)
+def test_a_format_that_contradicts_what_is_beside_it_gives_way_and_is_named(name, more, accepted, rejected):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "format": name, **more}},
+        "required": ["a"],
+    }
+    assert compile_schema(schema).unenforced == (Unenforced("/properties/a", "format"),)
+    check_ours(schema, [{"a": text} for text in accepted], [{"a": text} for text in rejected])
+
+
+ZOD_EMAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
+ZOD_HOSTNAME = (
+    r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+    r"(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\.?$"
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({"pattern": p} for p in (".+", r"@example\.com$", "^[a-z]", r"^[^@]+@[^@]+$", ZOD_EMAIL, "e.*e")),
+        {"pattern": ZOD_EMAIL, "maxLength": 254},
+        {"pattern": ".+", "minLength": 10, "maxLength": 10_000},
+        {"allOf": [{"pattern": "com$"}, {"pattern": "^me"}]},
+        {"not": {"pattern": "spam"}},
+    ],
+)
+def test_an_address_beside_any_pattern(more) -> None:
+    rejected = ["me", "me@@example.com", "", "me.example.com", "@example.com"]
+    check_ours({"type": "string", "format": "email", **more}, ["me@example.com"], rejected)
+
+
+@pytest.mark.parametrize("more", [{"pattern": p} for p in (".+", r"\.com$", ZOD_HOSTNAME)])
+def test_a_host_beside_any_pattern(more) -> None:
+    check_ours(
+        {"type": "string", "format": "hostname", **more}, ["www.example.com"], ["-.com", "a b.com", ""]
+    )
+    check_ours({"type": "string", **more}, ["www.example.com"], [""])
+
+
+def test_addresses_of_the_web_beside_patterns() -> None:
+    more = {"pattern": r"^https://[a-z.]+/[\w/]*$", "maxLength": 64}
+    check_ours(
+        {"type": "string", "format": "uri", **more}, ["https://a.b/c/d"], ["http://a.b/", "https://a.b"]
+    )

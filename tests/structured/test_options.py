@@ -261,7 +261,7 @@ def test_what_cannot_be_negated_is_named_with_its_place(schema, path, keyword):
     [
         {"enum": list(range(3_000))},
         {"type": "object", "properties": {f"p{i}": {} for i in range(3_000)}},
-        {"type": "string", "allOf": [{"pattern": "(a|b)*a(a|b){18}$"}, {"pattern": "^[ab]*$"}]},
+        {"type": "integer", "allOf": [{"multipleOf": p} for p in (7, 11, 13, 17, 19, 23)]},
         {"type": "array", "contains": {"type": "integer"}, "minContains": 10**6},
         {
             "type": "object",

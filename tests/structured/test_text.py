@@ -7,7 +7,7 @@ import pytest
 from openai_cpu_server.structured.compiler import ANY_OBJECT, choice_rules, compile_schema, regex_rules
 from openai_cpu_server.structured.gbnf.printer import gbnf_text, text_length
 from openai_cpu_server.structured.lark.translation import Translation
-from tests.structured.making import gbnf_to_lark, schema_to_gbnf
+from tests.structured.making import check_gbnf, check_rules, gbnf_to_lark, schema_to_gbnf
 from tests.tiny_model import tiny_model_path
 
 REVIEW = {
@@ -29,7 +29,9 @@ def schema_rules(schema):
 GRAMMARS = {
     "review": schema_rules(REVIEW),
     "any": schema_rules(True),
-    "open": schema_rules({"properties": {"a-b": {}, "é\n": {"pattern": "[^-a\\]^\\\\]"}}}),
+    "named": schema_rules(
+        {"properties": {"a-b": {}, "é\n": {"pattern": "[^-a\\]^\\\\]"}}, "additionalProperties": False}
+    ),
     "formats": schema_rules({"anyOf": [{"format": f} for f in ("uri", "date-time", "ipv6", "email")]}),
     "deep": schema_rules({"pattern": "^" + "(a" * 40 + ")?" * 40 + "$"}),
     "counted": regex_rules("((ab){2,3}){0,5}(abc)*(x{2})+"),
@@ -45,6 +47,25 @@ def test_what_runs_is_what_is_printed(name):
     text = gbnf_text(GRAMMARS[name])
     assert len(text) == text_length(GRAMMARS[name])
     assert Translation(GRAMMARS[name]).text() == gbnf_to_lark(text)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "null"}, "ab": {"type": "null"}}},
+        {"type": "string", "pattern": "[a-c]d", "maxLength": 40, "minLength": 3},
+        {"type": "string", "allOf": [{"pattern": "a{9}"}, {"pattern": "b{9}"}], "maxLength": 30},
+    ],
+)
+def test_intersections_are_printed_as_what_they_mean(schema):
+    rules = schema_rules(schema)
+    printed, ours = check_gbnf(gbnf_text(rules)), check_rules(rules)
+    assert any(x.is_extended for x in rules.values())
+    texts = ['"add"', '"ad"', '"xad"', f'"{"ad" * 20}"', f'"{"ad" * 21}"', f'"{"b" * 9}{"a" * 9}"']
+    texts += ['{"a":null,"b":1}', '{"ab":1}', '{"ab":null}', '{"abc":1}', '{"":1}', f'"{"a" * 9}b"']
+    fits = [ours.check(text).fits for text in texts]
+    assert any(fits)
+    assert [printed.check(text).fits for text in texts] == fits
 
 
 def test_repetition_is_counted_not_nested():

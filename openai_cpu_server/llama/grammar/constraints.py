@@ -7,21 +7,20 @@ import contextlib
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.errors import ConstraintFailed
+from openai_cpu_server.errors import ConstraintFailed, InvalidRequest
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput, ModelTokens
+from openai_cpu_server.llama.grammar.grammar_check import PARSER_LIMITS
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
 
-_MAX_LEXER_STATES = 50_000
-"""A state takes about 2 kB."""
 _SPECIAL = b"\xff"
 """llguidance's mark for tokens that occur in no text."""
 
@@ -54,11 +53,39 @@ def _trie_bytes(vocabulary: Vocabulary, token: int) -> bytes:
 
 def compile_grammar(lark: str, tokenizer: LLTokenizer) -> LLMatcher:
     """The grammar's matcher at its start, to be copied for each sequence. Raises `ConstraintFailed`."""
-    limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=PARSER_LIMITS)
     if matcher.is_error():
         raise ConstraintFailed(f"The grammar cannot be used: {matcher.get_error()}")
     return matcher
+
+
+def grammar_trial(vocabulary: Vocabulary) -> Callable[[str], None]:
+    """What compiles a grammar and finds the first tokens that it allows, before anything is promised. It
+    raises InvalidRequest for one that is too complex for this vocabulary, or allows none of its tokens; and
+    at once for a vocabulary that can follow no grammar. It must not outlive the vocabulary."""
+    try:
+        tokenizer = grammar_tokenizer(vocabulary)
+    except ConstraintFailed as error:
+        raise InvalidRequest(str(error)) from None
+
+    def trial(lark: str) -> None:
+        try:
+            _find_first(compile_grammar(lark, tokenizer))
+        except ConstraintFailed as error:
+            raise InvalidRequest(str(error)) from None
+
+    return trial
+
+
+def _find_first(matcher: LLMatcher) -> None:
+    matcher.consume_tokens(matcher.compute_ff_tokens())
+    if matcher.is_stopped() and not matcher.is_error():
+        return
+    mask = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ConstraintFailed(f"The grammar is too complex for this model's tokens: {matcher.get_error()}")
+    if not any(mask):
+        raise ConstraintFailed("The grammar begins with what no token of this model can write.")
 
 
 class CompiledGrammars:

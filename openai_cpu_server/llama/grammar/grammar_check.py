@@ -4,7 +4,7 @@ It needs no model."""
 from __future__ import annotations
 
 import msgspec
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from openai_cpu_server.contract.grammar import BYTES_AND_END
 from openai_cpu_server.errors import InvalidRequest
@@ -50,12 +50,24 @@ class WhatMayFollow(msgspec.Struct, frozen=True):
     is_end: bool
 
 
+PARSER_LIMITS = LLParserLimits(
+    max_lexer_states=50_000,  # of some 2 kB
+    initial_lexer_fuel=10_000_000,  # to see whether any text has 10,000 characters and a pattern
+    step_lexer_fuel=1_000_000,
+    max_items_in_row=10_000,  # four for each optional property that may come next
+    step_max_items=200_000,
+    verbose_errors=False,
+)
+"""The same for all who run a grammar, so that what one of them could run the other can."""
+
+
 class GrammarCheck:
     """One compiled grammar. Raises InvalidRequest if it is too large for llguidance."""
 
     def __init__(self, lark: str) -> None:
         """Its control tokens are numbered from `BYTES_AND_END` on."""
-        self._matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lark), log_level=0)
+        grammar = LLMatcher.grammar_from_lark(lark)
+        self._matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=PARSER_LIMITS)
         if self._matcher.is_error():
             raise InvalidRequest(f"The grammar cannot be read: {self._matcher.get_error()}")
 

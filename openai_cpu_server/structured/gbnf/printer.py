@@ -10,12 +10,15 @@ from __future__ import annotations
 import functools
 
 from openai_cpu_server.structured.gbnf.parser import MOST_TIMES
+from openai_cpu_server.structured.languages.automaton import build, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import ANY, MAX, CharSet
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     Alt,
+    And,
     Chars,
     Expr,
+    Not,
     Ref,
     Repeat,
     Rules,
@@ -23,11 +26,14 @@ from openai_cpu_server.structured.languages.expr import (
     Text,
     Token,
     alt,
+    every_expression,
+    literal,
     parts_first,
+    rebuilt,
     repeat,
     seq,
 )
-from openai_cpu_server.structured.options import Budget
+from openai_cpu_server.structured.options import Budget, Limits
 
 _PLAIN_IN_CLASS = frozenset("_.,:;@#%=<>!?' $*+(){}|\"")
 _DEEPEST = 10
@@ -72,6 +78,8 @@ class Shaper:
             return self._sequence(expr, depth)
         if isinstance(expr, Alt):
             return self._lift(expr) if depth >= _DEEPEST else self._alternatives(expr.items, depth)
+        if isinstance(expr, (And, Not)):
+            return rebuilt(expr, (self._shape(x, 0) for x in expr.parts))
         assert isinstance(expr, Repeat), expr
         high = expr.high
         if high is not None and expr.low <= MOST_TIMES:
@@ -118,8 +126,61 @@ class Shaper:
 
 
 def gbnf_text(rules: Rules) -> str:
-    """The text of shaped rules, a line for each."""
-    return "".join(f"{name} ::= {_shown(expr)}\n" for name, expr in rules.items())
+    """The text of shaped rules, a line for each. Raises SchemaTooLarge where GBNF, which knows no
+    intersections, needs too many rules for one."""
+    plain = _Expansion(rules).plain() if any(map(_intersects, every_expression(rules.values()))) else rules
+    return "".join(f"{name} ::= {_shown(expr)}\n" for name, expr in plain.items())
+
+
+def _intersects(expr: Expr) -> bool:
+    return isinstance(expr, (And, Not))
+
+
+_PRINTED = Limits(regex_states=20_000, regex_work=2_000_000, rules=40_000)
+
+
+class _Expansion:
+    """Writes intersections out: as one expression, or as a rule for each state of their automaton."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._budget = Budget(_PRINTED)
+        self._known: dict[Expr, Expr] = {}
+        self._added: Rules = {}
+
+    def plain(self) -> Rules:
+        """Raises SchemaTooLarge."""
+        found = {name: self._of(expr) for name, expr in self._rules.items()}
+        return Shaper(self._budget).shaped(found | self._added)
+
+    def _of(self, expr: Expr) -> Expr:
+        if not expr.is_extended:
+            return expr
+        if expr not in self._known:
+            self._known[expr] = self._written_out(expr) if _intersects(expr) else self._rebuilt(expr)
+        return self._known[expr]
+
+    def _rebuilt(self, expr: Expr) -> Expr:
+        return rebuilt(expr, map(self._of, expr.parts))
+
+    def _written_out(self, expr: Expr) -> Expr:
+        automaton = build(self._characters(expr), self._budget)
+        simple = to_expr(automaton)
+        if simple is not None:
+            return simple
+        names = [f"state-{len(self._added) + i}" for i in range(len(automaton.edges))]
+        self._budget.spend("rules", len(names))
+        self._added |= state_rules(automaton, names, Chars)
+        return Ref(names[0])
+
+    def _characters(self, expr: Expr) -> Expr:
+        """The expression of nothing but characters: intersections are regular, and so are the rules that they
+        name."""
+        if isinstance(expr, Ref):
+            return self._characters(self._rules[expr.name])
+        if isinstance(expr, Text):
+            return literal(expr.text)
+        return rebuilt(expr, map(self._characters, expr.parts))
 
 
 def _shown(expr: Expr) -> str:
@@ -163,6 +224,8 @@ def _length(expr: Expr, known: dict[Expr, int]) -> int:
         return inner + len(" | ") * (len(expr.items) - 1)
     if isinstance(expr, Repeat):
         return inner + 2 * _is_group(expr.item) + len(expr.mark)
+    if expr.parts:
+        return inner + len("() & ") * len(expr.parts)
     return len(_shown(expr))
 
 

@@ -3,9 +3,10 @@ extra; and expressions of automata."""
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -19,8 +20,10 @@ from openai_cpu_server.structured.languages.expr import (
     Chars,
     Expr,
     Not,
+    Ref,
     Repeat,
     Residue,
+    Rules,
     Seq,
     alt,
     both,
@@ -289,6 +292,44 @@ def few_strings(automaton: Automaton, most: int) -> list[str] | None:
             codes = itertools.chain.from_iterable(range(low, high + 1) for low, high in chars.ranges)
             ways += [(text + chr(code), target) for code in codes]
     return found
+
+
+def has_length(automaton: Automaton, low: int, high: int | None, budget: Budget) -> bool:
+    """Whether some string of the language has `low` to `high` characters."""
+    steps = [sum(1 << target for target in {to for _, to in edges}) for edges in automaton.edges]
+    ends = sum(1 << state for state in automaton.accepting)
+    reached, length, seen = 1, 0, dict[int, int]()
+    while reached and (high is None or length <= high):
+        if length >= low and reached & ends:
+            return True
+        before = seen.get(reached, length)  # from there on the lengths repeat themselves
+        if length > before >= low:
+            return False
+        if length > before and (skipped := (low - length) // (length - before) * (length - before)) > 0:
+            length, seen = length + skipped, {}
+            continue
+        seen[reached] = length
+        budget.spend("regex_work")
+        reached = functools.reduce(int.__or__, (steps[i] for i in _bits(reached)), 0)
+        length += 1
+    return False
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def state_rules(automaton: Automaton, names: Sequence[str], written: Callable[[CharSet], Expr]) -> Rules:
+    """A rule for each state of the automaton, the first one for the whole. It is slower to run than one
+    lexeme but short to write. `written` gives the text of one character."""
+    rules: Rules = {}
+    for state, edges in enumerate(automaton.edges):
+        ends = [EMPTY] if state in automaton.accepting else []
+        rules[names[state]] = alt(*ends, *(seq(written(chars), Ref(names[to])) for chars, to in edges))
+    return rules
 
 
 def is_empty(expr: Expr, budget: Budget) -> bool:

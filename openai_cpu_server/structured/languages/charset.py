@@ -106,6 +106,17 @@ WORD = CharSet.chars("_") | DIGITS | CharSet.of((0x41, 0x5A), (0x61, 0x7A))
 SPACE = CharSet.chars(" \t\n\r\x0b\x0c\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff") | CharSet.of(
     (0x2000, 0x200A)
 )
+
+
+def of_bytes(found: Iterable[int]) -> CharSet:
+    """The characters whose first byte, as UTF-8, is one of these."""
+    ranges = {byte: (byte, byte) for byte in range(0x80)}
+    ranges |= {0xC0 + i: (i << 6, (i << 6) + 0x3F) for i in range(2, 0x20)}
+    ranges |= {0xE0 + i: (max(i << 12, 0x800), (i << 12) + 0xFFF) for i in range(0x10)}
+    ranges |= {0xF0 + i: (max(i << 18, 0x10000), min((i << 18) + 0x3FFFF, MAX)) for i in range(5)}
+    return CharSet.of(*(ranges[byte] for byte in found if byte in ranges))
+
+
 NOT_LINE_END = ANY - CharSet.chars("\n\r\u2028\u2029")
 
 

@@ -69,7 +69,7 @@ class Expr(metaclass=_Interned):
     """A number that grows with every new expression: it gives sets of expressions an order."""
     depth: int = 1
     is_extended: bool = False
-    """Whether the expression contains intersections, complements or residues, which no grammar has."""
+    """Whether the expression contains intersections, complements or residues, which GBNF has not."""
     references: frozenset[str] = _NO_NAMES
     """The names of the rules that the expression refers to."""
     is_nullable: bool = False
@@ -349,11 +349,15 @@ def negate(item: Expr) -> Expr:
 
 
 def rebuilt(expr: Expr, parts: Iterable[Expr]) -> Expr:
-    """A sequence, choice or repetition of other parts, as simple as it can be; all else stays as it is."""
+    """The expression with other parts, as simple as it can be; one without parts stays as it is."""
     if isinstance(expr, Seq):
         return seq(*parts)
     if isinstance(expr, Alt):
         return alt(*parts)
+    if isinstance(expr, And):
+        return both(*parts)
+    if isinstance(expr, Not):
+        return negate(*parts)
     if not isinstance(expr, Repeat):
         return expr
     (item,) = parts

@@ -1,9 +1,22 @@
-"""Finds how long the strings of an expression are, and limits their length."""
+"""Finds how long the strings of an expression are, and limits their length; and which plain expressions, or
+intersections of them, say the same."""
 
 from __future__ import annotations
 
-import itertools
+import functools
+import math
+from collections.abc import Callable
+from itertools import combinations, takewhile
+from typing import TypeVar
 
+from openai_cpu_server.structured.languages.automaton import (
+    build,
+    few_strings,
+    has_length,
+    is_empty,
+    to_expr,
+)
+from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     ANY_CHAR,
     NOTHING,
@@ -17,14 +30,15 @@ from openai_cpu_server.structured.languages.expr import (
     Seq,
     alt,
     both,
+    rebuilt,
     repeat,
     seq,
 )
+from openai_cpu_server.structured.options import Budget, SchemaTooLarge
+
+V = TypeVar("V")
 
 Span = tuple[int, "int | None"]
-_MOST_PAIRED = 3
-"""If at most so many parts vary, any two of them may make up for missing characters together."""
-_MOST_SPLIT = 4
 
 
 def span(expr: Expr) -> Span:
@@ -93,119 +107,108 @@ def _sequence(expr: Seq, low: int, high: int | None) -> Expr | None:
     return seq(*expr.items[:i], part, *expr.items[i + 1 :])
 
 
-def within(expr: Expr, high: int) -> Expr:
-    """Strings of `expr` with at most `high` characters. Some may be missing, but none is longer.
-
-    A sequence of endless parts would need a counter in every part. Instead each part gets a small share, and
-    one of them gets all that is left. A repetition has few long items or many short ones.
-    """
-    least, most = span(expr)
-    if least > high:
-        return NOTHING
-    if most is not None and most <= high:
-        return expr
-    if isinstance(expr, Alt):
-        return alt(*(within(x, high) for x in expr.items))
-    if isinstance(expr, Repeat):
-        return _fewer(expr, high)
-    assert isinstance(expr, Seq), expr
-    return _shared(expr, high)
-
-
-def _fewer(expr: Repeat, high: int) -> Expr:
-    """Many short items or few long ones: a number of items for each length that an item may have."""
-    least, most = span(expr.item)
-    if least == most:
-        return repeat(expr.item, expr.low, high // max(least, 1))
-    largest = high // max(least, 1)
-    largest = largest if expr.high is None else min(largest, expr.high)
-    count = max(expr.low, 1, min(largest, high // most) if most else 1)
-    options: dict[Expr, int] = {}
-    while count < largest:
-        options[within(expr.item, high // count)] = count
-        count *= 2
-    if largest >= max(expr.low, 1):
-        options[within(expr.item, high // largest)] = largest
-    found = [repeat(item, expr.low, count) for item, count in options.items()]
-    return alt(*found, *([Seq(())] if expr.low == 0 else []))
-
-
-def _shared(expr: Seq, high: int) -> Expr:
-    spans = [span(x) for x in expr.items]
-    room = high - sum(s[0] for s in spans)
-    variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
-    small = room // (2 * len(variable))
-    favoured = [i for i in variable if _most_extra(spans[i], room) > small] or variable[:1]
-    options = []
-    for chosen in favoured:
-        extra = {i: min(small, _most_extra(spans[i], room)) for i in variable if i != chosen}
-        extra[chosen] = room - sum(extra.values())
-        options.append(seq(*(within(x, spans[i][0] + extra.get(i, 0)) for i, x in enumerate(expr.items))))
-    return alt(*options)
-
-
-def _most_extra(given: Span, room: int) -> int:
-    """How many characters beyond its least a part can use."""
-    return room if given[1] is None else min(given[1] - given[0], room)
-
-
-def not_shorter(expr: Expr, low: int) -> Expr:
-    """Strings of `expr` with at least `low` characters. Some may be missing, but none is shorter.
-
-    One part makes up for missing characters, or two of them together.
-    """
-    least, most = span(expr)
-    if most is not None and most < low:
-        return NOTHING
-    if least >= low:
-        return expr
-    if isinstance(expr, Alt):
-        return alt(*(not_shorter(x, low) for x in expr.items))
-    if isinstance(expr, Repeat):
-        return _more(expr, low)
-    assert isinstance(expr, Seq), expr
-    return _made_up(expr, low)
-
-
-def _more(expr: Repeat, low: int) -> Expr:
-    """Enough items that they are long enough together, or items that are long enough each."""
-    least, most = span(expr.item)
-    options = []
-    count = max(expr.low, -(-low // least)) if least else None
-    if count is not None and (expr.high is None or count <= expr.high):
-        options.append(repeat(expr.item, count, expr.high))
-    if least != most:
-        options.append(repeat(not_shorter(expr.item, low), max(expr.low, 1), expr.high))
-    return alt(*options)
-
-
-def _made_up(expr: Seq, low: int) -> Expr:
-    spans = [span(x) for x in expr.items]
-    missing = low - sum(s[0] for s in spans)
-    variable = [i for i, s in enumerate(spans) if s[0] != s[1]]
-    shares = [{i: missing} for i in variable]
-    if len(variable) <= _MOST_PAIRED:
-        pairs = itertools.combinations(variable, 2)
-        shares += [{i: n, j: m} for i, j in pairs for n, m in _split(missing)]
-    options = []
-    for share in shares:
-        parts = (not_shorter(x, spans[i][0] + share.get(i, 0)) for i, x in enumerate(expr.items))
-        options.append(seq(*parts))
-    return alt(*options)
-
-
-def _split(missing: int) -> list[tuple[int, int]]:
-    """All ways to split the number if it is small; else one third and two thirds."""
-    if missing <= _MOST_SPLIT:
-        return [(n, missing - n) for n in range(1, missing)]
-    third = missing // 3
-    return [(third, missing - third), (missing - third, third)]
-
-
 def weight(expr: Expr) -> int:
     """About how many states an automaton of the expression has."""
-    if isinstance(expr, (Seq, Alt)):
-        return sum(weight(x) for x in expr.items)
+    if isinstance(expr, And):
+        return math.prod(map(weight, expr.items))
+    if isinstance(expr, (Seq, Alt, Not)):
+        return sum(map(weight, expr.parts))
     if isinstance(expr, Repeat):
         return weight(expr.item) * max(expr.low, expr.high or 1, 1)
-    return 1
+    return expr.modulus if isinstance(expr, Residue) else 1
+
+
+_COUNTED = 24
+"""A part of an intersection with more states than these is not put together with the others."""
+_SHORT = 12
+"""Strings of a pattern are listed if none is longer."""
+_MOST_STATES = 250
+"""An intersection of about so many states becomes one expression."""
+
+
+class PlainLanguages:
+    """Tells whether languages are empty, and writes them without complements. It remembers both."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.automaton = functools.cache(functools.partial(build, budget=budget))
+        self._simple: dict[Expr, Expr | None] = {}
+        self._empty: dict[Expr, bool] = {}
+
+    def is_empty(self, language: Expr) -> bool:
+        """True only if surely no string is in the language: what takes too many states to tell counts as
+        possible."""
+        if not language.is_extended:
+            return language is NOTHING
+        if language not in self._empty:
+            self._empty[language] = self._tried(self._has_none, language) or False
+        return self._empty[language]
+
+    def _has_none(self, language: Expr) -> bool:
+        if isinstance(language, And) and _starts_clash(language):
+            return True
+        length = next((x for x in language.parts if _is_length(x)), None)
+        if isinstance(language, And) and isinstance(length, Repeat):
+            body = both(*(x for x in language.items if x is not length))
+            return not has_length(self.automaton(body), length.low, length.high, self._budget)
+        return is_empty(language, self._budget)
+
+    def _tried(self, find: Callable[[Expr], V], language: Expr) -> V | None:
+        """None if it takes too many states."""
+        try:
+            return find(language)
+        except SchemaTooLarge as error:
+            if error.limit != "regex_states":
+                raise
+            return None
+
+    def few(self, language: Expr, most: int) -> list[str] | None:
+        """All strings of the language, if they are short and at most so many; else None."""
+        longest = span(language)[1]
+        if longest is None or longest > _SHORT:
+            return None
+        return few_strings(self.automaton(language), most)
+
+    def simplified(self, language: Expr) -> Expr | None:
+        """The language as plain expressions, and intersections of them; None if that would be too long."""
+        if not language.is_extended:
+            return language
+        if language not in self._simple:
+            self._simple[language] = self._plain(language)
+        return self._simple[language]
+
+    def _plain(self, language: Expr) -> Expr | None:
+        """One plain expression where a small automaton finds it. Else counts and large parts stay beside each
+        other: whoever reads the text keeps them together, as far as the text goes."""
+        if weight(language) <= _MOST_STATES and (found := self._by_automaton(language)) is not None:
+            return found
+        if isinstance(language, And):
+            counted = [x for x in language.items if not x.is_extended and weight(x) > _COUNTED]
+            others = both(*(x for x in language.items if x not in counted))
+            parts = [self.simplified(x) for x in ([others, *counted] if counted else language.items)]
+        elif isinstance(language, (Alt, Seq)):
+            parts = [self.simplified(x) for x in language.items]
+        else:
+            return self._by_automaton(language)
+        found = None if None in parts else rebuilt(language, (x for x in parts if x is not None))
+        return self._by_automaton(language) if found is None else found
+
+    def _by_automaton(self, language: Expr) -> Expr | None:
+        automaton = self._tried(self.automaton, language)
+        return None if automaton is None else to_expr(automaton)
+
+
+def _is_length(expr: Expr) -> bool:
+    return isinstance(expr, Repeat) and expr.item is ANY_CHAR
+
+
+def _starts_clash(language: And) -> bool:
+    """Whether two parts begin with different characters, which needs no automaton."""
+    starts = [_start(x) for x in language.items]
+    return any(not a & b for one, other in combinations(starts, 2) for a, b in zip(one, other, strict=False))
+
+
+def _start(expr: Expr) -> list[CharSet]:
+    """The characters with which every string begins, as far as that is plain."""
+    parts = expr.items if isinstance(expr, Seq) else (expr,)
+    return [x.set for x in takewhile(lambda x: isinstance(x, Chars), parts) if isinstance(x, Chars)]

@@ -16,11 +16,13 @@ import msgspec
 from openai_cpu_server.structured.languages.automaton import Deriver
 from openai_cpu_server.structured.languages.charset import CharSet, partition
 from openai_cpu_server.structured.languages.expr import (
+    ALL,
     EMPTY,
     NOTHING,
     Alt,
     Chars,
     Expr,
+    Not,
     Repeat,
     Seq,
     Text,
@@ -58,6 +60,8 @@ class LexemeLoosener:
         if isinstance(expr, Repeat):
             high = expr.high if expr.high is not None and expr.high <= _LARGEST_COUNT else None
             return repeat(self.loosened(expr.item), min(expr.low, _LARGEST_COUNT), high)
+        if isinstance(expr, Not):
+            return ALL
         return rebuilt(expr, map(self.loosened, expr.parts))
 
 
@@ -126,6 +130,8 @@ def _confirmed(plan: LexemePlan, suspects: set[str], work: Work) -> set[str]:
 def _conflicts(lexemes: dict[str, Expr], follow: dict[str, int], work: Work) -> set[str] | None:
     """The names of lexemes in conflict; None if finding them is too much work."""
     lexemes = {name: expr for name, expr in lexemes.items() if not isinstance(expr, Token)}
+    if not any(follow[name] for name in lexemes):
+        return set()
     try:
         found = _Search(lexemes, follow, work).found()
     except SchemaTooLarge:

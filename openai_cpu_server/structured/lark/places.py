@@ -10,8 +10,19 @@ import functools
 from collections import deque
 from collections.abc import Iterable
 
-from openai_cpu_server.structured.languages.charset import CharSet
-from openai_cpu_server.structured.languages.expr import ROOT, Alt, Chars, Expr, Ref, Repeat, Seq, Text
+from openai_cpu_server.structured.languages.charset import ANY, CharSet
+from openai_cpu_server.structured.languages.expr import (
+    ROOT,
+    Alt,
+    And,
+    Chars,
+    Expr,
+    Not,
+    Ref,
+    Repeat,
+    Seq,
+    Text,
+)
 from openai_cpu_server.structured.languages.rules import Nullables, leftmost
 from openai_cpu_server.structured.lark.plan import LexemePlan, Work, is_lexeme
 
@@ -67,12 +78,20 @@ class FirstBytes:
             return frozenset((expr.set,))
         if isinstance(expr, Text):
             return frozenset((CharSet.chars(expr.text[0]),) if expr.text else ())
+        if isinstance(expr, Not):
+            return frozenset((ANY,))
+        if isinstance(expr, And):
+            return functools.reduce(_common, map(self.fronts, expr.items))
         found: frozenset[CharSet] = frozenset()
         for part in expr.parts:
             found |= self.fronts(part)
             if isinstance(expr, Seq) and not part.is_nullable:
                 break
         return found
+
+
+def _common(some: frozenset[CharSet], others: frozenset[CharSet]) -> frozenset[CharSet]:
+    return frozenset(common for one in some for other in others if (common := one & other))
 
 
 def following(plan: LexemePlan, work: Work) -> dict[str, int]:

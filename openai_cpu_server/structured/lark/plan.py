@@ -7,13 +7,17 @@ An expression that is not `whole` is no lexeme, but its parts may be. A literal'
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
+from openai_cpu_server.structured.languages.automaton import build, to_expr
 from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     ROOT,
     Alt,
+    And,
     Chars,
     Expr,
+    Not,
     Ref,
     Repeat,
     Seq,
@@ -25,7 +29,7 @@ from openai_cpu_server.structured.languages.expr import (
     repeat,
 )
 from openai_cpu_server.structured.languages.rules import users
-from openai_cpu_server.structured.options import InvalidGrammar
+from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits, SchemaTooLarge
 
 MOST_STEPS = 600_000
 """The most steps of all stages together; a step takes about a microsecond."""
@@ -178,12 +182,26 @@ class LexemePlan:
         if isinstance(expr, Text):
             self._work.spend(4 * len(expr.text))
             return self._planned(literal(expr.text))
-        if isinstance(expr, Seq):
-            return Seq(tuple(self._planned(x) for x in expr.items))
-        if isinstance(expr, Alt):
-            return Alt(tuple(self._planned(x) for x in expr.items))
-        assert isinstance(expr, Repeat), expr
-        return Repeat(self._planned(expr.item), expr.low, expr.high)
+        return self._of_parts(expr)
+
+    def _of_parts(self, expr: Expr) -> Expr:
+        if isinstance(expr, (And, Not)):
+            return self._planned(self._written_out(expr))
+        if isinstance(expr, Repeat):
+            return Repeat(self._planned(expr.item), expr.low, expr.high)
+        assert isinstance(expr, (Seq, Alt)), expr
+        return type(expr)(tuple(map(self._planned, expr.items)))
+
+    def _written_out(self, expr: Expr) -> Expr:
+        """The same language without intersections, which must be lexemes. Raises InvalidGrammar."""
+        language = self._regular.of(expr)
+        found = None
+        if language is not None:
+            with suppress(SchemaTooLarge):
+                found = to_expr(build(spelt_out(language), Budget(Limits())))
+        if found is None:
+            raise InvalidGrammar(1, 1, "too ambiguous: a pattern cannot be told from what follows it")
+        return found
 
     def _lexeme(self, language: Expr) -> Expr:
         if language not in self._names:
@@ -201,6 +219,11 @@ def _filled(language: Expr) -> Expr | None:
         options = [x if not x.is_nullable else _filled(x) for x in language.items if x != EMPTY]
         return None if None in options else alt(*(x for x in options if x is not None))
     return None
+
+
+def spelt_out(expr: Expr) -> Expr:
+    """The expression with characters for literals."""
+    return literal(expr.text) if isinstance(expr, Text) else rebuilt(expr, map(spelt_out, expr.parts))
 
 
 def is_lexeme(name: str) -> bool:

@@ -12,8 +12,10 @@ import re
 from openai_cpu_server.structured.languages.charset import MAX, single
 from openai_cpu_server.structured.languages.expr import (
     Alt,
+    And,
     Chars,
     Expr,
+    Not,
     Repeat,
     Seq,
     Text,
@@ -37,6 +39,7 @@ _Moves = tuple[int, int, int, int, int]
 """For each of these states, the set of states (as bits) to which an expression may lead."""
 _STAY: _Moves = (1, 2, 4, 8, 16)
 _ONTO_WRONG = 1 << _WRONG
+_ANYWHERE: _Moves = (31, 31, 31, 31, 31)
 
 
 class QuotedStrings:
@@ -80,6 +83,10 @@ class QuotedStrings:
             return _of_chars(expr)
         if isinstance(expr, Alt):
             return self._either(expr.items)
+        if isinstance(expr, Not):
+            return _ANYWHERE
+        if isinstance(expr, And):
+            return functools.reduce(_common, map(self._moves, expr.items))
         if isinstance(expr, Repeat):
             once = self._moves(expr.item)
             return _closure(once) if expr.low == 0 else _then(once, _closure(once))
@@ -139,6 +146,10 @@ def _through(mask: int, moves: _Moves) -> int:
 @functools.lru_cache(maxsize=4096)
 def _union(first: _Moves, second: _Moves) -> _Moves:
     return _tuple([a | b for a, b in zip(first, second, strict=True)])
+
+
+def _common(first: _Moves, second: _Moves) -> _Moves:
+    return _tuple([a & b for a, b in zip(first, second, strict=True)])
 
 
 def _closure(once: _Moves) -> _Moves:

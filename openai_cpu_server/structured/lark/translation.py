@@ -16,8 +16,10 @@ from openai_cpu_server.structured.languages.expr import (
     EMPTY,
     ROOT,
     Alt,
+    And,
     Chars,
     Expr,
+    Not,
     Ref,
     Repeat,
     Rules,
@@ -81,7 +83,7 @@ class _Terminals:
             height = 1 if part in self._parts else self._heights[part]
             if height > highest:
                 highest = height
-        return highest + 1 if highest else 0
+        return highest + 1 if highest or isinstance(expr, (And, Not)) else 0
 
     def lines(self) -> list[str]:
         """A line for each language, and one for each part that they share."""
@@ -95,6 +97,10 @@ class _Terminals:
             return " ".join(map(self._operand, expr.items))
         if isinstance(expr, Alt):
             return " | ".join(map(self._operand, expr.items))
+        if isinstance(expr, And):
+            return " & ".join(map(self._operand, expr.items))
+        if isinstance(expr, Not):
+            return f"~{self._operand(expr.item)}"
         assert isinstance(expr, Repeat), expr
         return f"({self._operand(expr.item)}){expr.mark}"
 
@@ -206,6 +212,7 @@ _GENTLE_ROUNDS = 2
 _ROUNDS = 3
 _MOST_TO_CONFIRM = 6_000
 """The most steps for finding what is read where; beyond that all lexemes count as read everywhere."""
+_MOST_TRIED = 20
 _CHARACTERS_PER_STEP = 6
 """One step of the work parses so many characters of the text."""
 
@@ -224,6 +231,20 @@ class Translation:
     def text(self, renumbered: Callable[[int], int] = lambda token: token) -> str:
         """`renumbered`: control tokens in the vocabulary of the reader."""
         return lark_text(self._plan, renumbered, self._first)
+
+    def intersections(self) -> list[str]:
+        """The lexemes that are read along several expressions at once, each as a grammar of its own: what may
+        turn out to be too complex."""
+        found = [expr for expr in self._plan.lexemes.values() if any(map(_is_joined, (expr, *expr.parts)))]
+        return [_lark_of_lexeme(expr) for expr in found[:_MOST_TRIED]]
+
+
+def _is_joined(expr: Expr) -> bool:
+    return isinstance(expr, And) and not any(isinstance(x, Not) for x in expr.items)
+
+
+def _lark_of_lexeme(expr: Expr) -> str:
+    return _HEAD + "\n".join([f"{_START}: L", *_Terminals([("L", expr)]).lines()]) + "\n"
 
 
 def numbered_from(first: int) -> Callable[[int], int]:

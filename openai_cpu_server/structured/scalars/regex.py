@@ -367,13 +367,6 @@ _URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?://{_AUTHORITY}(?:/{_PATH})?|{_ABSOLUTE}|{_P
 _NO_COLON = rf"(?:[{_UNRESERVED}@]|{_PERCENT})+"
 _RELATIVE = rf"(?://{_AUTHORITY}(?:/{_PATH})?|{_ABSOLUTE}|{_NO_COLON}(?:/{_PATH})?|){_TAIL}"
 
-_LIMITED_TAIL = rf"(?:[/?]{_MORE})?(?:#{_MORE})?"
-_LIMITED_URI = (
-    rf"[A-Za-z][A-Za-z0-9+.-]{{0,15}}:"
-    rf"(?://[{_UNRESERVED}]*(?::\d{{0,4}})?{_LIMITED_TAIL}|/?{_PCHAR}{_MORE}(?:#{_MORE})?)"
-)
-_LIMITED_RELATIVE = rf"(?:/{_PCHAR}{_MORE}|[{_UNRESERVED}@]+(?:[/?]{_MORE})?)(?:#{_MORE})?"
-
 _HEX = "[0-9A-Fa-f]"
 
 _TEMPLATE_CHARACTER = r"[!#$&(-;=?-\[\]_a-z~\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\uffef]"
@@ -398,11 +391,3 @@ FORMATS = {
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
 }
 """Patterns of whole strings, by the format's name."""
-
-LIMITED = {
-    "email": rf"{_ATOM}(?:\.{_ATOM})?@{_labels(20, 5)}",
-    "uri": _LIMITED_URI,
-    "uri-reference": rf"(?:{_LIMITED_URI}|{_LIMITED_RELATIVE})",
-}
-"""Patterns that replace a format where the length is limited.
-They match less, and have fewer variable parts."""

@@ -166,11 +166,12 @@ class ObjectShapes:
         language = self._strings.pattern(pattern)
         inside = _Class(both(given.names, language), given.matched | {pattern})
         outside = _Class(both(given.names, negate(language)), given.matched)
-        return [c for c in (inside, outside) if not self._strings.is_empty(self._beside(c.names, names))]
+        return [c for c in (inside, outside) if self._has_names(c.names, names)]
 
-    def _beside(self, language: Expr, names: list[str]) -> Expr:
-        """The language without the listed names, if these are few. It only serves to find empty classes."""
-        return both(language, negate(any_of(names))) if 0 < len(names) < 8 else language
+    def _has_names(self, language: Expr, listed: list[str]) -> bool:
+        """Whether any names are in the language, beside the listed ones if these are few."""
+        beside = both(language, negate(any_of(listed))) if 0 < len(listed) < 8 else language
+        return not self._strings.plain.is_empty(beside)
 
     # Properties of which one must be there
 
@@ -190,7 +191,7 @@ class ObjectShapes:
                 found.append(msgspec.structs.replace(shape, members=members))
         kinds = [Others(both(o.names, language), join(o.value, wrong)) for o in shape.others]
         kinds = [k for k in kinds if self._goals.satisfiable(k.value)]
-        kinds = [k for k in kinds if not self._strings.is_empty(self._beside(k.names, list(shape.excluded)))]
+        kinds = [k for k in kinds if self._has_names(k.names, list(shape.excluded))]
         return [*found, msgspec.structs.replace(shape, witness=tuple(kinds))] if kinds else found
 
     def _witness_names(self, node: SomeProperty) -> Expr:

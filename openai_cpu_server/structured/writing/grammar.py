@@ -18,13 +18,16 @@ import msgspec
 
 from openai_cpu_server.structured.gbnf.parser import parse_gbnf
 from openai_cpu_server.structured.gbnf.printer import Shaper, text_length
+from openai_cpu_server.structured.languages.automaton import Automaton, state_rules
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
 from openai_cpu_server.structured.languages.expr import (
     NOTHING,
     ROOT,
     Alt,
+    And,
     Chars,
     Expr,
+    Not,
     Ref,
     Repeat,
     Rules,
@@ -86,6 +89,13 @@ class GrammarBuilder:
             self._made[name] = self.define(name, make())
         return self._made[name]
 
+    def by_states(self, hint: str, automaton: Automaton, written: Callable[[CharSet], Expr]) -> Expr:
+        """A rule for each state of the automaton. `written` gives the text of one character."""
+        names = [self.reserve(hint) for _ in automaton.edges]
+        for name, expr in state_rules(automaton, names, written).items():
+            self.set(name, expr)
+        return Ref(names[0])
+
     def structural(self, hint: str, lexeme: Expr) -> Expr:
         """A rule for punctuation that is not read as one lexeme: `lexeme | never`."""
         if NEVER not in self._rules:
@@ -112,6 +122,27 @@ class GrammarBuilder:
             raise SchemaTooLarge("levels", most, paths[-1])
 
 
+def without_characters(rules: Rules, unknown: CharSet) -> Rules:
+    """The grammar of the texts without these characters. Raises InvalidSchema if there are none."""
+    if not unknown:
+        return rules
+    known: dict[Expr, Expr] = {}
+    for expr in parts_first(list(rules.values())):
+        known[expr] = _without(expr, unknown, known)
+    found = _productive({name: known[expr] for name, expr in rules.items()})
+    if ROOT not in found:
+        raise InvalidSchema("", "this model's vocabulary lacks bytes that are in every text of this form")
+    return _reachable(found)
+
+
+def _without(expr: Expr, unknown: CharSet, parts: Mapping[Expr, Expr]) -> Expr:
+    if isinstance(expr, Chars):
+        return Chars(expr.set - unknown)
+    if isinstance(expr, Text):
+        return NOTHING if any(ord(char) in unknown for char in expr.text) else expr
+    return rebuilt(expr, (parts[x] for x in expr.parts))
+
+
 def _productive(rules: Rules) -> Rules:
     """The rules without alternatives that can never end. `never` itself stays: that is its purpose."""
     good: set[str] = {NEVER}
@@ -121,7 +152,7 @@ def _productive(rules: Rules) -> Rules:
         if name not in good and _ends(rules[name], good):
             good.add(name)
             queue += users_of.get(name, ())
-    if len(good) == len(rules):
+    if good >= rules.keys():
         return rules
     return {name: _restricted(expr, good) for name, expr in rules.items() if name in good}
 
@@ -129,7 +160,7 @@ def _productive(rules: Rules) -> Rules:
 def _ends(expr: Expr, good: set[str]) -> bool:
     if isinstance(expr, Ref):
         return expr.name in good and expr.name != NEVER
-    if isinstance(expr, Seq):
+    if isinstance(expr, (Seq, And)):
         return all(_ends(x, good) for x in expr.items)
     if isinstance(expr, Alt):
         return any(_ends(x, good) for x in expr.items)
@@ -153,10 +184,9 @@ def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
         return Ref(names[expr.name])
     if isinstance(expr, Seq):
         return Seq(tuple(renamed(x, names) for x in expr.items))
-    if isinstance(expr, Alt):
-        return alt(*(renamed(x, names) for x in expr.items))
-    assert isinstance(expr, Repeat), expr
-    return Repeat(renamed(expr.item, names), expr.low, expr.high)
+    if isinstance(expr, Repeat):
+        return Repeat(renamed(expr.item, names), expr.low, expr.high)
+    return rebuilt(expr, (renamed(x, names) for x in expr.parts))
 
 
 def _merged(rules: Rules) -> Rules:
@@ -285,7 +315,7 @@ def _node(expr: Expr, parts: tuple[int, ...]) -> _Node:
             return _Node(kind, numbers=(number,))
         case Repeat(_, low, high):
             return _Node(kind, numbers=(*parts, low) if high is None else (*parts, low, high))
-    assert isinstance(expr, (Seq, Alt)), expr
+    assert isinstance(expr, (Seq, Alt, And, Not)), expr
     return _Node(kind, numbers=parts)
 
 
@@ -303,4 +333,9 @@ def _expr(node: _Node, made: list[Expr]) -> Expr:
             return Token(numbers[0])
         case "Repeat":
             return Repeat(made[numbers[0]], numbers[1], numbers[2] if len(numbers) > 2 else None)
-    return (Seq if node.kind == "Seq" else Alt)(tuple(made[number] for number in numbers))
+        case "Not":
+            return Not(made[numbers[0]])
+    return _SEVERAL[node.kind](tuple(made[number] for number in numbers))
+
+
+_SEVERAL: dict[str, type[Seq | Alt | And]] = {"Seq": Seq, "Alt": Alt, "And": And}

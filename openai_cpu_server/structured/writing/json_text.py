@@ -11,13 +11,16 @@ import json
 
 from openai_cpu_server.structured.languages.charset import ANY, DIGITS, CharSet
 from openai_cpu_server.structured.languages.expr import (
+    ANY_CHAR,
     EMPTY,
     Chars,
     Expr,
     Seq,
     Text,
     alt,
+    both,
     literal,
+    negate,
     rebuilt,
     repeat,
     seq,
@@ -100,15 +103,31 @@ class JsonText:
         """One string with its quotes."""
         return Text(json.dumps(text)) if text.isascii() else self.string(literal(text))
 
+    def none_of(self, texts: list[str], content: Expr) -> Expr:
+        """The strings with that content but for these texts, with quotes. No character has a needless escape,
+        so that each of these texts can be spelt out."""
+        spelt = alt(*(self._spelt(text) for text in texts))
+        return seq(Text('"'), both(self._content(content), negate(spelt)), Text('"'))
+
+    def _spelt(self, text: str) -> Expr:
+        is_plain = text.isascii() and text.isprintable()
+        return Text(json.dumps(text)[1:-1]) if is_plain else self._content(literal(text))
+
     def content(self, content: Expr) -> Expr:
         """The text between the quotes."""
+        if content is ANY_CHAR:
+            return self._grammar.once("char", _any_character)
         if isinstance(content, Chars):
             return self._character(content.set)
         return rebuilt(content, map(self.content, content.parts))
 
+    def _content(self, content: Expr) -> Expr:
+        """The text between the quotes without needless escapes."""
+        if isinstance(content, Chars):
+            return self._character(content.set)
+        return rebuilt(content, map(self._content, content.parts))
+
     def _of_set(self, chars: CharSet) -> Expr:
-        if chars == ANY:
-            return self._grammar.once("char", _any_character)
         raw, is_plain, has_every_escape = _facts(chars)
         if is_plain:
             return Chars(raw)
