@@ -68,8 +68,6 @@ def _complaint(param: str, error: ErrorDetails) -> tuple[str, str]:
         return _out_of_bounds(param, error)
     if kind in _SIZES:
         return _wrong_size(param, error)
-    if kind == "part_type":
-        return f"Invalid value for '{param}': {error['msg']}.", "unsupported_content"
     said = error["msg"].removeprefix("Input should be ")
     expected = f"expected {said}" if said != error["msg"] else said
     return f"Invalid value for '{param}': {expected}.", "invalid_value"

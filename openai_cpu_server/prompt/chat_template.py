@@ -137,16 +137,17 @@ class _Trial:
         results = [_result(f"{_NEEDLE} {index}", index) for index in range(num_calls)]
         self._calls = shape
         text = self._tried([_user("-"), calling, *results], tools=[_tool("")])
-        is_json = "{'k5b1f'" not in text and '\\"k5b1f' not in text
-        seen = [f"{name}{i}" for name in ("f5b1f", f"{_NEEDLE} ") for i in range(num_calls)]
+        is_json = "{'k5b1f" not in text and '\\"k5b1f' not in text
+        seen = [f"{name}{i}" for name in ("f5b1f", "k5b1f", f"{_NEEDLE} ") for i in range(num_calls)]
         is_begun = bool(self._tried([_user("-"), calling], tools=[_tool("")]))
         return is_begun and is_json and all(each in text for each in seen)
 
     def _shows(self, turns: str) -> bool:
-        """Whether it takes these turns and shows their texts, with tools and without: of the system, users,
-        answers, Empty answers, Calls, calls with worDs before them, and Tools' results."""
+        """Whether it takes these turns and shows their texts and calls, with tools and without: of the
+        system, users, answers, Empty answers, Calls, calls with worDs before them, and Tools' results."""
         messages = [_turn(kind, f"{_NEEDLE} {at}", at) for at, kind in enumerate(turns)]
         seen = [f"{_NEEDLE} {at}" for at, kind in enumerate(turns) if kind not in "EC"]
+        seen += [f"f5b1f{at}" for at, kind in enumerate(turns) if kind in "CD"]
         texts = (self._tried(messages, tools=tools) for tools in (None, [_tool("")]))
         return all(all(each in text for each in seen) and bool(text) for text in texts)
 
@@ -180,7 +181,7 @@ def _result(text: str, call: int) -> Message:
 
 
 def _call(index: int) -> Message:
-    function = {"name": f"f5b1f{index}", "arguments": {"k5b1f": "x"}}
+    function = {"name": f"f5b1f{index}", "arguments": {f"k5b1f{index}": "x"}}
     return {"id": f"00000000{index}", "type": "function", "function": function}
 
 

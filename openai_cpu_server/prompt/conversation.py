@@ -176,11 +176,11 @@ def adapted(
 
 
 def lost(messages: Sequence[Message], text: str) -> int:
-    """How many of the messages are nowhere in the rendered text. A word of each is looked for, the longest,
-    for templates trim texts, and some write results as JSON."""
+    """How many texts and calls of the messages are nowhere in the rendered text. A word of each is looked
+    for, the longest, for templates trim texts, and some write results as JSON."""
     num_lost = at = 0
-    for message in messages:
-        word = _longest_word(message)
+    for said in (said for message in messages for said in _said(message)):
+        word = max(_WORD.findall(said), key=len, default="")
         found = text.find(word, at)  # they stand there in their order, nearly always
         if found < 0 and word not in text:
             num_lost += 1
@@ -188,9 +188,9 @@ def lost(messages: Sequence[Message], text: str) -> int:
     return num_lost
 
 
-def _longest_word(message: Message) -> str:
-    text = content_text(message.get("content"))[:_LOOKED_AT]
-    return max(_WORD.findall(text), key=len, default="")
+def _said(message: Message) -> Iterator[str]:
+    yield content_text(message.get("content"))[:_LOOKED_AT]
+    yield from (str(call["function"]["name"]) for call in _calls(message))
 
 
 def _plain(message: Message, param: str) -> Message:

@@ -29,7 +29,7 @@ class CallShape(NamedTuple):
     one_by_one: bool = False
     """A message has one call at most."""
     text_apart: bool = False
-    """What is said in a message that calls is not shown."""
+    """A message is shown to call or to say something, not both."""
 
 
 class SystemPlace(enum.Enum):

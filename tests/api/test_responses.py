@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.conversation import new_items, turns
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.options import ApiOptions
+from openai_cpu_server.http.parse import parse
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.jobs.responses import ResponseStore
@@ -176,6 +179,78 @@ async def test_all_kinds_of_items_come_in(http: httpx.AsyncClient) -> None:
     assert kinds == ["message", "message", "reasoning", "message", "function_call", "function_call_output"]
 
 
+ELSEWHERE: list[tuple[list[Json], list[tuple[str, object]], str]] = [
+    (
+        [
+            {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin ö"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "Done!"},
+        ],
+        [("assistant", 'apply_patch {"input": "*** Begin ö"}'), ("tool", "Done!")],
+        "input[1] (custom_tool_call),input[2] (custom_tool_call_output)",
+    ),
+    (
+        [
+            {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
+            {"type": "local_shell_call_output", "id": "c", "output": "a.py"},
+        ],
+        [
+            ("assistant", 'local_shell {"action": {"type": "exec", "command": ["ls"]}}'),
+            ("tool", "a.py"),
+        ],
+        "input[1] (local_shell_call),input[2] (local_shell_call_output)",
+    ),
+    (
+        [{"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "x"}}],
+        [("assistant", '[web_search: {"action": {"type": "search", "query": "x"}}]')],
+        "input[1] (web_search_call)",
+    ),
+    (
+        [{"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"}],
+        [("assistant", '[look: {"arguments": "{}"}]\nseen')],
+        "input[1] (mcp_call)",
+    ),
+    ([{"type": "compaction", "encrypted_content": "zz"}], [], "input[1] (compaction)"),
+    (
+        [
+            {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
+        ],
+        [
+            ("assistant", "view_image {}"),
+            ("tool", "[this model has no vision and cannot see images]"),
+        ],
+        "input[2].content[0] (input_image)",
+    ),
+    (
+        [{"type": "function_call_output", "call_id": "gone", "output": "3"}],
+        [("tool", "3")],
+        "input[1] (result without a call)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("items", "said", "named"), ELSEWHERE)
+async def test_a_conversation_that_was_begun_elsewhere_goes_on(
+    http: httpx.AsyncClient, items: list[Json], said: list[tuple[str, object]], named: str
+) -> None:
+    given = [{"role": "user", "content": "hi"}, *items, {"role": "user", "content": "on"}]
+    body, _ = parse(ResponsesBody, json.dumps({"input": given}).encode(), lenient=False)
+    messages = [one.fields for one in turns(new_items(body.input, {}))]
+    assert [(one["role"], _said(one)) for one in messages[1:-1]] == said
+    response = await respond(http, input=given)
+    assert response.status_code == 200
+    assert response.headers["x-ignored-parameters"] == named
+    again = await made(http, input="more", previous_response_id=response.json()["id"])
+    assert again["status"] == "completed"
+
+
+def _said(message: Mapping[str, Any]) -> object:
+    """Its text, or its one call."""
+    for call in message.get("tool_calls", ()):
+        return f"{call['function']['name']} {call['function']['arguments']}"
+    return message["content"]
+
+
 async def test_a_reference_means_an_item_of_before(http: httpx.AsyncClient) -> None:
     first = await made(http)
     given = [
@@ -192,7 +267,7 @@ async def test_a_reference_means_an_item_of_before(http: httpx.AsyncClient) -> N
 
 async def test_other_tools_are_left_out_and_named(http: httpx.AsyncClient) -> None:
     answer = await respond(http, tools=[{"type": "web_search"}, TOOL, {"type": "mcp", "server_label": "x"}])
-    assert answer.headers["x-ignored-parameters"] == "tools[0],tools[2]"
+    assert answer.headers["x-ignored-parameters"] == "tools[0] (web_search),tools[2] (mcp)"
     assert [tool["name"] for tool in answer.json()["tools"]] == ["f"]
 
 
@@ -271,7 +346,8 @@ async def test_a_long_conversation_is_shortened_where_that_is_allowed() -> None:
         assert 200 < response["usage"]["input_tokens"] <= 380
         image = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
         unseen = await respond(http, input=[*long, image], truncation="auto")
-        assert error_of(unseen)["param"] == f"input[{len(long)}].content[0].type", "as the client counts"
+        named = f"input[{len(long)}].content[0] (input_image)"
+        assert unseen.headers["x-ignored-parameters"] == named, "as the client counts"
         too_long = await respond(http, input="x" * 500, truncation="auto")
         assert error_of(too_long)["code"] == "context_length_exceeded"
 

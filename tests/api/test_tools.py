@@ -26,6 +26,7 @@ def tool(name: str, parameters: object = None, **fields: object) -> dict[str, ob
     return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
 
 
+SEARCH = {"type": "web_search"}
 TOOLS = [tool("weather", CITY, description="of a city"), tool("now")]
 NAMED = {"type": "function", "function": {"name": "now"}}
 WEATHER = '{"name":"weather","arguments":{"city":"Rome","days":3}}'
@@ -142,7 +143,8 @@ def test_a_template_without_tools_gets_a_system_message() -> None:
         ({"tools": [tool("f")] * 129}, "tools", "array_above_max_length"),
         ({"tools": [tool("a b")]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tools": [tool("f")], "tool_choice": SEARCH}, "tool_choice.type", "invalid_value"),
         ({"tools": [tool("f", [])]}, "tools[0].function.parameters", "invalid_type"),
         (
             {"tools": [tool("f", {"type": "string"})]},
@@ -212,11 +214,12 @@ def test_without_functions_what_demands_none_is_nothing(fields: dict[str, object
     assert chat(**fields).tool_calls is None
 
 
-def test_a_tool_of_another_type_is_refused_by_its_name() -> None:
-    message = str(refused(tools=[{"type": "web_search"}]))
-    assert message == (
-        "Invalid value for 'tools[0].type': tools of type 'web_search' are not supported, only 'function'."
-    )
+def test_a_tool_of_another_type_is_left_out_and_named() -> None:
+    alone, beside = chat(tools=[SEARCH]), chat(tools=[SEARCH, *TOOLS])
+    assert alone.tool_calls is None
+    assert beside.tool_calls is not None
+    named = {"x-ignored-parameters": "tools[0] (web_search)"}
+    assert alone.headers == beside.headers == named
 
 
 def test_free_text_beside_tools_may_have_stop_strings() -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
-from openai_cpu_server.api.chat.body import ChatBody
+from openai_cpu_server.api.chat.body import ChatBody, checked_messages, told_in_words
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
@@ -118,10 +118,18 @@ def test_a_wrong_value_is_named(fields: dict[str, object], param: str) -> None:
 )
 def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(kind: str, lack: str) -> None:
     parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "data:"}}]
-    error = refused(chat(messages=[*MESSAGES, {"role": "user", "content": parts}]))
+    question = {"role": "user", "content": parts}
+    body, _ = parse(ChatBody, chat(messages=[*MESSAGES, question]), lenient=False)
+    with pytest.raises(InvalidRequest) as caught:
+        checked_messages(body.messages)
+    error = caught.value
     param = "messages[1].content[1].type"
     assert (error.param, error.code) == (param, "unsupported_content")
     assert str(error) == f"Invalid value for '{param}': {lack}; only parts of type 'text' are taken."
+    earlier, _ = parse(ChatBody, chat(messages=[question, *MESSAGES]), lenient=False)
+    assert told_in_words(earlier.messages) == [f"messages[0].content[1] ({kind})"]
+    (asked, _) = checked_messages(earlier.messages)
+    assert asked["content"] == [parts[0], {"type": "text", "text": f"[{lack}]"}]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Union
 
 import msgspec
 import pydantic_core
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedForm, AskedTexts
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedForm, AskedMessage, AskedTexts
 from openai_cpu_server.api.asking.body import (
     GenerationBody,
     JsonObject,
@@ -18,9 +18,10 @@ from openai_cpu_server.api.asking.body import (
 )
 from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored
 from openai_cpu_server.json_size import check_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
+from openai_cpu_server.prompt.conversation import with_bound_results
 
 Make = Callable[[ModelGrammars, str], CheckedGrammar]
 
@@ -139,6 +140,16 @@ def _parsed(text: str, path: str) -> JsonObject:
     if not isinstance(schema, dict):
         raise wrong(f"Invalid value for '{path}': a JSON Schema is an object.", path)
     return schema
+
+
+def adapted_names(told: Sequence[str], messages: Sequence[AskedMessage]) -> Ignored:
+    """What a header names that was left out of a conversation, or told in words: `told`, and results whose
+    calls are gone."""
+    placed = with_bound_results([message.fields for message in messages])
+    strays = [f"{messages[each.place].path} (result without a call)" for each in placed if each.is_stray]
+    names = [*told, *strays]
+    more = ("...",) if len(names) > MOST_NAMED else ()
+    return Ignored((*names[:MOST_NAMED], *more))
 
 
 AskedPrompt = Union[AskedConversation, AskedTexts]

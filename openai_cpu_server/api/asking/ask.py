@@ -103,6 +103,8 @@ class AskedMessage(msgspec.Struct, frozen=True):
     fields: Mapping[str, object]
     own: EarlierAnswer | None = None
     """The message is this answer of before, and nothing else."""
+    path: str = ""
+    """Where the client has said it."""
 
     @property
     def role(self) -> object:

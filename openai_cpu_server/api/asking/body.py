@@ -6,6 +6,7 @@ Tags stand in angle brackets: pydantic puts them into an error's path, and `pars
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import AfterValidator, Discriminator, Field, JsonValue, PlainValidator, Tag
@@ -22,7 +23,7 @@ from openai_cpu_server.contract.request import (
     TYPICAL_P,
     USAGE_PENALTY,
 )
-from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.parse import Body, header_safe
 from openai_cpu_server.http.unheeded import (
     GENERATION_HINTS,
     GENERATION_REFUSALS,
@@ -57,12 +58,12 @@ def _prompt_kind(value: object) -> str | None:
     return "<token lists>" if isinstance(value[0], list) else "<tokens>"
 
 
-def by_type(*known: str) -> Discriminator:
-    """Tells objects of these types from all others."""
+def by_type(*known: str, tag: str | None = None) -> Discriminator:
+    """Tells objects of these types from all others. `tag`: one for all of them."""
 
     def kind(value: object) -> str:
         name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return f"<{name}>" if name in known else "<other>"
+        return f"<{tag or name}>" if name in known else "<other>"
 
     return Discriminator(kind)
 
@@ -132,6 +133,58 @@ LACKS = {
     "document": _FILES,
 }
 """What a model of text lacks for parts of other types."""
+_WORDS = ("title", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
+"""The fields of other kinds in which something stands that a model can read."""
+
+
+def words_in(value: object) -> str:
+    """What a value of JSON's says in words, each text on a line of its own; "": nothing."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(words_in, value)))
+    if not isinstance(value, dict):
+        return ""
+    source = value.get("source")
+    if isinstance(source, dict) and source.get("type") in ("text", "content"):
+        value = {**value, "content": source.get("data", source.get("content"))}
+    return "\n".join(filter(None, (words_in(value.get(name)) for name in _WORDS)))
+
+
+class ForeignKind(Body):
+    """A part, a block or an item of a kind that there is not here. It is told in words, as far as it has any,
+    for a conversation that has once had it must go on."""
+
+    type: str
+
+    @property
+    def extra(self) -> dict[str, object]:
+        """None of its fields is named alone."""
+        return {}
+
+    @property
+    def fields(self) -> dict[str, object]:
+        return self.model_extra or {}
+
+    @property
+    def lack(self) -> str:
+        """Why the model is not shown it."""
+        return LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
+
+    @property
+    def words(self) -> str:
+        asked = self.fields.get("input")
+        told = f"{self.fields.get('name', self.type)}: {to_json(asked)}" if isinstance(asked, dict) else ""
+        return "\n".join(filter(None, (told, words_in(self.fields)))) or f"[{self.lack}]"
+
+    def named(self, at: str) -> str:
+        """As a header names it that lists what was not taken as it came."""
+        return f"{at} ({header_safe(self.type)})"
+
+
+def to_json(value: object) -> str:
+    """JSON as models read and write it: every letter as it is."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 _LONGEST_S = 1e9
@@ -215,7 +268,8 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""The levels of all families. `max` is `xhigh`."""
 
 
 class OpenRouterReasoning(OpenBody):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Union
 
 from openai_cpu_server.answers.store import LastTurn
@@ -106,8 +106,8 @@ def shortened(
 ) -> Sequence[AskedMessage] | None:
     """The longest of the ways to shorten it that fits; None: not even the shortest does.
 
-    The system message stays. First whole exchanges go, the oldest first; of the last one the question stays,
-    and what the model did since goes step by step, but for the last step.
+    What the system says at the head stays. First whole exchanges go, the oldest first; of the last one the
+    question stays, and what the model did since goes step by step, but for the last step.
     """
     ways = _ways(list(conversation.messages))
     low, high = 0, len(ways)
@@ -122,7 +122,7 @@ def shortened(
 
 def _ways(messages: list[AskedMessage]) -> list[list[AskedMessage]]:
     """All that may be left, each part of the one before."""
-    head = [one for one in messages[:1] if one.role == "system"]
+    head = [*takewhile(lambda one: one.role in ("system", "developer"), messages)]
     exchanges = _split(messages[len(head) :], "user")
     last = _split(exchanges[-1], "assistant") if exchanges else []
     ways = [[*head, *chain(*exchanges[count:])] for count in _counts(len(exchanges))]

@@ -24,6 +24,7 @@ from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage, s
 EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
 """Tokens of thoughts where the model's template does not read the effort: `low` is LiteLLM's number, its
 neighbours a quarter and four times that. `high` and `xhigh` are any number."""
+_EFFORT_NAMES = {"max": "xhigh"}
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _LAST_WORDS = "\n\nI have thought long enough and give my answer now.\n"
 """What the model seems to say when its budget is used up; without it many go on thinking in the answer."""
@@ -65,6 +66,7 @@ def asked_thinking(
     """Fields that mean the same must agree; an effort switches too. `variables` are those of
     `chat_template_kwargs`. Raises InvalidRequest."""
     known = _variables(variables or {})
+    efforts = [(path, _EFFORT_NAMES.get(effort, effort)) for path, effort in efforts]
     by_effort = [(path, effort != "none") for path, effort in efforts]
     return AskedThinking(
         effort=_one(efforts),

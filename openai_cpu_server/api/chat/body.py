@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.body import (
-    LACKS,
     MAX_TOOLS,
+    ForeignKind,
     GenerationBody,
     JsonObject,
     Listed,
@@ -21,21 +21,21 @@ from openai_cpu_server.api.asking.body import (
     Some,
     TextOrList,
     TopLogprobs,
+    by_type,
     text_or_object,
+    to_json,
+    words_in,
 )
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import MESSAGE_REFUSALS, Refusals
 
 
-def _refuse_tool(kind: object) -> object:
+def _refuse_choice(kind: object) -> object:
     if isinstance(kind, str) and kind != "function":
-        message = "tools of type '{kind}' are not supported, only 'function'"
+        message = "the choice of a tool of type '{kind}' is not supported, only 'function'"
         raise PydanticCustomError("tool_type", message, {"kind": kind[:64]})
     return kind
-
-
-Kind = Annotated[Literal["function"], BeforeValidator(_refuse_tool)]
 
 
 class LegacyFunction(OpenBody):
@@ -51,8 +51,14 @@ class Function(LegacyFunction):
 
 
 class Tool(OpenBody):
-    type: Kind
+    type: Literal["function"]
     function: Function
+
+
+AnyTool = Annotated[
+    Union[Annotated[Tool, Tag("<function>")], Annotated[ForeignKind, Tag("<other>")]], by_type("function")
+]
+"""A tool of another type, of a service of its own or of a form that there is not here, is left out."""
 
 
 class FunctionName(Body):
@@ -60,13 +66,18 @@ class FunctionName(Body):
 
 
 class NamedTool(Body):
-    type: Kind
+    type: Annotated[Literal["function"], BeforeValidator(_refuse_choice)]
     function: FunctionName
 
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
-    tools: Some[NamedTool]
+    tools: Some[
+        Annotated[
+            Union[Annotated[NamedTool, Tag("<function>")], Annotated[ForeignKind, Tag("<other>")]],
+            by_type("function"),
+        ]
+    ]
 
 
 class AllowedChoice(Body):
@@ -104,19 +115,12 @@ FunctionCall = Annotated[
         custom_error_message="Input should be 'none', 'auto' or an object with a 'name'",
     ),
 ]
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Functions = Annotated[list[LegacyFunction], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-def _refuse_part(kind: object) -> object:
-    if not isinstance(kind, str) or kind == "text":
-        return kind
-    lack = LACKS.get(kind, f"content of type '{kind[:64]}' is not supported")
-    raise PydanticCustomError("part_type", "{lack}; only parts of type 'text' are taken", {"lack": lack})
-
-
 class TextPart(OpenBody):
-    type: Annotated[Literal["text"], BeforeValidator(_refuse_part)]
+    type: Literal["text", "input_text", "output_text", "refusal"]
     text: str
 
     @model_validator(mode="before")
@@ -124,22 +128,39 @@ class TextPart(OpenBody):
     def _refused_before(cls, part: object) -> object:
         """What a model has once refused to say, some other service's maybe, is text as any other."""
         if isinstance(part, dict) and part.get("type") == "refusal" and "text" not in part:
-            return {**part, "type": "text", "text": part.get("refusal")}
+            return {**part, "text": part.get("refusal")}
         return part
 
 
-Content = TextOrList[Listed[TextPart]]
+_THOUGHTS = ("thinking", "reasoning")
+"""The types of parts in which Mistral and LangChain tell what a model has thought."""
+Part = Annotated[
+    Union[Annotated[TextPart, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]],
+    by_type("text", "input_text", "output_text", "refusal", tag="text"),
+]
+Content = TextOrList[Listed[Part]]
 
 
 class SentFunction(OpenBody):
     name: str
-    arguments: str
+    arguments: str | JsonObject | None = None
+    """Text, as this server writes them; other servers have written objects, or nothing."""
 
 
 class SentToolCall(OpenBody):
     id: str
     type: Literal["function"] = "function"
     function: SentFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_other_tools(cls, call: object) -> object:
+        """The call of a tool that takes text, as other services have them, is one of a function."""
+        custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
+        if not isinstance(call, dict) or not isinstance(custom, dict):
+            return call
+        function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+        return {"id": call.get("id"), "type": "function", "function": function}
 
 
 class Message(OpenBody):
@@ -188,13 +209,26 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """
     for index, message in enumerate(messages):
         _check(message, f"messages[{index}]")
+    if messages and messages[-1].role == "user":
+        _check_question(messages[-1], f"messages[{len(messages) - 1}]")
     return [_known_fields(message) for message in messages]
+
+
+def told_in_words(messages: Sequence[Message]) -> list[str]:
+    """The parts of other types than text, as a header names them."""
+    return [
+        part.named(f"messages[{index}].content[{at}]")
+        for index, message in enumerate(messages)
+        for at, part in enumerate(message.content if isinstance(message.content, list) else ())
+        if isinstance(part, ForeignKind) and part.type not in _THOUGHTS
+    ]
 
 
 def _check(message: Message, at: str) -> None:
     has_content = message.content not in (None, []) or message.refusal is not None
     says = has_content or (message.role == "assistant" and reasoning_of(message))
-    if not says and not message.tool_calls and not message.function_call:
+    is_result = message.role in ("tool", "function")  # nothing is a result, too
+    if not (says or is_result or message.tool_calls or message.function_call):
         raise missing(f"{at}.content")
     if message.function_call and message.role != "assistant":
         raise _misplaced(f"{at}.function_call", "assistant")
@@ -208,17 +242,32 @@ def _check(message: Message, at: str) -> None:
         raise missing(f"{at}.tool_call_id")
 
 
+def _check_question(message: Message, at: str) -> None:
+    """Who asks about a picture is told that it is not seen; one of before does not stop a conversation."""
+    for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if isinstance(part, ForeignKind):
+            param = f"{at}.content[{index}].type"
+            said = f"Invalid value for '{param}': {part.lack}; only parts of type 'text' are taken."
+            raise InvalidRequest(said, param=param, code="unsupported_content")
+
+
 def reasoning_of(message: Message) -> str | None:
-    """Clients send it back under the name that they read, or under all."""
-    return message.reasoning_content or message.reasoning or message.thinking
+    """Clients send it back under the name that they read, or under all; some as parts of the content."""
+    said = message.reasoning_content or message.reasoning or message.thinking
+    parts = message.content if isinstance(message.content, list) else ()
+    others = [part for part in parts if isinstance(part, ForeignKind) and part.type in _THOUGHTS]
+    thoughts = [words_in(part.fields.get("thinking") or part.fields.get("text")) for part in others]
+    return said or "\n".join(thoughts) or None
 
 
 def _known_fields(message: Message) -> dict[str, object]:
     fields: dict[str, object] = {"role": message.role}
     if isinstance(message.content, list):
-        fields["content"] = [{"type": part.type, "text": part.text} for part in message.content]
+        said = [part for part in message.content if part.type not in _THOUGHTS]
+        texts = [part.words if isinstance(part, ForeignKind) else part.text for part in said]
+        fields["content"] = [{"type": "text", "text": text} for text in texts]
     else:
-        fields["content"] = message.refusal if message.content is None else message.content
+        fields["content"] = message.content or message.refusal or ""
     if message.name is not None:
         fields["name"] = message.name
     if message.tool_call_id is not None:
@@ -243,7 +292,9 @@ def _legacy_fields(message: Message) -> dict[str, object]:
 
 
 def _tool_call(call: SentToolCall) -> dict[str, object]:
-    function = {"name": call.function.name, "arguments": call.function.arguments}
+    given = call.function.arguments
+    arguments = given if isinstance(given, str) else to_json(given or {})
+    function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": call.type, "function": function}
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import generation_ask
+from openai_cpu_server.api.asking.as_ask import adapted_names, generation_ask
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -16,6 +16,7 @@ from openai_cpu_server.api.asking.ask import (
     AskedTools,
     ToolUse,
 )
+from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.route import BodyReader, CountRoute, Family, GenerationRoute, InputTokens
 from openai_cpu_server.api.asking.thinking import thinking_of
@@ -26,7 +27,9 @@ from openai_cpu_server.api.chat.body import (
     FunctionName,
     LegacyFunction,
     NamedTool,
+    Tool,
     checked_messages,
+    told_in_words,
 )
 from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.socket import ChatExchange
@@ -39,10 +42,12 @@ from openai_cpu_server.http.sockets import SocketServer
 
 
 def chat_ask(body: ChatBody) -> Ask:
-    messages = [AskedMessage(fields) for fields in checked_messages(body.messages)]
+    told = enumerate(checked_messages(body.messages))
+    messages = [AskedMessage(fields, path=f"messages[{index}]") for index, fields in told]
     ask = generation_ask(body, AskedConversation(messages, "messages"), id_prefix="chatcmpl-")
     return msgspec.structs.replace(
         ask,
+        ignored=adapted_names([*_other_tools(body), *told_in_words(body.messages)], messages),
         logprobs=_logprobs(body),
         tools=_tools(body),
         thinking=thinking_of(body),
@@ -76,7 +81,11 @@ def _tools(body: ChatBody) -> AskedTools | None:
     if not body.tools:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
         return None
-    functions = [_asked(tool.function, f"tools[{index}].function") for index, tool in enumerate(body.tools)]
+    given = [(f"tools[{index}].function", tool) for index, tool in enumerate(body.tools)]
+    functions = [_asked(tool.function, path) for path, tool in given if isinstance(tool, Tool)]
+    if not functions:
+        check_no_choice(body.tool_choice, without="tools", path="tool_choice")
+        return None
     use, chosen = _choice(body)
     several = body.parallel_tool_calls is not False
     return AskedTools(functions=tuple(functions), use=use, chosen=chosen, several=several)
@@ -91,9 +100,18 @@ def _choice(body: ChatBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
         case NamedTool(function=FunctionName(name=name)):
             return ToolUse.NAMED, (name,)
         case AllowedChoice(allowed_tools=allowed):
-            return ToolUse(allowed.mode), tuple(tool.function.name for tool in allowed.tools)
+            named = tuple(tool.function.name for tool in allowed.tools if isinstance(tool, NamedTool))
+            if not named:
+                path = "tool_choice.allowed_tools.tools"
+                raise wrong(f"'{path}' names no function.", path)
+            return ToolUse(allowed.mode), named
         case mode:
             return ToolUse(mode), None
+
+
+def _other_tools(body: ChatBody) -> list[str]:
+    tools = enumerate(body.tools or ())
+    return [tool.named(f"tools[{index}]") for index, tool in tools if isinstance(tool, ForeignKind)]
 
 
 def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> AskedTools:

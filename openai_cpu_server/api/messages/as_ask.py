@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import schema_form
+from openai_cpu_server.api.asking.as_ask import adapted_names, schema_form
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -24,6 +23,7 @@ from openai_cpu_server.api.asking.ask import (
     JsonObject,
     ToolUse,
 )
+from openai_cpu_server.api.asking.body import ForeignKind, to_json
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.sampling import sampling_of
 from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
@@ -33,14 +33,12 @@ from openai_cpu_server.api.messages.body import (
     CustomTool,
     MessagesBody,
     RedactedThinkingBlock,
-    ServerTool,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.http.parse import MOST_NAMED, Ignored, header_safe
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """Claude Code's first line of a system prompt, for Anthropic's books. It is another one in each request, so
@@ -48,11 +46,10 @@ that no prompt would begin like the one before."""
 _USES = {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "tool": ToolUse.NAMED, "none": None}
 _SWITCHES = {"enabled": True, "disabled": False}
 """With the other words the model decides, as it does unasked."""
-_EFFORTS = {"max": "xhigh"}
 _ALLOWED = {
-    "user": (TextBlock, ToolResultBlock),
-    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
-    "system": (TextBlock,),
+    "user": (TextBlock, ToolResultBlock, ForeignKind),
+    "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ForeignKind),
+    "system": (TextBlock, ForeignKind),
 }
 
 
@@ -78,7 +75,8 @@ def messages_ask(body: MessagesBody) -> Ask:
 def prompt_ask(body: CountBody) -> Ask:
     """As much of it as decides how long the prompt is. Raises InvalidRequest for blocks that stand where they
     cannot."""
-    messages = [AskedMessage(fields) for fields in _messages(body)]
+    turns = [*_turns(body)]
+    messages = [message for turn in turns for message in _told(turn)]
     form = _form(body)
     if form is not None and messages[-1].role == "assistant":
         message = "cannot be combined with a last message of the assistant: the answer continues it."
@@ -87,7 +85,7 @@ def prompt_ask(body: CountBody) -> Ask:
         id_prefix="msg_",
         prompt=AskedConversation(messages, "messages"),
         sampling=sampling_of(body),
-        ignored=Ignored(_skipped_tools(body)[:MOST_NAMED]),
+        ignored=adapted_names([*_skipped_tools(body), *_told_in_words(body, turns)], messages),
         model=body.model,
         stop_path="stop_sequences",
         form=form,
@@ -96,18 +94,27 @@ def prompt_ask(body: CountBody) -> Ask:
     )
 
 
-def _skipped_tools(body: CountBody) -> tuple[str, ...]:
+def _skipped_tools(body: CountBody) -> list[str]:
     """Tools that only Anthropic's servers have, as a header names them."""
     tools = enumerate(body.tools or ())
-    return tuple(
-        f"tools[{index}] ({header_safe(tool.type)})" for index, tool in tools if isinstance(tool, ServerTool)
-    )
+    return [tool.named(f"tools[{index}]") for index, tool in tools if isinstance(tool, ForeignKind)]
+
+
+def _told_in_words(body: CountBody, turns: Sequence[_Turn]) -> Iterator[str]:
+    """Blocks of other kinds than there are here, also in results."""
+    for placed in (placed for turn in turns for placed in turn.blocks):
+        within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
+        yield from _foreign([*_placed(within or "", placed.at), placed])
+    yield from _foreign(_placed(body.system or "", "system", within=""))
+
+
+def _foreign(blocks: Sequence[PlacedBlock]) -> Iterator[str]:
+    return (placed.block.named(placed.at) for placed in blocks if isinstance(placed.block, ForeignKind))
 
 
 def _thinking(body: CountBody) -> AskedThinking:
     """How hard to try is about thoughts here, so it says nothing where there are to be none."""
-    effort = body.output_config.effort if body.output_config else None
-    efforts = [("output_config.effort", _EFFORTS.get(effort, effort))] if effort else []
+    efforts = said_by(body, "output_config.effort")
     if body.thinking is None:
         return asked_thinking(efforts=efforts)
     is_hidden = body.thinking.display == "omitted"
@@ -126,33 +133,51 @@ def _thinking(body: CountBody) -> AskedThinking:
 # -- messages ------------------------------------------------------------------------------------------
 
 
-def _messages(body: CountBody) -> Iterator[Mapping[str, object]]:
-    """Successive messages of one role are one turn, as at Anthropic."""
+class _Turn(NamedTuple):
+    """Successive messages of one role, which are one turn, as at Anthropic."""
+
+    role: str
+    blocks: Sequence[PlacedBlock]
+    at: str
+
+
+def _turns(body: CountBody) -> Iterator[_Turn]:
+    """Raises InvalidRequest for blocks that stand where they cannot."""
     given = [
         (message.role, f"messages[{index}]", message.content) for index, message in enumerate(body.messages)
     ]
     system = _system_text(body.system)
     first = [("system", "system", system)] if system else []
-    for role, turn in groupby([*first, *given], key=itemgetter(0)):
-        blocks = [placed for _, at, content in turn for placed in _placed(content, at)]
+    for role, said in groupby([*first, *given], key=itemgetter(0)):
+        messages = [*said]
+        blocks = [placed for _, at, content in messages for placed in _placed(content, at)]
         for placed in blocks:
             _check_place(placed, role)
-        yield from _turn(role, [placed.block for placed in blocks])
+        if not blocks and role != "assistant":
+            raise missing(f"{messages[0][1]}.content")
+        yield _Turn(role, blocks, messages[0][1])
 
 
-def _system_text(system: str | Sequence[object] | None) -> str:
-    texts = (
-        [system] if isinstance(system, str) else [b.text for b in system or () if isinstance(b, TextBlock)]
-    )
+def _system_text(system: str | Sequence[TextBlock | ForeignKind] | None) -> str:
+    texts = [system] if isinstance(system, str) else [_text(block) for block in system or ()]
     if texts and (billing := _BILLING.match(texts[0])):
         texts[0] = texts[0][billing.end() :]
     return "\n".join(text for text in texts if text)
 
 
-def _placed(content: str | Sequence[Block], at: str) -> list[PlacedBlock]:
+def _text(block: Block) -> str:
+    match block:
+        case TextBlock(text=text):
+            return text
+        case ForeignKind(words=words):
+            return words
+    return ""
+
+
+def _placed(content: str | Sequence[Block], at: str, within: str = ".content") -> list[PlacedBlock]:
     if isinstance(content, str):
         return [PlacedBlock(TextBlock(type="text", text=content), at)]
-    return [PlacedBlock(block, f"{at}.content[{index}]") for index, block in enumerate(content)]
+    return [PlacedBlock(block, f"{at}{within}[{index}]") for index, block in enumerate(content)]
 
 
 def _check_place(placed: PlacedBlock, role: str) -> None:
@@ -161,23 +186,20 @@ def _check_place(placed: PlacedBlock, role: str) -> None:
         raise wrong(message, placed.at)
 
 
-def _turn(role: str, blocks: Sequence[Block]) -> Iterator[Mapping[str, object]]:
-    text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
-    if role == "system":
-        yield {"role": "system", "content": text}
-    elif role == "assistant":
-        yield _assistant(blocks, text)
-    else:
-        yield from _user(blocks, text)
-
-
-def _user(blocks: Sequence[Block], text: str) -> Iterator[Mapping[str, object]]:
+def _told(turn: _Turn) -> Iterator[AskedMessage]:
     """Results come first: they answer the message before."""
-    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-    for result in results:
-        yield {"role": "tool", "content": _result_text(result), "tool_call_id": result.tool_use_id}
-    if len(results) < len(blocks):
-        yield {"role": "user", "content": text}
+    blocks = [placed.block for placed in turn.blocks]
+    said = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
+    text = "\n".join(map(_text, said))
+    if turn.role == "assistant":
+        yield AskedMessage(_assistant(blocks, text), path=turn.at)
+        return
+    for block, at in turn.blocks:
+        if isinstance(block, ToolResultBlock):
+            result = {"role": "tool", "content": _result_text(block), "tool_call_id": block.tool_use_id}
+            yield AskedMessage(result, path=at)
+    if said:
+        yield AskedMessage({"role": turn.role, "content": text}, path=turn.at)
 
 
 def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
@@ -192,15 +214,15 @@ def _assistant(blocks: Sequence[Block], text: str) -> Mapping[str, object]:
 
 
 def _call(block: ToolUseBlock) -> dict[str, object]:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+    function = {"name": block.name, "arguments": to_json(block.input)}
+    return {"id": block.id, "type": "function", "function": function}
 
 
 def _result_text(result: ToolResultBlock) -> str:
     """OpenAI's results cannot say that they are errors, so the text does, if it does not yet."""
     content = result.content or ""
     if not isinstance(content, str):
-        content = "\n".join(block.text for block in content if isinstance(block, TextBlock))
+        content = "\n".join(map(_text, content))
     is_told = "error" in content[:32].lower()
     return f"Error: {content}" if result.is_error and not is_told else content
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
-from pydantic.config import JsonDict
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, JsonValue, Tag
 
 from openai_cpu_server.api.asking.body import (
+    Effort,
+    ForeignKind,
     JsonObject,
     Listed,
     NonEmpty,
@@ -77,24 +77,6 @@ class ToolUseBlock(Cacheable):
     input: JsonObject
 
 
-def _nothing(schema: JsonDict) -> None:
-    """Describes what no value fits."""
-    schema.clear()
-    schema["not"] = {}
-
-
-class RefusedBlock(OpenBody):
-    """Something else than text."""
-
-    model_config = ConfigDict(json_schema_extra=_nothing)
-    type: str
-
-    @model_validator(mode="after")
-    def _refuse(self) -> RefusedBlock:
-        message = "content of type '{kind}' is not supported: this server's models read text only"
-        raise PydanticCustomError("part_type", message, {"kind": self.type[:64]})
-
-
 class ToolResultBlock(Cacheable):
     type: Literal["tool_result"]
     tool_use_id: NonEmpty
@@ -109,16 +91,16 @@ Block = Annotated[
         Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
         Annotated[ToolUseBlock, Tag("<tool_use>")],
         Annotated[ToolResultBlock, Tag("<tool_result>")],
-        Annotated[RefusedBlock, Tag("<other>")],
+        Annotated[ForeignKind, Tag("<other>")],
     ],
     by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 OnlyText = Annotated[
-    Union[Annotated[TextBlock, Tag("<text>")], Annotated[RefusedBlock, Tag("<other>")]],
+    Union[Annotated[TextBlock, Tag("<text>")], Annotated[ForeignKind, Tag("<other>")]],
     by_type("text"),
 ]
 ResultContent = TextOrList[Listed[OnlyText]]
-Content = TextOrList[Some[Block]]
+Content = TextOrList[Listed[Block]]
 
 
 class InputMessage(OpenBody):
@@ -138,22 +120,16 @@ class CustomTool(Cacheable):
     """A hint; here arguments are always streamed as they come."""
 
 
-class ServerTool(OpenBody):
-    """A tool of Anthropic's own, such as `web_search_20250305`. It is left out, with all its fields."""
-
-    model_config = ConfigDict(extra="ignore")
-    type: str
-
-
 def _tool_kind(value: object) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else None
     return "<custom>" if kind is None or kind == "custom" else "<other>"
 
 
 AnyTool = Annotated[
-    Union[Annotated[CustomTool, Tag("<custom>")], Annotated[ServerTool, Tag("<other>")]],
+    Union[Annotated[CustomTool, Tag("<custom>")], Annotated[ForeignKind, Tag("<other>")]],
     Discriminator(_tool_kind),
 ]
+"""A tool of Anthropic's own, such as `web_search_20250305`, is left out."""
 
 
 class ToolChoice(OpenBody):
@@ -179,7 +155,7 @@ class OutputFormat(OpenBody):
 
 
 class OutputConfig(OpenBody):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 

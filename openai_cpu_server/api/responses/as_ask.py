@@ -26,6 +26,7 @@ from openai_cpu_server.api.asking.ask import (
     AskedTools,
     ToolUse,
 )
+from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
 from openai_cpu_server.api.responses.body import (
@@ -62,9 +63,9 @@ def functions_of(body: ResponsesBody) -> list[tuple[int, FunctionTool]]:
 
 
 def left_out(body: ResponsesBody) -> list[str]:
-    """The tools that there are not, by their paths."""
+    """The tools that there are not, as a header names them."""
     tools = enumerate(body.tools or ())
-    return [f"tools[{index}]" for index, tool in tools if not isinstance(tool, FunctionTool)]
+    return [tool.named(f"tools[{index}]") for index, tool in tools if isinstance(tool, ForeignKind)]
 
 
 def check_supported(body: ResponsesBody) -> None:
@@ -95,9 +96,8 @@ def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
 
 
 def _thinking(body: ResponsesBody) -> AskedThinking:
-    effort = body.reasoning.effort if body.reasoning is not None else None
     return asked_thinking(
-        efforts=[] if effort is None else [("reasoning.effort", "xhigh" if effort == "max" else effort)],
+        efforts=said_by(body, "reasoning.effort"),
         switches=said_by(body, "enable_thinking"),
         budgets=said_by(body, "thinking_budget"),
         variables=body.chat_template_kwargs,

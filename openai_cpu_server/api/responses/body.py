@@ -8,10 +8,11 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValu
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.body import (
-    LACKS,
     MAX_TOOLS,
     AdapterName,
     Budget,
+    Effort,
+    ForeignKind,
     JsonObject,
     Listed,
     Name,
@@ -41,24 +42,6 @@ class EchoedBody(Body):
     is_open: ClassVar[bool] = True
 
 
-def _refuse_part(kind: object) -> object:
-    if isinstance(kind, str):
-        lack = LACKS.get(kind, f"content of type '{kind[:64]}' is not supported")
-        raise PydanticCustomError("part_type", "{lack}; only parts of text are taken", {"lack": lack})
-    return kind
-
-
-def _refused(error: str, message: str) -> BeforeValidator:
-    """Refuses every word; `message` has a place for it."""
-
-    def refuse(kind: object) -> object:
-        if isinstance(kind, str):
-            raise PydanticCustomError(error, message, {"kind": kind[:64]})
-        return kind
-
-    return BeforeValidator(refuse)
-
-
 class ItemTextPart(EchoedBody):
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -67,10 +50,6 @@ class ItemTextPart(EchoedBody):
 class RefusalPart(EchoedBody):
     type: Literal["refusal"]
     refusal: str
-
-
-class OtherPart(EchoedBody):
-    type: Annotated[str, BeforeValidator(_refuse_part)]
 
 
 def _part_kind(value: object) -> str:
@@ -84,7 +63,7 @@ Part = Annotated[
     Union[
         Annotated[ItemTextPart, Tag("<text>")],
         Annotated[RefusalPart, Tag("<refusal>")],
-        Annotated[OtherPart, Tag("<other>")],
+        Annotated[ForeignKind, Tag("<other>")],
     ],
     Discriminator(_part_kind),
 ]
@@ -135,10 +114,6 @@ class ItemReference(EchoedBody):
     id: ItemId
 
 
-class OtherItem(EchoedBody):
-    type: Annotated[str, _refused("item_type", "items of type '{kind}' are not supported")]
-
-
 _ITEM_KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
 
 
@@ -157,7 +132,7 @@ InputItem = Annotated[
         Annotated[SentFunctionOutput, Tag("<function_call_output>")],
         Annotated[SentReasoning, Tag("<reasoning>")],
         Annotated[ItemReference, Tag("<item_reference>")],
-        Annotated[OtherItem, Tag("<other>")],
+        Annotated[ForeignKind, Tag("<other>")],
     ],
     Discriminator(_item_kind),
 ]
@@ -172,16 +147,11 @@ class FunctionTool(EchoedBody):
     strict: bool | None = None
 
 
-class OtherTool(EchoedBody):
-    """A tool that OpenAI runs itself, or of a form that there is not here. It is left out."""
-
-    type: str
-
-
 Tool = Annotated[
-    Union[Annotated[FunctionTool, Tag("<function>")], Annotated[OtherTool, Tag("<other>")]],
+    Union[Annotated[FunctionTool, Tag("<function>")], Annotated[ForeignKind, Tag("<other>")]],
     by_type("function"),
 ]
+"""A tool that OpenAI runs itself, or of a form that there is not here, is left out."""
 
 
 class NamedFunction(EchoedBody):
@@ -195,11 +165,15 @@ class AllowedToolsChoice(EchoedBody):
     tools: Annotated[list[dict[str, JsonValue]], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-_OTHER_CHOICE = "the choice of a tool of type '{kind}' is not supported, only 'function'"
+def _refuse_choice(kind: object) -> object:
+    if isinstance(kind, str):
+        message = "the choice of a tool of type '{kind}' is not supported, only 'function'"
+        raise PydanticCustomError("tool_type", message, {"kind": kind[:64]})
+    return kind
 
 
 class OtherChoice(EchoedBody):
-    type: Annotated[str, _refused("tool_type", _OTHER_CHOICE)]
+    type: Annotated[str, BeforeValidator(_refuse_choice)]
 
 
 def _choice_kind(value: object) -> str | None:
@@ -244,7 +218,7 @@ class TextOptions(Body):
 class ReasoningOptions(Body):
     refusals: ClassVar[Refusals] = REASONING_REFUSALS
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     """What is thought is shown whole, so nothing is summarised."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from openai_cpu_server.api.asking.ask import AskedMessage, EarlierAnswer
+from openai_cpu_server.api.asking.body import ForeignKind, to_json, words_in
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.objects import (
     FunctionCallItem,
@@ -24,9 +25,7 @@ from openai_cpu_server.api.responses.objects import (
     SummaryText,
     new_item_id,
 )
-from openai_cpu_server.errors import InvalidRequest, wrong
-
-_SYSTEM = ("system", "developer")
+from openai_cpu_server.errors import InvalidRequest
 
 
 class SourcedItem(msgspec.Struct, frozen=True):
@@ -44,9 +43,21 @@ def new_items(given: str | Sequence[schema.InputItem] | None, found: Mapping[str
         text = (InputText(given),)
         return [SourcedItem(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
     return [
-        SourcedItem(_item(one, f"input[{index}]", found), f"input[{index}]")
-        for index, one in enumerate(given)
+        SourcedItem(item, param)
+        for param, one in ((f"input[{index}]", one) for index, one in enumerate(given))
+        for item in (_foreign(one) if isinstance(one, ForeignKind) else [_item(one, param, found)])
     ]
+
+
+def told_in_words(given: str | Sequence[schema.InputItem] | None) -> list[str]:
+    """Items and parts of kinds that there are not here, as a header names them."""
+    names: list[str] = []
+    for index, one in enumerate(given if isinstance(given, list) else ()):
+        content = getattr(one, "output" if isinstance(one, schema.SentFunctionOutput) else "content", None)
+        kinds = [(one, f"input[{index}]")]
+        kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
+        names += [kind.named(at) for kind, at in kinds if isinstance(kind, ForeignKind)]
+    return names
 
 
 def references(given: str | Sequence[schema.InputItem] | None) -> list[str]:
@@ -56,45 +67,38 @@ def references(given: str | Sequence[schema.InputItem] | None) -> list[str]:
 
 
 def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
-    """The messages that these items are. What the assistant reasons, says and calls in a row is one message.
-
-    Raises InvalidRequest for the result of a call that there is not.
-    """
+    """The messages that these items are. What the assistant reasons, says and calls in a row is one
+    message."""
     messages: list[AskedMessage] = []
-    calls: set[str] = set()
     open_turn: _Turn | None = None
     for sourced in items:
         item = sourced.item
-        if isinstance(item, FunctionCallItem):
-            calls.add(item.call_id)
         if _is_assistants(item):
             if open_turn is None or not open_turn.takes(sourced):
                 messages += _closed(open_turn)
-                open_turn = _Turn(sourced.answer)
+                open_turn = _Turn(sourced.answer, sourced.param)
             open_turn.add(item)
             continue
         messages += _closed(open_turn)
         open_turn = None
-        messages.append(AskedMessage(_message(item, calls, sourced.param)))
+        messages.append(AskedMessage(_message(item), path=sourced.param))
     return _once(messages + _closed(open_turn))
 
 
 def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
     """An answer that has become several messages is none of them alone."""
     seen = Counter(id(one.own) for one in messages if one.own is not None)
-    return [AskedMessage(one.fields) if seen.get(id(one.own), 0) > 1 else one for one in messages]
+    is_part = [seen.get(id(one.own), 0) > 1 for one in messages]
+    return [
+        msgspec.structs.replace(one, own=None) if alone else one
+        for one, alone in zip(messages, is_part, strict=True)
+    ]
 
 
 def with_instructions(messages: Sequence[AskedMessage], instructions: str | None) -> list[AskedMessage]:
-    """Instructions, system and developer messages at the beginning are one system message, for many templates
-    know no second one."""
-    head: list[str] = [instructions] if instructions else []
-    rest = list(messages)
-    while rest and rest[0].role in _SYSTEM:
-        head.append(rest.pop(0).text)
-    if not head:
-        return rest
-    return [AskedMessage({"role": "system", "content": "\n\n".join(head)}), *rest]
+    """Instructions are the first of the system's messages."""
+    first = [AskedMessage({"role": "system", "content": instructions})] if instructions else []
+    return [*first, *messages]
 
 
 @dataclass
@@ -102,6 +106,7 @@ class _Turn:
     """What the assistant did in a row."""
 
     answer: EarlierAnswer | None
+    path: str
     texts: list[str] = field(default_factory=list)
     calls: list[Mapping[str, object]] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -131,7 +136,7 @@ class _Turn:
             fields["tool_calls"] = self.calls
         if thoughts := "\n".join(self.thoughts):
             fields["reasoning_content"] = thoughts
-        return AskedMessage(fields, self.answer)
+        return AskedMessage(fields, self.answer, self.path)
 
 
 def parts_text(content: str | Sequence[Part]) -> str:
@@ -150,15 +155,36 @@ def _is_assistants(item: Item) -> bool:
     )
 
 
-def _message(item: Item, calls: set[str], param: str) -> Mapping[str, object]:
+def _message(item: Item) -> Mapping[str, object]:
     if isinstance(item, FunctionCallOutputItem):
-        if item.call_id not in calls:
-            message = f"No tool call found for function call output with call_id {item.call_id[:64]}."
-            raise wrong(message, param)
         return {"role": "tool", "content": parts_text(item.output), "tool_call_id": item.call_id}
     assert isinstance(item, MessageItem)
-    assert item.role in ("user", *_SYSTEM), "the schema refuses other roles"
+    assert item.role in ("user", "system", "developer"), "the schema refuses other roles"
     return {"role": item.role, "content": parts_text(item.content)}
+
+
+_CALL, _OUTPUT = "_call", "_call_output"
+_ASKED = ("input", "action", "operation", "arguments", "code", "queries")
+"""The fields in which calls of other tools than functions say what is asked of them."""
+
+
+def _foreign(given: ForeignKind) -> list[Item]:
+    """An item of a kind that is not made here, as one that is. A call of another tool is one of a function,
+    and its result that of one; what a service called itself is told in words. The rest says nothing."""
+    fields, kind = given.fields, given.type
+    call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
+    if kind.endswith(_OUTPUT) and isinstance(call_id, str):
+        item_id = new_item_id(FunctionCallOutputItem)
+        return [FunctionCallOutputItem(id=item_id, call_id=call_id, output=given.words)]
+    if not kind.endswith(_CALL):
+        return []
+    name = str(fields.get("name") or kind.removesuffix(_CALL))
+    asked = {field: fields[field] for field in _ASKED if fields.get(field)}
+    if isinstance(call_id, str):
+        item_id = new_item_id(FunctionCallItem)
+        return [FunctionCallItem(id=item_id, call_id=call_id, name=name, arguments=to_json(asked))]
+    told = "\n".join(filter(None, (f"[{name}: {to_json(asked)}]", words_in(given.fields))))
+    return [MessageItem(id=new_item_id(MessageItem), role="assistant", content=(OutputText(told),))]
 
 
 def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Item:
@@ -205,6 +231,6 @@ def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part
                 parts.append(kind(one.text))
             case schema.RefusalPart():
                 parts.append(RefusalText(one.refusal))
-            case _:
-                raise AssertionError("the schema refuses other parts")
+            case ForeignKind():
+                parts.append(kind(one.words))
     return tuple(parts)

@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from openai_cpu_server.api.asking.as_ask import adapted_names
 from openai_cpu_server.api.asking.ask import Ask, AskedMessage, EarlierAnswer
 from openai_cpu_server.api.responses.as_ask import check_supported, left_out, response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
@@ -14,6 +15,7 @@ from openai_cpu_server.api.responses.conversation import (
     SourcedItem,
     new_items,
     references,
+    told_in_words,
     turns,
     with_instructions,
 )
@@ -104,12 +106,13 @@ class ResponseReader:
         found = await self._found(references(body.input), owner, earlier)
         size += sum(len(one.param) for one in earlier) * 64
         messages, items = await off_loop(size, partial(_conversation, body, earlier, found))
+        told = [*left_out(body), *told_in_words(body.input)]
         return AskedResponse(
             body=body,
             messages=messages,
             earlier=earlier,
             items=items,
-            ignored=Ignored((*ignored.names, *left_out(body))),
+            ignored=Ignored((*ignored.names, *adapted_names(told, messages).names)),
             num_bytes=size,
             owner=owner,
             is_stored=is_stored,

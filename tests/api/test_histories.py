@@ -1,0 +1,273 @@
+"""What an agent has behind it goes on with every model: our own answers, and the conversations of Claude Code
+and Codex."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation
+from openai_cpu_server.api.asking.call import Call, PartsReader
+from openai_cpu_server.api.asking.output import tool_plan
+from openai_cpu_server.api.chat.render import ChatRenderer
+from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.api.messages.render import MessagesRenderer
+from openai_cpu_server.api.messages.routes import MESSAGES_API
+from openai_cpu_server.api.responses.as_ask import response_ask
+from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.conversation import new_items, turns, with_instructions
+from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.http.parse import parse
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
+from tests.api.calls import call, end, text, whole
+from tests.api.test_render_anthropic import ScriptedReader
+from tests.api.test_render_responses import objects, stream, told
+from tests.prompt.test_conversation import NAMES, rendered
+
+Json = dict[str, Any]
+ANSWERS: dict[str, tuple[tuple[Part, ...], FinishReason]] = {
+    "whole": ((Content("Hello"),), FinishReason.STOP),
+    "empty": ((), FinishReason.LENGTH),
+    "thought": ((ThinkingText("Hm"), Content("Hello")), FinishReason.STOP),
+    "cut in its thoughts": ((ThinkingText("Hm"),), FinishReason.LENGTH),
+    "calls": (
+        (ThinkingText("Hm"), Content("Look"), CallBegin("seek"), CallArguments('{"a":"ö"}'))
+        + (CallBegin("find"), CallArguments("{}")),
+        FinishReason.STOP,
+    ),
+    "a call without arguments": ((CallBegin("seek"),), FinishReason.LENGTH),
+    "cut within a call": (
+        (CallBegin("seek"), CallArguments("{}"), CallBegin("find"), CallArguments('{"a":"cut')),
+        FinishReason.LENGTH,
+    ),
+}
+
+
+class ScriptedCall(Call, frozen=True, kw_only=True):
+    script: tuple[Part, ...]
+
+    def reader(self) -> PartsReader:
+        return PartsReader(ScriptedReader(self.script))
+
+
+def chat_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
+    """The body that goes on from the answer, and the ids of its calls."""
+    message = json.loads(whole(ChatRenderer(), of, *events))["choices"][0]["message"]
+    ids = [each["id"] for each in message.get("tool_calls", [])]
+    results = [{"role": "tool", "tool_call_id": each, "content": f"result{i}"} for i, each in enumerate(ids)]
+    return {"messages": [USER, message, *results, USER]}, ids
+
+
+def messages_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
+    content = json.loads(whole(MessagesRenderer(), of, *events))["content"]
+    ids = [each["id"] for each in content if each["type"] == "tool_use"]
+    results = [
+        {"type": "tool_result", "tool_use_id": each, "content": f"result{i}"} for i, each in enumerate(ids)
+    ]
+    said = {"role": "user", "content": [*results, {"type": "text", "text": "on"}]}
+    return {"max_tokens": 9, "messages": [USER, {"role": "assistant", "content": content}, said]}, ids
+
+
+def responses_history(of: Call, *events: Any) -> tuple[Json, list[str]]:
+    output = objects(told(stream(of), events))[-1]["response"]["output"]
+    ids = [each["call_id"] for each in output if each["type"] == "function_call"]
+    kind = "function_call_output"
+    results = [{"type": kind, "call_id": each, "output": f"result{i}"} for i, each in enumerate(ids)]
+    return {"input": [USER, *output, *results, USER]}, ids
+
+
+USER: Json = {"role": "user", "content": "on"}
+HISTORIES = {"chat": chat_history, "messages": messages_history, "responses": responses_history}
+
+
+def asked(family: str, body: Mapping[str, object]) -> Ask:
+    data = json.dumps(body).encode()
+    if family != "responses":
+        return (CHAT if family == "chat" else MESSAGES_API).reader.read(data, lenient=False)
+    parsed, _ = parse(ResponsesBody, data, lenient=False)
+    messages = with_instructions(turns(new_items(parsed.input, {})), parsed.instructions)
+    return response_ask(parsed, messages)
+
+
+def prompt_of(name: str, ask: Ask) -> str:
+    assert isinstance(ask.prompt, AskedConversation)
+    plan = tool_plan(ask.tools)
+    return rendered(name, [one.fields for one in ask.prompt.messages], plan.shown if plan else ())
+
+
+@functools.cache
+def history(family: str, answer: str) -> tuple[Ask, int]:
+    """The conversation behind an answer, and how many results it has."""
+    parts, reason = ANSWERS[answer]
+    scripted = ScriptedCall(**msgspec.structs.asdict(call()), script=parts)
+    words = [text(0, "x" * len(parts))] if parts else []
+    body, ids = HISTORIES[family](scripted, *words, end(0, reason))
+    return asked(family, body), len(ids)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", HISTORIES)
+def test_every_answer_of_ours_comes_back_and_is_shown(family: str, name: str) -> None:
+    for answer, (parts, _) in ANSWERS.items():
+        ask, num_results = history(family, answer)
+        prompt = prompt_of(name, ask)
+        shown = [part.text for part in parts if isinstance(part, Content)]
+        shown += [part.name for part in parts if isinstance(part, CallBegin)]
+        shown += [f"result{index}" for index in range(num_results)]
+        shown += ["cut"] * (answer == "cut within a call") + ["ö"] * (answer == "calls")
+        assert [word for word in shown if word not in prompt] == [], (answer, prompt)
+
+
+# -- agents ----------------------------------------------------------------------------------------------
+
+READ = {
+    "name": "Read",
+    "description": "Reads a file.",
+    "input_schema": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {"file_path": {"type": "string"}, "offset": {"type": "number"}},
+        "required": ["file_path"],
+        "additionalProperties": False,
+    },
+}
+
+
+def block(words: str, **fields: object) -> Json:
+    return {"type": "text", "text": words, **fields}
+
+
+def use(number: int, **arguments: object) -> Json:
+    return {"type": "tool_use", "id": f"toolu_{number}", "name": "Read", "input": arguments}
+
+
+def result(number: int, content: object, **fields: object) -> Json:
+    return {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": content, **fields}
+
+
+CACHED = {"cache_control": {"type": "ephemeral"}}
+CLAUDE_CODE: Json = {
+    "model": "m",
+    "max_tokens": 32000,
+    "system": [
+        block("x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=1;"),
+        block("You are Claude Code."),
+        block("word-rules", **CACHED),
+    ],
+    "messages": [
+        {"role": "user", "content": [block("<system-reminder>word-context"), block("ask1")]},
+        {"role": "system", "content": "word-later"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm", "signature": "s"},
+                block("word-looking"),
+                use(1, file_path="a.py"),
+                use(2, file_path="b.png", offset=3),
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                result(2, [{"type": "image", "source": {"type": "base64", "data": "", "media_type": "x"}}]),
+                result(1, "word-file", is_error=False),
+                block("<system-reminder>word-todo</system-reminder>"),
+            ],
+        },
+        {"role": "assistant", "content": [block("word-done")]},
+        {"role": "user", "content": [block("ask2", **CACHED)]},
+        {"role": "system", "content": [block("word-last")]},
+    ],
+    "tools": [READ, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
+    "metadata": {"user_id": "u"},
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "max"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "stream": True,
+}
+CODEX: Json = {
+    "model": "m",
+    "instructions": "You are Codex. word-rules",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "word-sandbox"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "word-context"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ask1"}]},
+        {
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "Hm"}],
+            "content": None,
+            "encrypted_content": "gAAA",
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "word-looking"}],
+        },
+        {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}', "call_id": "call_1"},
+        {
+            "type": "custom_tool_call",
+            "status": "completed",
+            "call_id": "call_2",
+            "name": "apply_patch",
+            "input": "*** Begin Patch word-patch",
+        },
+        {"type": "custom_tool_call_output", "call_id": "call_2", "output": "word-file"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "word-todo"},
+        {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "word-q"}},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "word-done"}]},
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "word-later"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ask2"}]},
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "word-last"}]},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "name": "shell",
+            "description": "Runs a command.",
+            "strict": False,
+            "parameters": {
+                "type": "object",
+                "properties": {"command": {"type": "array", "items": {"type": "string"}}},
+                "required": ["command"],
+                "additionalProperties": False,
+            },
+        },
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
+        },
+        {"type": "web_search"},
+        {"type": "local_shell"},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "k",
+}
+WORDS = ("rules", "context", "later", "looking", "file", "todo", "done", "last")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("family", "body"), [("messages", CLAUDE_CODE), ("responses", CODEX)])
+def test_an_agents_conversation_is_shown_whole_by_every_template(family: str, body: Json, name: str) -> None:
+    prompt = prompt_of(name, asked(family, body))
+    seen = [prompt.count(f"word-{word}") for word in WORDS]
+    assert seen == [1] * len(WORDS), dict(zip(WORDS, seen, strict=True))
+    assert "billing" not in prompt
+    asks = [prompt.index(f"ask{number}") for number in (1, 2)]
+    assert asks[0] < prompt.index("word-looking") < prompt.index("word-file")
+    assert prompt.index("word-done") < asks[1]
+    if family == "messages":
+        assert prompt.index("word-file") < prompt.index("cannot see images"), "as the calls stand"
+    else:
+        assert prompt.index("word-todo") < prompt.index("word-file"), "as the calls stand"
+        assert "word-patch" in prompt
