@@ -36,8 +36,14 @@ ANSWERS: dict[str, tuple[tuple[Part, ...], FinishReason]] = {
     "thought": ((ThinkingText("Hm"), Content("Hello")), FinishReason.STOP),
     "cut in its thoughts": ((ThinkingText("Hm"),), FinishReason.LENGTH),
     "calls": (
-        (ThinkingText("Hm"), Content("Look"), CallBegin("seek"), CallArguments('{"a":"ö"}'))
-        + (CallBegin("find"), CallArguments("{}")),
+        (
+            ThinkingText("Hm"),
+            Content("Look"),
+            CallBegin("seek"),
+            CallArguments('{"a":"ö"}'),
+            CallBegin("find"),
+            CallArguments("{}"),
+        ),
         FinishReason.STOP,
     ),
     "a call without arguments": ((CallBegin("seek"),), FinishReason.LENGTH),
