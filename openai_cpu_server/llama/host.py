@@ -11,6 +11,10 @@ from pathlib import Path
 
 import psutil
 
+_MOST_LOOKS = 16
+"""Linux books the time of a thread when it stops, or with the next tick: after a step of microseconds nothing
+is seen."""
+
 
 class ComputeThreads:
     """How many threads compute, on which cores, and how long they have waited for these.
@@ -31,7 +35,11 @@ class ComputeThreads:
         self._cpus = sorted(usable_cpus())
         self._cores = cores_of(self._cpus)
         self._workers: set[int] = set()
-        """The other threads, as far as they were seen to be started."""
+        """The other threads that compute, as far as they were seen to."""
+        self._seen: set[int] = set()
+        """All that ever were."""
+        self._looks = 0
+        """For them, since their number is what it is."""
         self._delays: dict[int, _RunDelay] = {}
         """Of these and the caller's."""
         self._is_settled = False
@@ -43,7 +51,7 @@ class ComputeThreads:
         """Compute with so many threads from the next computation on."""
         assert 1 <= count <= self.most
         if count != self.count:
-            self.count, self._own, self._is_settled = count, None, False
+            self.count, self._own, self._is_settled, self._looks = count, None, False, 0
             for thread in self._workers if self._may_bind else ():
                 _bind(thread, self._cpus)
 
@@ -80,9 +88,14 @@ class ComputeThreads:
     def _first(self) -> Iterator[None]:
         before = _native_threads()
         yield
-        self._is_settled = True
-        now = _native_threads()
-        self._workers = now - before | now & self._workers
+        ran_ns = {thread: ran_ns - before.get(thread, -1) for thread, ran_ns in _native_threads().items()}
+        # ggml's may be there already, for whoever has computed in this process before.
+        computed = [thread for thread in ran_ns if ran_ns[thread] > 0 or thread in self._seen]
+        computed.sort(key=ran_ns.__getitem__, reverse=True)
+        self._workers = set(computed[: self.count - 1])
+        self._seen |= self._workers
+        self._looks += 1
+        self._is_settled = len(self._workers) == self.count - 1 or self._looks >= _MOST_LOOKS
         watched = self._workers | {threading.get_native_id()}
         self._delays = {thread: self._delays.get(thread) or _RunDelay(thread) for thread in watched}
         if self._may_bind and 1 < self.count == 1 + len(self._workers):
@@ -102,25 +115,30 @@ class _RunDelay:
     """How long a thread of this process has waited for a core, while it could run."""
 
     def __init__(self, thread: int) -> None:
-        self._path = f"/proc/self/task/{thread}/schedstat"
-        self._before_s = self._told_s() or 0.0
+        self._thread = thread
+        told = _schedstat(thread)
+        self._before_ns = told[1] if told is not None else 0
 
     def total_s(self) -> float | None:
         """Since it is watched; None: it has ended, or the system does not tell."""
-        told_s = self._told_s()
-        return None if told_s is None else told_s - self._before_s
+        told = _schedstat(self._thread)
+        return None if told is None else (told[1] - self._before_ns) / 1e9
 
-    def _told_s(self) -> float | None:
-        try:  # not `Path.read_text`, which takes five times as long
-            descriptor = os.open(self._path, os.O_RDONLY)
-        except OSError:
-            return None
-        try:
-            return int(os.read(descriptor, 64).split()[1]) / 1e9
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
+
+def _schedstat(thread: int) -> tuple[int, int] | None:
+    """How many ns a thread of this process has run, and waited for a core; None: it has ended, or the system
+    does not tell."""
+    try:  # not `Path.read_text`, which takes five times as long
+        descriptor = os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        ran, waited, _ = os.read(descriptor, 64).split()
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
+    return int(ran), int(waited)
 
 
 CPUS = Path("/sys/devices/system/cpu")
@@ -142,10 +160,12 @@ def cores_of(cpus: Iterable[int], topology: Path = CPUS) -> list[list[int]]:
     return list(cores.values())
 
 
-def _native_threads() -> set[int]:
-    """The ids of this process's threads that Python did not start."""
-    every = {thread.id for thread in psutil.Process().threads()}
-    return every - {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
+def _native_threads() -> dict[int, int]:
+    """The ids of this process's threads that Python did not start, and how many ns each has run; 0 where the
+    system does not tell."""
+    ours = {thread.native_id for thread in threading.enumerate()}
+    native = [thread.id for thread in psutil.Process().threads() if thread.id not in ours]
+    return {thread: (_schedstat(thread) or (0, 0))[0] for thread in native}
 
 
 def _bind(thread: int, cores: Collection[int]) -> bool:

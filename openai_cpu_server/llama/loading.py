@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -146,10 +145,7 @@ def switch_kernels(asked: str, pause: Callable[[], None] = lambda: None) -> Kern
     `pause` is called between two small computations of the proof.
     """
     native_log()
-    # In a thread of its own, with which the threads end that compute for it: those that `ComputeThreads`
-    # finds, and gives their cores, are then the model's.
-    with ThreadPoolExecutor(1, "proof") as threads:
-        return threads.submit(kernels_in_use, asked, libggml, pause).result()
+    return kernels_in_use(asked, libggml, pause)
 
 
 _SCORED_OUTPUTS = 64

@@ -34,6 +34,8 @@ options = EngineOptions(
     threads_batch=int(sys.argv[3]),
 )
 backend = LlamaBackend.load(options, lambda fraction: None)
+for _ in range(20):
+    backend.warm_up()
 ours = {str(thread.native_id) for thread in threading.enumerate()}
 new = set(os.listdir("/proc/self/task")) - before - ours
 print(json.dumps([[sorted(os.sched_getaffinity(int(t))) for t in new], sorted(os.sched_getaffinity(0))]))
@@ -58,12 +60,13 @@ backend = LlamaBackend.load(options, lambda fraction: None)
 start, told = 0, []
 for count in (threads, 1, threads):
     backend.threads.use(count)
-    opened = (Open(0, Sampling(seed=0), (300, 301, 302)),) if start == 0 else ()
-    result = backend.execute(Step(opened, (Span(0, start, (300 + start,), sample=True),)))
+    for _ in range(20):
+        opened = (Open(0, Sampling(seed=0), (300, 301, 302)),) if start == 0 else ()
+        result = backend.execute(Step(opened, (Span(0, start, (300 + start,), sample=True),)))
+        start += 1
     waits = backend.threads.waits_s()
     placed = sorted(sorted(os.sched_getaffinity(t)) for t in waits if t != threading.get_native_id())
     told.append((result.samples[0].token, placed, min(waits.values()) >= 0, len(waits)))
-    start += 1
 print(json.dumps([told, backend.threads.idle_s()]))
 backend.close()
 """
