@@ -111,7 +111,7 @@ def test_experts_are_measured_apart(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(path), *shape]
     subprocess.run(command, check=True, capture_output=True)
     groups = list(timed_products(GgufHeader(path), Kernels()))
-    assert [group.type for group in groups] == ["q8_0", "q8_0"]
+    assert {(group.type, group.are_experts) for group in groups} == {("q8_0", False), ("q8_0", True)}
     assert all(group.ours is None and min(group.ggml.values()) > 0 for group in groups)
 
 

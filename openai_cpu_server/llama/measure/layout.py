@@ -146,6 +146,7 @@ class ProductTimes(NamedTuple):
     ggml: Mapping[int, float]
     repacked: Mapping[int, float] | None
     """None: ggml keeps them as they are."""
+    are_experts: bool = False
 
 
 def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
@@ -233,7 +234,13 @@ def _raced(
         name: {n: best[name, group.rows(n)] * group.values(n) / group.sample.num_values for n in STEPS}
         for name in ways
     }
-    return ProductTimes(group.type.name, found.get("ours"), found["ggml"], found.get("repacked"))
+    return ProductTimes(
+        group.type.name,
+        found.get("ours"),
+        found["ggml"],
+        found.get("repacked"),
+        are_experts=group.num_experts is not None,
+    )
 
 
 class _Stored(NamedTuple):
