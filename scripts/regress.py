@@ -61,7 +61,7 @@ def _run_workload(module: ModuleType, parser: argparse.ArgumentParser, given: li
     add_options(parser)
     asked = parser.parse_args(given)
     settle(parser, asked)
-    console, (model,) = Console(), models_of(asked).values()
+    console, (*_, model) = Console(), models_of(asked).values()
     bench = Bench(
         model=model,
         rounds=asked.rounds,

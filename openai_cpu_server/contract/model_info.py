@@ -153,7 +153,8 @@ class WeightLayout(msgspec.Struct, frozen=True, kw_only=True):
     repacked: bool = False
     """Rearranged by ggml for this CPU, in private memory, where it can; else as in the file."""
     repacked_cost: float | None = None
-    """What products take with repacked weights, as a share of what they take without; None: not measured."""
+    """What products take with repacked weights, as a share of what they take without; None: not measured, or
+    there are none that ggml repacks here."""
     left_to_ggml: tuple[str, ...] = ()
     """Types of weights that lie as in the file and that ggml multiplies faster than our kernel, by ggml's
     names."""

@@ -49,9 +49,15 @@ def made_model(shape: str, quant: str) -> Path:
 
 
 def stored(source: Path, weights: str, target: Path) -> Path:
-    """The target: a copy whose weights are of another type. Raises CalledProcessError."""
+    """The target: a copy whose weights are of another type. Raises CalledProcessError.
+
+    MXFP4 is made of all matrices of layers, where llama.cpp takes it for experts only.
+    """
     command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(target), "--force"]
-    subprocess.run([*command, "--type", weights, "--allow-requantize"], check=True, stderr=subprocess.DEVNULL)
+    as_asked = ["--type", weights]
+    if weights == Quant.MXFP4.value:
+        as_asked = ["--type", Quant.Q8_0.value, "--tensor-type", rf"blk.*\.weight={weights}"]
+    subprocess.run([*command, *as_asked, "--allow-requantize"], check=True, stderr=subprocess.DEVNULL)
     return target
 
 

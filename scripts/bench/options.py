@@ -29,13 +29,15 @@ class Shape(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """`several`: a list of shapes can be measured, one model after the other."""
+    """`several`: models can be measured one after the other."""
     models = parser.add_mutually_exclusive_group()
     models.add_argument(
         "--model",
         type=gguf,
+        action="append",
         metavar="MODEL",
-        help="GGUF file, or what else `serve --model` takes, such as smollm2",
+        help="GGUF file, or what else `serve --model` takes, such as smollm2"
+        f"{'; may be given several times' if several else ''}",
     )
     models.add_argument(
         "--shape",
@@ -73,7 +75,7 @@ def settle(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
 def models_of(asked: argparse.Namespace) -> dict[str, Path]:
     """By what a table calls them. What is made is made now."""
     if asked.model:
-        return {asked.model.stem: asked.model.resolve()}
+        return {model.stem: model.resolve() for model in asked.model}
     return {str(shape): made_model(shape.name, shape.quant).resolve() for shape in asked.shape}
 
 

@@ -40,46 +40,40 @@ def goal_table(report: Report) -> Table:
 
 
 def speed_table(reports: Mapping[str, Report]) -> Table:
-    """Medians of all servers with several models: the lines that compare speeds."""
-    heads = ("model", "server", *_speed_heads(reports))
-    return Table(heads, [row for model, report in reports.items() for row in _speed_rows(model, report)])
+    """Medians of all servers with several models: the lines that are speeds."""
+    heads = _speeds(reports)
+    rows = []
+    for model, report in reports.items():
+        lines = {line.what: line.servers for line in report.lines}
+        for label in dict.fromkeys(label for head in heads for label in lines.get(head, ())):
+            found = (lines.get(head, {}).get(label) for head in heads)
+            rows.append((model, label, *("" if one is None else _number(one.median) for one in found)))
+    return Table(("model", "server", *heads), rows)
 
 
 def times_table(reports: Mapping[str, Report], ours: str, rival: str) -> Table:
     """How many times as fast as a rival ours is with several models. Of servers whose labels begin with the
     rival's, which are one with several flags, the better one counts for each figure."""
-    heads = (f"times {rival}", *_speed_heads(reports))
-    return Table(
-        heads,
-        [
-            (model, *(_times(line, ours, rival) for line in _speed_lines(report)))
-            for model, report in reports.items()
-        ],
-    )
+    heads = _speeds(reports)
+    rows = []
+    for model, report in reports.items():
+        lines = {line.what: line for line in report.lines}
+        rows.append((model, *(_times(lines.get(head), ours, rival) for head in heads)))
+    return Table((f"times {rival}", *heads), rows)
 
 
-def _speed_lines(report: Report) -> list[Line]:
-    """Those of speeds: figures that a server is to have much of, and first tokens."""
-    return [line for line in report.lines if line.unit == "tok/s"]
+def _speeds(reports: Mapping[str, Report]) -> tuple[str, ...]:
+    """What is measured in tokens/s of any of the models."""
+    lines = (line for report in reports.values() for line in report.lines)
+    return tuple(dict.fromkeys(line.what for line in lines if line.unit == "tok/s"))
 
 
-def _speed_heads(reports: Mapping[str, Report]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line.what for report in reports.values() for line in _speed_lines(report)))
-
-
-def _speed_rows(model: str, report: Report) -> Iterator[tuple[str, ...]]:
-    lines = _speed_lines(report)
-    for label in dict.fromkeys(label for line in lines for label in line.servers):
-        cells = (line.servers.get(label) for line in lines)
-        yield (model, label, *("" if one is None else _number(one.median) for one in cells))
-
-
-def _times(line: Line, ours: str, rival: str) -> str:
-    own = line.servers.get(ours)
-    others = [rounds for label, rounds in line.servers.items() if label.startswith(rival)]
-    if own is None or not others:
+def _times(line: Line | None, ours: str, rival: str) -> str:
+    own = line.servers.get(ours) if line else None
+    if line is None or own is None:
         return ""
-    return f"{min(gains(own, other, line.better).median for other in others):.2f}"
+    others = [rounds for label, rounds in line.servers.items() if label.startswith(rival)]
+    return f"{min(gains(own, other, line.better).median for other in others):.2f}" if others else ""
 
 
 def verdict(goal: Goal) -> str:

@@ -35,7 +35,8 @@ def run(asked: argparse.Namespace) -> None:
 
 def _rows(model: Path, found: list[ProductTimes], decision: str) -> Iterator[tuple[str, ...]]:
     for group in found:
+        kind = f"{group.type}, experts" if group.are_experts else group.type
         for by, times in (("ours", group.ours), ("ggml", group.ggml), ("ggml, repacked", group.repacked)):
             if times is not None:
-                yield (model.stem, group.type, by, *(f"{1e3 * times[n]:.1f}" for n in STEPS), decision)
+                yield (model.stem, kind, by, *(f"{1e3 * times[n]:.1f}" for n in STEPS), decision)
                 decision = ""

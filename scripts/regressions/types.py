@@ -2,9 +2,9 @@
 
 Files are made with `openai-cpu-server quantize`, one at a time, in a temporary folder that needs 1.5 GB.
 Speed is that of random weights in the shape of 1.04 B parameters; nothing else should run. Loss is measured
-on SmolLM2. No package has it unquantised: the reference is the Q4_1 file with its weights unpacked to f16, so
-the loss of that type itself is not in the figures. Each measurement has a process of its own, with our
-kernels in front of ggml.
+on SmolLM2, with our kernels and with ggml alone. No package has it unquantised: the reference is the Q4_1
+file with its weights unpacked to f16 and zeros added (`widened`), so the loss of that type itself is not in
+the figures. Each measurement has a process of its own.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ from openai_cpu_server.llama.loading import switch_kernels
 from openai_cpu_server.llama.measure.probe import Probe
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.model_source.package import PACKAGED
+from regressions.widened import widened
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _PAGE = _SCRIPTS.parent / "docs" / "types.md"
 TEXT = _SCRIPTS.parent / "model_assets" / "README.md"
 BEGIN, END = "<!-- regress.py types: begin -->", "<!-- regress.py types: end -->"
-_TYPES = ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_1", "q4_0")
+_TYPES = (
+    *("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "iq4_xs", "iq4_nl", "q4_1", "q4_0", "mxfp4"),
+    *("q3_k_m", "iq3_s", "q2_k"),
+)
 _CELLS = ("f16", "q8_0")
 _SHAPE = "1b"
 _CONTEXT = 256
@@ -71,14 +75,21 @@ class Row:
     weights: str
     cells: str
     megabytes: float
-    speed: Speed
+    speed: Speed | None
+    """None: it was not asked for."""
     judged_megabytes: float
     quality: Quality
+    ggml: Quality
+    """The same without our kernels."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--types", nargs="+", choices=_TYPES, default=_TYPES)
     parser.add_argument("--cells", nargs="+", choices=_CELLS, default=_CELLS)
+    parser.add_argument(
+        "--loss-only", action="store_true", help="do not time steps, which wants a quiet machine"
+    )
+    parser.add_argument("--windows", type=int, default=4, metavar="N", help=f"of {_WINDOW} tokens of text")
     parser.add_argument("--write", action="store_true", help="put the table into docs/types.md")
 
 
@@ -91,26 +102,26 @@ def run(asked: argparse.Namespace) -> None:
 
 
 def _rows(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    timed = made_model(_SHAPE, "f16")
-    reference = stored(PACKAGED["smollm2"].path(), "f16", folder / "reference.gguf")
+    reference = widened(PACKAGED["smollm2"].path(), folder / "reference.gguf")
     for weights in asked.types:
-        model = timed if weights == "f16" else stored(timed, weights, folder / "timed.gguf")
+        model = None if asked.loss_only else made_model(_SHAPE, weights)
         judged = stored(reference, weights, folder / "judged.gguf")
         for cells in asked.cells:
             print(f"{weights}, {cells} cells ...", file=sys.stderr, flush=True)
+            losses = measured("quality", reference, judged, cells, TEXT, asked.windows)
+            ours, ggml = msgspec.json.decode(losses, type=tuple[Quality, Quality])
             yield Row(
                 weights=weights,
                 cells=cells,
-                megabytes=model.stat().st_size / 1e6,
-                speed=msgspec.json.decode(measured("speed", model, cells), type=Speed),
+                megabytes=model.stat().st_size / 1e6 if model else 0.0,
+                speed=msgspec.json.decode(measured("speed", model, cells), type=Speed) if model else None,
                 judged_megabytes=judged.stat().st_size / 1e6,
-                quality=msgspec.json.decode(
-                    measured("quality", reference, judged, cells, TEXT), type=Quality
-                ),
+                quality=ours,
+                ggml=ggml,
             )
 
 
-def measured(what: str, *arguments: str | Path) -> bytes:
+def measured(what: str, *arguments: str | int | Path) -> bytes:
     """What this module's `main` says in a process of its own."""
     command = [sys.executable, "-m", "openai_cpu_server.kernels.front", __name__, what]
     environment = HUGE_PAGES | {**os.environ, "PYTHONPATH": f"{_SCRIPTS}:{_SCRIPTS.parent}"}
@@ -122,7 +133,8 @@ def measured(what: str, *arguments: str | Path) -> bytes:
 
 def table(rows: list[Row]) -> str:
     speeds = [f"{count} {'row' if count == 1 else 'rows'}, tok/s" for count in ROWS]
-    heads = ["weights", "cells", "1.04 B: MB", *speeds, "SmolLM2: MB", "KL mean", "KL max", "perplexity"]
+    losses = ["KL mean", "ggml's", "KL max", "ggml's", "perplexity"]
+    heads = ["weights", "cells", "1.04 B: MB", *speeds, "SmolLM2: MB", *losses]
     lines = [heads, ["---"] * len(heads), *([*_cells(row)] for row in rows)]
     drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     first = rows[0].quality
@@ -135,11 +147,12 @@ def table(rows: list[Row]) -> str:
 def _cells(row: Row) -> Iterator[str]:
     yield row.weights.upper() if row.weights != "f16" else row.weights
     yield row.cells
-    yield f"{row.megabytes:.0f}"
-    yield from (f"{rate:.1f}" for rate in row.speed.tokens_per_s)
+    yield f"{row.megabytes:.0f}" if row.speed else ""
+    yield from (f"{rate:.1f}" for rate in row.speed.tokens_per_s) if row.speed else ("" for _ in ROWS)
     yield f"{row.judged_megabytes:.0f}"
-    yield f"{row.quality.mean_divergence:.4f}"
-    yield f"{row.quality.max_divergence:.2f}"
+    for loss in ("mean_divergence", "max_divergence"):
+        digits = 4 if loss == "mean_divergence" else 2
+        yield from (f"{getattr(quality, loss):.{digits}f}" for quality in (row.quality, row.ggml))
     yield f"{row.quality.perplexity:.2f}"
 
 
@@ -181,30 +194,47 @@ def _timed(probe: Probe, rows: int) -> float:
     return probe.compute(dict.fromkeys(range(rows), 1))
 
 
-def quality(reference: str, model: str, kv_type: str, text: str, num_windows: str = "4") -> Quality:
-    """Beside the reference with cells of floats, over a text. Raises ValueError if that is too short."""
-    switch_kernels("auto")
-    exact, stored = (
+def quality(reference: str, model: str, kv_type: str, text: str, num_windows: str) -> tuple[Quality, Quality]:
+    """Beside the reference with cells of floats, over a text: with our kernels, and without.
+
+    Raises ValueError if the text is too short.
+    """
+    switch_kernels("off")
+    exact, judged = (
         _Reader(reference, KVType.F32, flash=False),
         _Reader(model, KVType.named(kv_type), flash=True),
     )
     tokens = exact.tokens(Path(text).read_text(encoding="utf-8"), _WINDOW * int(num_windows))
-    found, losses, base = [], [], []
-    for start in range(0, len(tokens), _WINDOW):
-        window = tokens[start : start + _WINDOW]
-        theirs, ours = exact.logprobs(window), stored.logprobs(window)
-        found.append(np.sum(np.exp(theirs) * (theirs - ours), axis=1))
-        following = np.arange(len(window) - 1), np.array(window[1:])
-        losses.append(-ours[:-1][following])
-        base.append(-theirs[:-1][following])
-    divergence = np.concatenate(found)
+    windows = [tokens[start : start + _WINDOW] for start in range(0, len(tokens), _WINDOW)]
+    expected = [exact.logprobs(window) for window in windows]
+    by_ggml = _compared(windows, expected, [judged.logprobs(window) for window in windows])
+    switch_kernels("auto")
+    return _compared(windows, expected, [judged.logprobs(window) for window in windows]), by_ggml
+
+
+def _compared(windows: list[list[int]], expected: list[Doubles], found: list[Doubles]) -> Quality:
+    """Log-probabilities of all tokens after each of each window, beside those of the reference."""
+    divergence = np.concatenate(
+        [
+            np.sum(np.exp(exact) * (exact - judged), axis=1)
+            for exact, judged in zip(expected, found, strict=True)
+        ]
+    )
     return Quality(
         mean_divergence=float(divergence.mean()),
         max_divergence=float(divergence.max()),
-        perplexity=float(np.exp(np.concatenate(losses).mean())),
-        reference_perplexity=float(np.exp(np.concatenate(base).mean())),
+        perplexity=_perplexity(windows, found),
+        reference_perplexity=_perplexity(windows, expected),
         num_tokens=divergence.size,
     )
+
+
+def _perplexity(windows: list[list[int]], logprobs: list[Doubles]) -> float:
+    losses = [
+        -each[:-1][np.arange(len(window) - 1), np.array(window[1:])]
+        for window, each in zip(windows, logprobs, strict=True)
+    ]
+    return float(np.exp(np.concatenate(losses).mean()))
 
 
 class _Reader:

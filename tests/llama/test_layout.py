@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from openai_cpu_server.llama.measure.layout import (
     chosen_layout,
     faster_layout,
     known_layout,
+    timed_products,
 )
 from openai_cpu_server.llama.measure.measurements import Measurements
 from tests.llama.driver import generate, loaded
@@ -97,13 +100,19 @@ def test_another_kernel_is_another_decision(model: Path, tmp_path: Path) -> None
 
 def test_weights_that_nobody_multiplies_are_not_measured(tmp_path: Path) -> None:
     floats = tiny_model_path("f32")
-    assert chosen(floats, tmp_path).repacked_cost == 1.0
+    assert chosen(floats, tmp_path) == WeightLayout()
+    assert len(list(tmp_path.iterdir())) == 1, "kept: it is not looked for again"
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen3moe"])
-def test_experts_are_measured_as_experts(shape: str, tmp_path: Path) -> None:
-    """Their file has floats only, which no layout but the file's is for."""
-    assert chosen(tiny_model_path(shape=shape), tmp_path) == WeightLayout(repacked_cost=1.0)
+def test_experts_are_measured_apart(tmp_path: Path) -> None:
+    """Of a tiny mixture in Q8_0: four experts of which a token has two, and all other matrices."""
+    path = tmp_path / "mixture.gguf"
+    source, shape = tiny_model_path(shape="tiny-qwen3moe"), ("--type", "q8_0")
+    command = [sys.executable, "-m", "openai_cpu_server", "quantize", str(source), str(path), *shape]
+    subprocess.run(command, check=True, capture_output=True)
+    groups = list(timed_products(GgufHeader(path), Kernels()))
+    assert {(group.type, group.are_experts) for group in groups} == {("q8_0", False), ("q8_0", True)}
+    assert all(group.ours is None and min(group.ggml.values()) > 0 for group in groups)
 
 
 # -- the choice ----------------------------------------------------------------------------------------

@@ -679,6 +679,8 @@ def test_models_are_compared_with_the_better_of_two_flags() -> None:
     assert speeds.heads == ("model", "server", "output, 1 client")
     assert ("b", "llama-server --no-repack", "40") in speeds.rows
     assert len(speeds.rows) == 4 + 3 + 1
+    reports["a"] = msgspec.structs.replace(reports["a"], results=())
+    assert times_table(reports, "ours", "llama-server").rows[:2] == [("a", ""), ("b", "0.75")]
 
 
 def measured(folder: Path, *arguments: str) -> tuple[WorkloadResult, ...]:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,6 +146,7 @@ class ProductTimes(NamedTuple):
     ggml: Mapping[int, float]
     repacked: Mapping[int, float] | None
     """None: ggml keeps them as they are."""
+    are_experts: bool = False
 
 
 def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
@@ -161,6 +162,8 @@ def faster_layout(groups: Sequence[ProductTimes]) -> WeightLayout:
     def repacked(group: ProductTimes) -> Mapping[int, float]:
         return plain(group) if group.repacked is None else group.repacked
 
+    if all(group.repacked is None for group in groups):
+        return WeightLayout(left_to_ggml=tuple(sorted(left)))
     ratio = _ratio(groups, repacked, plain)
     return WeightLayout(
         repacked=ratio <= _CLEARLY, repacked_cost=round(ratio, 3), left_to_ggml=tuple(sorted(left))
@@ -176,18 +179,16 @@ def _ggml(group: ProductTimes) -> Mapping[int, float]:
 
 
 def _ratio(
-    groups: Iterable[ProductTimes],
+    groups: Sequence[ProductTimes],
     one: Callable[[ProductTimes], Mapping[int, float]],
     other: Callable[[ProductTimes], Mapping[int, float]],
 ) -> float:
-    """What one way takes of the other's time: the geometric mean over the steps; 1 for no groups."""
-    groups = list(groups)
+    """What one way takes of the other's time: the geometric mean over the steps."""
     logs = [
         math.log(sum(one(group)[n] for group in groups) / sum(other(group)[n] for group in groups))
         for n in STEPS
-        if groups
     ]
-    return math.exp(sum(logs) / len(logs)) if logs else 1.0
+    return math.exp(sum(logs) / len(logs))
 
 
 def timed_products(
@@ -233,7 +234,13 @@ def _raced(
         name: {n: best[name, group.rows(n)] * group.values(n) / group.sample.num_values for n in STEPS}
         for name in ways
     }
-    return ProductTimes(group.type.name, found.get("ours"), found["ggml"], found.get("repacked"))
+    return ProductTimes(
+        group.type.name,
+        found.get("ours"),
+        found["ggml"],
+        found.get("repacked"),
+        are_experts=group.num_experts is not None,
+    )
 
 
 class _Stored(NamedTuple):
