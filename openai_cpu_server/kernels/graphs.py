@@ -229,11 +229,11 @@ class GgmlGraphs:
             return compute(threads)
 
     @contextmanager
-    def attending(self, *cases: AttentionCase) -> Iterator[Computing]:
+    def attending(self, *cases: AttentionCase, masks_change: bool = False) -> Iterator[Computing]:
         """The same as often as one likes; of several in one graph, as of layers, the last one's result.
 
         Tensors are laid out as llama.cpp does it. Cases that have the same mask, not only an equal one, share
-        its tensor, and masks are stored anew each time, as in steps.
+        its tensor. Masks that change are stored anew each time, as in steps.
         """
         arrays = [array for case in cases for array in (case.q, case.k, case.v, case.mask)]
         masks = {id(case.mask): case.mask for case in cases if case.mask is not None}
@@ -247,7 +247,7 @@ class GgmlGraphs:
                     self._store(stored[key], mask, GgmlType.F16)
                 return compute(threads)
 
-            yield compute_step
+            yield compute_step if masks_change else compute
 
     def _attention(self, context: int, case: AttentionCase, mask: Any) -> Any:
         q = self._rows_by_head(context, case.q, GgmlType.F32)

@@ -22,6 +22,7 @@ MEASUREMENTS = {
     "embedding": "short texts: a bare loop, our server, llama-server",
     "ray": "two replicas on Ray against a plain server",
     "kernels": "products of weights, ggml's and ours",
+    "attention": "attention of a layer, ggml's and ours: wide heads, latent, windows",
     "layouts": "products of a model's weights, plain and repacked, as an engine decides between them",
     "huge-pages": "steps with weights in huge pages against those of a mapped file",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
@@ -30,7 +31,9 @@ MEASUREMENTS = {
 }
 """What each measures, by its name."""
 
-COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "layouts", "steps", "huge-pages"})
+COMPUTE_HERE = frozenset(
+    {"overhead", "embedding", "kernels", "attention", "layouts", "steps", "huge-pages"}
+)
 """In this process, with allocations in huge pages, as an engine's are."""
 HAVE_KERNELS = COMPUTE_HERE - {"overhead"}
 """Ours stand in front of ggml's."""

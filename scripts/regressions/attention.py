@@ -1,0 +1,151 @@
+"""*attention*: a layer's attention, ggml's against ours: wide heads, latent attention, windows.
+
+Some layers that share a mask are computed as one graph, as in a step, with keys and values of their own. Both
+compute in turn for some time; the best of all rounds counts, for whatever else the machine does only makes a
+round slower. With one thread it is that thread's time on the CPU, which others do not lengthen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from llama_cpp._ggml import libggml
+
+from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
+
+_LAYERS = 4
+_LEAST_ROUNDS = 5
+_PAD = 256
+"""llama.cpp attends over a multiple of so many cells."""
+_TYPES = {kind.name.lower(): kind for kind in (GgmlType.F16, GgmlType.BF16, GgmlType.Q8_0)}
+
+
+@dataclass(frozen=True)
+class Heads:
+    name: str
+    heads: int
+    kv_heads: int
+    width: int
+    value_width: int
+
+
+_DENSE = Heads("1 B", 32, 8, 64, 64)
+_WIDE = Heads("heads of 512 (Gemma 4)", 8, 1, 512, 512)
+_LATENT = Heads("latent (DeepSeek), 16 heads", 16, 1, 576, 512)
+_LATENT_MANY = Heads("latent (DeepSeek), 128 heads", 128, 1, 576, 512)
+_WINDOW = Heads("window of 128 (gpt-oss)", 64, 8, 64, 64)
+_WINDOW_ONE = Heads("window of 512 (Gemma 3 270M)", 4, 1, 256, 256)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Sequences that decode, or one that reads a prompt behind cells of its own."""
+
+    heads: Heads
+    sequences: int
+    cells: int
+    """That each sequence sees."""
+    prompt: int = 0
+    unseen: int = 0
+    """Cells of the pool that nobody in the step sees."""
+
+    @property
+    def name(self) -> str:
+        what = f"prompt of {self.prompt} behind" if self.prompt else f"{self.sequences} x"
+        unseen = f", {self.unseen:,} cells not seen" if self.heads.name.startswith("window") else ""
+        return f"{self.heads.name}: {what} {self.cells:,}{unseen}"
+
+    def case(self, cell_type: GgmlType) -> AttentionCase:
+        random, heads = np.random.default_rng(0), self.heads
+        mask = self._mask()
+        rows, cells = mask.shape
+        is_latent = heads.value_width < heads.width
+        k = random.standard_normal((cells, heads.kv_heads, heads.width), np.float32)
+        return AttentionCase(
+            q=random.standard_normal((rows, heads.heads, heads.width), np.float32),
+            k=k,
+            v=k[:, :, : heads.value_width] if is_latent else k,
+            mask=mask,
+            cell_type=cell_type,
+            values_in_keys=is_latent,
+            scale=heads.width**-0.5,
+        )
+
+    def _mask(self) -> Floats:
+        used = self.unseen + self.sequences * self.cells + self.prompt
+        mask = np.full((self.prompt or self.sequences, -used % _PAD + used), -np.inf, np.float32)
+        for sequence in range(self.sequences):
+            start = self.unseen + sequence * self.cells
+            rows = slice(None) if self.prompt else sequence
+            mask[rows, start : start + self.cells] = 0
+        for row in range(self.prompt):
+            mask[row, used - self.prompt : used - self.prompt + row + 1] = 0
+        return mask
+
+
+def situations() -> Iterator[Situation]:
+    for heads in (_DENSE, _WIDE, _LATENT, _LATENT_MANY):
+        yield Situation(heads, 1, 4_000)
+        yield Situation(heads, 16, 500)
+        yield Situation(heads, 1, 500, prompt=128)
+    for heads, window in ((_WINDOW, 128), (_WINDOW_ONE, 512)):
+        for unseen in (0, 4_000, 16_000):
+            yield Situation(heads, 16, window, unseen=unseen)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cells", choices=_TYPES, default="f16", help="their type (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each line (default %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="situations whose name has this in it")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Prints a table in Markdown; returns 1 where there are no kernels."""
+    if why_not := obstacle():
+        print(f"attention: {why_not}", file=sys.stderr)
+        return 1
+    graphs, library = GgmlGraphs(libggml), KernelLibrary(ctypes.CDLL(str(library_path())))
+    print(f"{asked.cells} cells, {asked.threads} threads, {library.instruction_set}; a layer\n")
+    print("| rows and cells | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |\n|---|---|---|---|---|")
+    for situation in situations():
+        if asked.only not in situation.name:
+            continue
+        case = situation.case(_TYPES[asked.cells])
+        ggml, ours = _measure(graphs, library, case, asked)
+        pairs = int(np.isfinite(case.mask).sum()) if case.mask is not None else 0
+        products = pairs * case.q.shape[1] * (case.k.shape[2] + case.v.shape[2])
+        print(
+            f"| {situation.name} | {ggml * 1e3:.3f} | {ours * 1e3:.3f} | {ggml / ours:.2f} "
+            f"| {products / ours / 1e9:.0f} |",
+            flush=True,
+        )
+    return 0
+
+
+def _measure(
+    graphs: GgmlGraphs, library: KernelLibrary, case: AttentionCase, asked: argparse.Namespace
+) -> tuple[float, float]:
+    """Seconds of a layer, by ggml and by our kernel."""
+    clock = time.thread_time if asked.threads == 1 else time.perf_counter
+    best = [float("inf"), float("inf")]
+    layers = [case, *(msgspec.structs.replace(case) for _ in range(_LAYERS - 1))]
+    with graphs.attending(*layers) as compute:
+        end, rounds = time.perf_counter() + asked.seconds, 0
+        while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
+            rounds += 1
+            for is_ours in (False, True):
+                (library.switch_on if is_ours else library.switch_off)(Kernel.ATTENTION)
+                start = clock()
+                compute(asked.threads)
+                best[is_ours] = min(best[is_ours], clock() - start)
+    return best[False] / _LAYERS, best[True] / _LAYERS
