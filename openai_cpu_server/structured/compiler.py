@@ -39,10 +39,10 @@ from openai_cpu_server.structured.options import (
 )
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.scalars.regex import full_language
-from openai_cpu_server.structured.schema.document import Json
-from openai_cpu_server.structured.schema.evaluation import KEYWORDS, Evaluation, expanded
+from openai_cpu_server.structured.schema.document import Json, Scope
+from openai_cpu_server.structured.schema.evaluation import Evaluation, expanded
 from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
-from openai_cpu_server.structured.schema.normalise import Normaliser
+from openai_cpu_server.structured.schema.normalise import SchemaReaders
 from openai_cpu_server.structured.values.arrays import ArrayRules, NotEnforceable, array_shape
 from openai_cpu_server.structured.values.number_facts import NumberLanguages, few_integers, spelled
 from openai_cpu_server.structured.values.object_shape import ObjectShape, ObjectShapes
@@ -83,14 +83,13 @@ class _Compiler:
     def __init__(self, schema: Json, options: Options) -> None:
         self._budget = budget = Budget(options.limits)
         self._report = UnenforcedReport(options.strict)
-        self._normaliser = Normaliser(schema, budget, self._report)
-        self._table = self._normaliser.table
-        self._goals = Goals(self._table, self._normaliser.at, budget, self._report)
+        self._readers = SchemaReaders(schema, budget, self._report)
+        self._normaliser = self._readers.root
+        self._table = self._readers.table
+        self._goals = Goals(self._table, self._readers.at, budget, self._report)
         self._goals.is_possible = self._is_possible
-        evaluations = {kind: self._evaluation(kind, budget) for kind in KEYWORDS}
-        self._goals.expand = functools.cache(
-            functools.partial(expanded, evaluations, self._table, self._normaliser.at, self._report)
-        )
+        self._evaluation = functools.cache(self._new_evaluation)
+        self._goals.expand = functools.cache(functools.partial(expanded, self._evaluation, self._report))
         self._strings = StringLanguages(self._goals, budget, self._report)
         self._numbers = NumberLanguages(self._table, self._report)
         self._shapes = ObjectShapes(self._goals, self._strings, self._report)
@@ -103,16 +102,14 @@ class _Compiler:
         self._rules: dict[Goal, str] = {}
         self._waiting: list[tuple[Goal, str]] = []
 
-    def _evaluation(self, kind: JsonKind, budget: Budget) -> Evaluation:
-        normaliser = self._normaliser
+    def _new_evaluation(self, kind: JsonKind, scope: Scope) -> Evaluation:
         return Evaluation(
             kind,
-            self._table,
-            normaliser.at,
+            self._readers.of(scope),
             self._goals.may_meet,
-            normaliser.references,
-            normaliser.draft,
-            budget,
+            functools.partial(self._evaluation, kind),
+            self._readers.draft,
+            self._budget,
         )
 
     def compile(self) -> CompiledGrammar:

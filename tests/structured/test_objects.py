@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from openai_cpu_server.structured.options import Options, PropertyOrder
-from tests.structured.oracle import accepts, check, check_ours
+from tests.structured.making import check_schema
+from tests.structured.oracle import accepts, check, check_ours, check_texts
 
 INT, STR = {"type": "integer"}, {"type": "string"}
 ANY_ORDER = Options(order=PropertyOrder.ANY)
@@ -261,3 +262,20 @@ def test_a_limit_on_many_properties_counts_only_as_far_as_they_go():
     check({"properties": names, "maxProperties": 40}, [few, {}], [{f"q{i}": 1 for i in range(41)}])
     shut = {"properties": names, "additionalProperties": False, "maxProperties": 1000}
     check(shut, [{"p3": 1}, dict.fromkeys(names, 1)], [{"x": 1}])
+
+
+def test_names_that_property_names_lists_do_not_repeat():
+    names = {"enum": ["red", "green", "blue"]}
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    grammar = check_schema(schema)
+    check_texts(grammar, ["{}", '{"red":1,"blue":2}'], ['{"red":1,"red":2}', '{"pink":1}', '{"red":"a"}'])
+    check({**schema, "minProperties": 2}, [{"red": 1, "green": 2}, {"green": 1, "blue": 2}], [{"red": 1}, {}])
+    check({**schema, "maxProperties": 1}, [{"blue": 1}, {}], [{"red": 1, "green": 2}])
+    more = {"properties": {"a": STR}, "required": ["green"], "propertyNames": {"enum": ["a", "green"]}}
+    check(
+        {"type": "object", **more},
+        [{"a": "x", "green": 1}, {"green": None}],
+        [{"a": "x"}, {"green": 1, "b": 1}],
+    )
+    const = {"type": "object", "propertyNames": {"const": "k"}, "additionalProperties": {"type": "null"}}
+    check(const, [{"k": None}, {}], [{"k": 1}, {"l": None}])

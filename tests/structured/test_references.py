@@ -170,14 +170,91 @@ def test_a_dynamic_anchor_of_the_root_is_the_outermost():
     check(schema, [{"kids": []}, {"kids": [{"kids": []}]}], [{}, {"kids": [{}]}])
 
 
-def test_a_dynamic_ref_that_depends_on_the_way_is_refused():
+def test_a_dynamic_ref_means_what_the_way_there_says():
     lists = {
         name: {"$id": name, "$ref": "list", "$defs": {"x": {"$dynamicAnchor": "item", "type": kind}}}
         for name, kind in (("numbers", "number"), ("strings", "string"))
     }
-    items = {"$id": "list", "items": {"$dynamicRef": "#item"}, "$defs": {"y": {"$dynamicAnchor": "item"}}}
-    with pytest.raises(UnsupportedSchema, match=r"\$dynamicRef"):
-        schema_to_gbnf({"anyOf": [{"$ref": "numbers"}, {"$ref": "strings"}], "$defs": {**lists, "l": items}})
+    items = {
+        "$id": "list",
+        "type": "array",
+        "items": {"$dynamicRef": "#item"},
+        "$defs": {"y": {"$dynamicAnchor": "item"}},
+    }
+    home = {"$id": "https://example.org/root", "$defs": {**lists, "l": items}}
+    either = {**home, "anyOf": [{"$ref": "numbers"}, {"$ref": "strings"}]}
+    check(either, [[1, 2], ["a"], []], [[1, "a"], [None], 1])
+    check({**home, "$ref": "list"}, [[1, "a", None]], [1])
+    pair = {"properties": {"a": {"$ref": "numbers"}, "b": {"$ref": "strings"}}, "type": "object"}
+    check({**home, **pair}, [{"a": [1], "b": ["x"]}], [{"a": ["x"]}, {"b": [1]}])
+
+
+def test_a_dynamic_ref_closes_a_tree_from_outside():
+    tree = {
+        "$id": "tree",
+        "$dynamicAnchor": "node",
+        "type": "object",
+        "properties": {"v": True, "kids": {"type": "array", "items": {"$dynamicRef": "#node"}}},
+    }
+    strict = {
+        "$id": "https://example.org/strict",
+        "$dynamicAnchor": "node",
+        "$ref": "tree",
+        "unevaluatedProperties": False,
+        "$defs": {"tree": tree},
+    }
+    check(strict, [{"v": 1, "kids": [{"v": 2, "kids": []}]}], [{"w": 1}, {"kids": [{"w": 1}]}, {"kids": [1]}])
+    check({**strict, "unevaluatedProperties": True}, [{"kids": [{"w": 1}]}, {"w": 1}], [{"kids": [1]}])
+
+
+D4, D6, D7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for n in (4, 6, 7))
+D2019 = {"$schema": "https://json-schema.org/draft/2019-09/schema"}
+INNER = {"$id": "../d/", "$defs": {"x": {"$id": "x", **INT}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$id": "urn:uuid:deadbeef-1234-ffff-ffff-4321feebdaed", "$defs": {"n": INT}, "$ref": "#/$defs/n"},
+        {"$id": "urn:example:a", "$defs": {"n": {"$id": "urn:example:n", **INT}}, "$ref": "urn:example:n"},
+        {"$id": "tag:example.com,2024:a", "$defs": {"n": {"$anchor": "x", **INT}}, "$ref": "#x"},
+        {"$defs": {"n": {"$id": "urn:b", "$defs": {"x": {"$anchor": "x", **INT}}}}, "$ref": "urn:b#x"},
+        {"$defs": {"n": {"$id": "tag:b", "$defs": {"x": INT}}}, "$ref": "tag:b#/$defs/x"},
+        {"$id": "http://a/b/c.json", "$defs": {"n": INNER}, "$ref": "/d/x"},
+        {"$id": "file:///a/b.json", "$defs": {"n": {"$id": "c.json", **INT}}, "$ref": "c.json"},
+        {**D4, "id": "http://a/b", "definitions": {"n": {"id": "c", **INT}}, "allOf": [{"$ref": "c"}]},
+        {**D4, "definitions": {"n": {"id": "#x", **INT}}, "allOf": [{"$ref": "#x"}]},
+        {**D6, "$id": "http://a/", "definitions": {"n": {"$id": "#x", **INT}}, "allOf": [{"$ref": "#x"}]},
+        {
+            **D7,
+            "$id": "http://a/b",
+            "definitions": {"n": {"$id": "c", **INT}},
+            "allOf": [{"$ref": "http://a/c"}],
+        },
+        {**D2019, "$id": "http://a/", "$defs": {"n": {"$anchor": "x", **INT}}, "$ref": "http://a/#x"},
+        {"$defs": {"n": {"const": {"$id": "urn:x"}}, "m": {"$id": "urn:x", **INT}}, "$ref": "urn:x"},
+        {"$defs": {"enum": {"$id": "urn:y", **INT}}, "$ref": "urn:y"},
+        {"$ref": "#/$defs/a%25b", "$defs": {"a%b": INT}},
+    ],
+)
+def test_resources_are_found_by_any_address(schema):
+    check(schema, [1], ["a", None])
+
+
+def test_an_embedded_document_is_read_by_its_own_draft():
+    silenced = {"$ref": "#/definitions/n", "minimum": 5}
+    old = {**D7, "$id": "urn:old", "definitions": {"n": INT}, "allOf": [silenced]}
+    check_ours({"$defs": {"o": old}, "$ref": "urn:old"}, [4], ["a"])
+    new = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:new", "$ref": "#/$defs/n"}
+    new |= {"minimum": 5, "$defs": {"n": INT}}
+    check_ours({**D7, "definitions": {"o": new}, "allOf": [{"$ref": "urn:new"}]}, [5], [4, "a"])
+
+
+def test_a_reference_to_true_or_false():
+    check({"$defs": {"t": True, "f": False}, "anyOf": [{"$ref": "#/$defs/f"}, {"type": "null"}]}, [None], [1])
+    check(
+        {"$defs": {"t": True}, "properties": {"a": {"$ref": "#/$defs/t"}}, "type": "object"}, [{"a": 1}], [1]
+    )
 
 
 def test_a_recursive_ref_means_the_root_that_asks_for_it():

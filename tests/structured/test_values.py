@@ -25,7 +25,7 @@ def test_a_schema_that_nothing_fits_is_refused(schema):
     [
         ("null", [None]),
         ("boolean", [True, False]),
-        ("integer", [0, -3, 123456789012345678901]),
+        ("integer", [0, -3, 12345678901234567890]),
         ("number", [0, -3, 1.5, 1e30, 1e-7, -0.0]),
         ("string", ["", "a", 'é\n"\\\u2028', "😀", "\x00\x1f\x7f"]),
         ("array", [[], [1, "a", None, {}]]),

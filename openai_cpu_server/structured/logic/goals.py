@@ -136,12 +136,12 @@ def join(*goals: Goal) -> Goal:
 class Goals:
     """Unfolds goals into branches.
 
-    `look_up` gives the node at a pointer; `is_possible` tells if a branch has values; `expand` says in other
-    nodes what an `Unevaluated` asks of everything that is not evaluated.
+    `look_up` gives the node that a reference means; `is_possible` tells if a branch has values; `expand` says
+    in other nodes what an `Unevaluated` asks of everything that is not evaluated.
     """
 
     def __init__(
-        self, table: NodeTable, look_up: Callable[[str], int], budget: Budget, report: UnenforcedReport
+        self, table: NodeTable, look_up: Callable[[Reference], int], budget: Budget, report: UnenforcedReport
     ) -> None:
         self.table = table
         self._look_up = look_up
@@ -241,10 +241,10 @@ class Goals:
         """The item for what the reference means in the end: a chain of mere references counts once."""
         path, _ = self.table.place(item.number)
         self._budget.check("references", len(item.trail) + 1, path)
-        met, target = {*item.trail, item.number}, self._look_up(node.pointer)
+        met, target = {*item.trail, item.number}, self._look_up(node)
         while isinstance(found := self.table[target], Reference) and target not in met:
             met.add(target)
-            target = self._look_up(found.pointer)
+            target = self._look_up(found)
         if target in met or item.number in item.trail:
             raise InvalidSchema(path, f"'$ref' to '{node.pointer or '#'}' leads back to itself")
         return _Item(item.order, target, item.is_true, item.trail | {item.number})

@@ -86,9 +86,9 @@ Signed = tuple[int, bool]
 
 
 class PlainTruths:
-    """Looks at each signed node once. `look_up` gives the node at a pointer."""
+    """Looks at each signed node once. `look_up` gives the node that a reference means."""
 
-    def __init__(self, table: NodeTable, look_up: Callable[[str], int]) -> None:
+    def __init__(self, table: NodeTable, look_up: Callable[[Reference], int]) -> None:
         self._table = table
         self._look_up = look_up
         self._known: dict[JsonKind, dict[Signed, bool | None]] = {kind: {} for kind in JsonKind}
@@ -104,7 +104,7 @@ class PlainTruths:
         if isinstance(node, Negation):
             return [(node.item, not is_true)]
         if isinstance(node, Reference):
-            return [(self._look_up(node.pointer), is_true)]
+            return [(self._look_up(node), is_true)]
         return [(x, is_true) for x in node.items] if isinstance(node, (AllOf, AnyOf)) else []
 
     def _found(self, kind: JsonKind, signed: Signed, truths: list[bool | None]) -> bool | None:
@@ -306,9 +306,9 @@ class MarkedObject(msgspec.Struct):
 
 
 class MarkReader:
-    """Reads marks off nodes, each node once. `look_up` gives the node at a pointer."""
+    """Reads marks off nodes, each node once. `look_up` gives the node that a reference means."""
 
-    def __init__(self, table: NodeTable, look_up: Callable[[str], int]) -> None:
+    def __init__(self, table: NodeTable, look_up: Callable[[Reference], int]) -> None:
         self._table = table
         self._look_up = look_up
         self._listed: dict[int, Values | None] = {}
@@ -352,7 +352,7 @@ class MarkReader:
         """The nodes that say of the same value what this one says."""
         node = self._table[number]
         if isinstance(node, Reference):
-            return (self._look_up(node.pointer),)
+            return (self._look_up(node),)
         return node.items if isinstance(node, (AllOf, AnyOf, OneOf)) else ()
 
     def _found(self, number: int, parts: list[dict[str, Values]]) -> dict[str, Values]:

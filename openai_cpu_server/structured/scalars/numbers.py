@@ -24,6 +24,9 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.languages.lengths import bounded
 
+_MOST_DIGITS = 20
+"""Digits before and behind the point where nothing else limits them: enough for 64 bits, and for whatever
+programs write of a double. A model may write digits without end, and an answer that is cut is no JSON."""
 DIGIT = Chars(DIGITS)
 NONZERO = Chars(DIGITS - CharSet.chars("0"))
 
@@ -45,7 +48,7 @@ def _naturals(low: int, high: int | None) -> Expr:
     """Natural numbers; 0 <= low <= high."""
     shortest = len(str(low))
     if high is None:
-        longer = seq(NONZERO, repeat(DIGIT, shortest, None))
+        longer = seq(NONZERO, repeat(DIGIT, shortest, max(shortest, _MOST_DIGITS - 1)))
         return alt(_same_length(str(low), "9" * shortest), longer)
     longest = len(str(high))
     if shortest == longest:
@@ -81,14 +84,19 @@ def _same_length(low: str, high: str) -> Expr:
 
 _MINUS = literal("-")
 _POINT = literal(".")
-WHOLE = alt(literal("0"), seq(NONZERO, star(DIGIT)))
-_FRACTION = seq(_POINT, repeat(DIGIT, 1, None))
-_ZEROS = seq(_POINT, repeat(literal("0"), 1, None))
+_SOME_DIGITS = repeat(DIGIT, 0, _MOST_DIGITS)
+_SOME_ZEROS = repeat(literal("0"), 0, _MOST_DIGITS)
+WHOLE = alt(literal("0"), seq(NONZERO, repeat(DIGIT, 0, _MOST_DIGITS - 1)))
+_FRACTION = seq(_POINT, repeat(DIGIT, 1, _MOST_DIGITS))
+_ZEROS = seq(_POINT, repeat(literal("0"), 1, _MOST_DIGITS))
 _E = seq(Chars(CharSet.chars("eE")), optional(Chars(CharSet.chars("+-"))))
-_EXPONENT = seq(_E, repeat(DIGIT, 1, None))
+_EXPONENT = seq(_E, repeat(DIGIT, 1, 3))
 INTEGER = seq(optional(_MINUS), WHOLE)
 PLAIN = seq(INTEGER, optional(_FRACTION))
 """Numbers without an exponent, on which bounds can be checked."""
+_ANY_WHOLE = seq(optional(_MINUS), alt(literal("0"), seq(NONZERO, star(DIGIT))))
+UNCOUNTED = (_ANY_WHOLE, seq(_ANY_WHOLE, optional(seq(_POINT, repeat(DIGIT, 1, None)))))
+"""Integers, and numbers without an exponent, of any number of digits: for automata that count already."""
 NUMBER = seq(PLAIN, optional(_EXPONENT))
 NOT_NEGATIVE = seq(WHOLE, optional(_FRACTION), optional(_EXPONENT))
 SMALL = seq(
@@ -142,7 +150,7 @@ def at_most(bound: Bound) -> Expr:
 def equal_to(value: Decimal) -> Expr:
     """All spellings without exponent of one number."""
     whole, fraction = _parts(value)
-    tail = seq(_POINT, literal(fraction), star(literal("0"))) if fraction else optional(_ZEROS)
+    tail = seq(_POINT, literal(fraction), _SOME_ZEROS) if fraction else optional(_ZEROS)
     sign = _MINUS if value < 0 else optional(_MINUS) if value == 0 else EMPTY
     return seq(sign, literal(whole), tail)
 
@@ -155,7 +163,7 @@ def multiple_of(step: Decimal) -> Expr:
 
 def round_numbers(zeros: int) -> Expr:
     """Multiples of 1, 10, 100...: numbers that end with so many zeros."""
-    tens = seq(NONZERO, star(DIGIT), literal("0" * zeros))
+    tens = seq(NONZERO, _SOME_DIGITS, literal("0" * zeros))
     return seq(optional(_MINUS), alt(literal("0"), tens), optional(_ZEROS))
 
 
@@ -193,9 +201,9 @@ def _from(value: Decimal, is_open: bool) -> Expr:
 def _fraction_from(fraction: str, is_open: bool, tail: Expr) -> Expr:
     if not fraction:
         return both(tail, negate(_ZEROS)) if is_open else optional(tail)
-    over = alt(*(seq(literal(p), Chars(c), star(DIGIT)) for p, c in _greater(fraction)))
+    over = alt(*(seq(literal(p), Chars(c), _SOME_DIGITS) for p, c in _greater(fraction)))
     equal = literal(fraction)
-    more = seq(equal, star(DIGIT), NONZERO, star(DIGIT)) if is_open else seq(equal, star(DIGIT))
+    more = seq(equal, star(DIGIT), NONZERO, star(DIGIT)) if is_open else seq(equal, _SOME_DIGITS)
     found = seq(_POINT, alt(over, more))
     return both(found, tail) if is_open else found
 
@@ -213,9 +221,9 @@ def _up_to(value: Decimal, is_open: bool) -> Expr:
 
 
 def _fraction_up_to(fraction: str, is_open: bool, tail: Expr) -> Expr:
-    under = [seq(literal(p), Chars(c), star(DIGIT)) for p, c in _less(fraction)]
+    under = [seq(literal(p), Chars(c), _SOME_DIGITS) for p, c in _less(fraction)]
     prefixes = [literal(fraction[:n]) for n in range(1, len(fraction))]
-    exact = [] if is_open else [seq(literal(fraction), star(literal("0")))]
+    exact = [] if is_open else [seq(literal(fraction), _SOME_ZEROS)]
     found = seq(_POINT, alt(*under, *prefixes, *exact)) if fraction else _ZEROS
     if not is_open:
         return optional(found)

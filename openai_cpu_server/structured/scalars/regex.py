@@ -375,6 +375,25 @@ _EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
 """RFC 6570 reserves more operators, which no reader knows what to do with."""
 _URI_TEMPLATE = rf"(?:{_TEMPLATE_CHARACTER}|{_PERCENT}|{_EXPRESSION})*"
 
+_IPV4_INTERFACE = rf"{_IPV4}(?:/(?:[12]?\d|3[0-2]))?"
+_IPV6_INTERFACE = rf"{_IPV6}(?:/(?:[1-9]?\d|1[01]\d|12[0-8]))?"
+_IPV4_NETWORK = (
+    rf"(?:{_IPV4}(?:/32)?|{_OCTET}\.{_OCTET}\.{_OCTET}\.0/24|{_OCTET}\.{_OCTET}\.0\.0/16|"
+    rf"{_OCTET}\.0\.0\.0/8|0\.0\.0\.0/0)"
+)
+"""Readers refuse addresses with bits behind the network's."""
+_IPV6_NETWORK = rf"(?:{_IPV6}(?:/128)?|(?:{_H16}:){{1,4}}:/64|::/0)"
+
+
+def _uuid(version: int) -> str:
+    return rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ABab]{_HEX}{{3}}-{_HEX}{{12}}"
+
+
+def _base64(more: str) -> str:
+    char = rf"[A-Za-z0-9{more}]"
+    return rf"(?:{char}{{4}})*(?:{char}{{2}}==|{char}{{3}}=)?"
+
+
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -389,5 +408,16 @@ FORMATS = {
     "uri-template": _URI_TEMPLATE,
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
+    # What pydantic's types call themselves.
+    **{f"uuid{version}": _uuid(version) for version in (1, 3, 4, 5, 6, 7, 8)},
+    "ipv4interface": _IPV4_INTERFACE,
+    "ipv4network": _IPV4_NETWORK,
+    "ipv6interface": _IPV6_INTERFACE,
+    "ipv6network": _IPV6_NETWORK,
+    "ipvanyaddress": rf"(?:{_IPV4}|{_IPV6})",
+    "ipvanyinterface": rf"(?:{_IPV4_INTERFACE}|{_IPV6_INTERFACE})",
+    "ipvanynetwork": rf"(?:{_IPV4_NETWORK}|{_IPV6_NETWORK})",
+    "base64": _base64("+/"),
+    "base64url": _base64("_-"),
 }
 """Patterns of whole strings, by the format's name."""

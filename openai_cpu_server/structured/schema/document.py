@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
+from contextlib import suppress
 from decimal import Decimal
-from typing import Union
-from urllib.parse import unquote, urldefrag, urljoin
+from typing import TYPE_CHECKING, Any, Union
+from urllib.parse import unquote
 
 import msgspec
+from referencing import Registry, Resource, Specification
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import (
+    DRAFT4,
+    DRAFT6,
+    DRAFT7,
+    DRAFT201909,
+    DRAFT202012,
+    lookup_recursive_ref,
+)
 
 from openai_cpu_server.structured.options import Budget, UnsupportedSchema
+
+if TYPE_CHECKING:
+    from referencing._core import Resolver
 
 Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]
 Schema = dict[str, Json]
@@ -39,26 +54,42 @@ class Draft(enum.Enum):
     """This draft, and all documents that name none."""
 
 
-def draft_of(root: Json) -> Draft:
+_SPECIFICATIONS = {
+    "draft-04": DRAFT4,
+    "draft-05": DRAFT4,
+    "draft-06": DRAFT6,
+    "draft-07": DRAFT7,
+    "2019-09": DRAFT201909,
+}
+"""By what `$schema` contains. All other documents are read as 2020-12."""
+
+
+def draft_of(root: Json, otherwise: Draft = Draft.D2020) -> Draft:
     dialect = root.get("$schema") if isinstance(root, dict) else None
     named = (d for d in Draft if isinstance(dialect, str) and any(name in dialect for name in d.value))
-    return next(named, Draft.D2020)
-
-
-_NO_SCHEMAS = frozenset({"enum", "const", "default", "examples"})
+    return next(named, otherwise)
 
 
 _STEPS_PER_SCHEMA = 4
 """For each level of schemas a document may go so many containers deep."""
+_DYNAMIC = frozenset({"$dynamicAnchor", "$recursiveAnchor"})
+_ROOT_URI = "urn:root"
+"""The address of a document that gives itself none. Relative ones stay as they are beside it."""
+
+Scope = tuple[str, ...]
+"""The addresses of the resources through which references have led to a schema, from the outermost on, each
+once; empty where no dynamic reference could tell the difference."""
+Target = Union[str, bool]
+"""Where a reference leads: the pointer of a schema, or a schema that is true or false."""
 
 
-class _Place(msgspec.Struct, frozen=True):
-    """A container of the document: where it is, and the base address there."""
+class _Container(msgspec.Struct, frozen=True):
+    """An object or a list of the document, and where it is."""
 
     value: dict[str, Json] | list[Json]
-    parent: _Place | None
+    parent: _Container | None
     name: str
-    base: str
+    draft: Draft
     depth: int
 
     @property
@@ -70,111 +101,134 @@ class _Place(msgspec.Struct, frozen=True):
         return "".join(reversed(parts))
 
 
+class _Library:
+    """The document's resources by address, as one specification of JSON Schema reads them."""
+
+    def __init__(self, root: Json, specification: Specification[Json]) -> None:
+        resource = Resource.from_contents(root, default_specification=specification)
+        self.root = resource.id() or _ROOT_URI
+        self.registry: Registry[Json] = Registry[Json]().with_resource(self.root, resource)
+        # A part of the document that is no schema is told where it is read, and no reference leads into it.
+        with suppress(*_LEADS_NOWHERE):
+            self.registry = self.registry.crawl()
+        self._addresses = {id(self.registry[uri].contents): uri for uri in self.registry}
+
+    def address(self, container: _Container | None) -> str:
+        """The address of the resource that a part of the document belongs to."""
+        while container is not None:
+            uri = self._addresses.get(id(container.value))
+            if uri is not None:
+                return uri
+            container = container.parent
+        return self.root
+
+    def resolver(self, base: str, scope: Scope) -> Resolver[Any]:
+        """One that has come to `base` through the resources of the scope."""
+        first, *others = dict.fromkeys((*scope, base))
+        resolver: Resolver[Any] = self.registry.resolver(first)
+        for uri in [*others, base]:
+            resolver = resolver.lookup(uri).resolver
+        return resolver
+
+
+_LEADS_NOWHERE = (Unresolvable, AttributeError, TypeError, ValueError, LookupError)
+"""What the library raises for references to nothing, and for documents that are no schemas."""
+
+
 class References:
-    """Finds subschemas by address. An address is relative to the nearest enclosing `$id`.
+    """Finds subschemas by address, by the rules of the drafts that the document and its parts name."""
 
-    `is_old`: of a draft in which `$ref` silences its siblings, so that an `$id` among them is no base.
-    """
-
-    def __init__(self, root: Json, budget: Budget, is_old: bool) -> None:
+    def __init__(self, root: Json, budget: Budget, draft: Draft) -> None:
         self._root = root
-        self._is_old = is_old
-        self._places: dict[str, str] = {"": ""}
-        self._bases: dict[str, str] = {}
-        self._dynamic: dict[str, dict[str, str]] = {}
-        """The pointers of each `$dynamicAnchor`, by name and base. `$recursiveAnchor` has the name ""."""
+        self._draft = draft
         self._budget = budget
+        self._containers: dict[int, _Container] = {}
+        self._keys: set[str] = set()
+        """All names of all objects."""
         self._scan()
+        self._is_dynamic = not _DYNAMIC.isdisjoint(self._keys)
 
     def _scan(self) -> None:
-        """Store every `$id` and anchor. A loop does it, so that deep nesting cannot exhaust the stack."""
-        queue = [_Place(self._root, None, "", "", 0)] if isinstance(self._root, (dict, list)) else []
-        for place in queue:
+        """Meet every container. A loop does it, so that deep nesting cannot exhaust the stack."""
+        queue = []
+        if isinstance(self._root, (dict, list)):
+            queue.append(_Container(self._root, None, "", self._draft, 0))
+        for each in queue:
             self._budget.spend("containers")
-            self._budget.check("depth", place.depth // _STEPS_PER_SCHEMA)
-            value, base = place.value, place.base
+            self._budget.check("depth", each.depth // _STEPS_PER_SCHEMA, "")
+            self._containers.setdefault(id(each.value), each)
+            value, draft = each.value, each.draft
             if isinstance(value, dict):
-                base = self._note(value, place)
-                children = [(k, v) for k, v in value.items() if k not in _NO_SCHEMAS]
+                self._keys.update(value)
+                draft = draft_of(value, draft)
+                children = list(value.items())
             else:
                 children = [(str(i), v) for i, v in enumerate(value)]
             queue += [
-                _Place(v, place, k, base, place.depth + 1) for k, v in children if isinstance(v, (dict, list))
+                _Container(v, each, k, draft, each.depth + 1)
+                for k, v in children
+                if isinstance(v, (dict, list))
             ]
 
-    def _note(self, schema: dict[str, Json], place: _Place) -> str:
-        """Store a schema's anchors. Returns the address to which its own references are relative."""
-        base = self._named(schema, place)
-        for keyword in ("$anchor", "$dynamicAnchor"):
-            anchor = schema.get(keyword)
-            if isinstance(anchor, str):
-                self._places.setdefault(f"{base}#{anchor}", place.pointer)
-        dynamic = "" if schema.get("$recursiveAnchor") is True else schema.get("$dynamicAnchor")
-        if isinstance(dynamic, str):
-            self._dynamic.setdefault(dynamic, {}).setdefault(base, place.pointer)
-        return base
+    def draft(self, schema: Schema) -> Draft:
+        """The draft that a schema of the document is written in."""
+        return draft_of(
+            schema, self._containers[id(schema)].draft if id(schema) in self._containers else self._draft
+        )
 
-    def _named(self, schema: dict[str, Json], place: _Place) -> str:
-        """Store the schema's `$id`, and return the base address that follows from it."""
-        name = schema.get("$id", schema.get("id"))
-        if not isinstance(name, str) or place.name == "properties":
-            return place.base
-        address, fragment = _joined(place.base, name)
-        if fragment and not fragment.startswith("/"):
-            self._places.setdefault(f"{address}#{fragment}", place.pointer)
-        if fragment:
-            return place.base
-        self._places.setdefault(address, place.pointer)
-        if self._is_old and "$ref" in schema:
-            return place.base
-        self._bases[place.pointer] = address
-        return address
+    @functools.cached_property
+    def _libraries(self) -> list[_Library]:
+        """The document as its draft reads it; and as draft 4 does, where it names no draft, but `id`s."""
+        dialect = self._root.get("$schema") if isinstance(self._root, dict) else None
+        named = (
+            each for name, each in _SPECIFICATIONS.items() if isinstance(dialect, str) and name in dialect
+        )
+        found = [_Library(self._root, next(named, DRAFT202012))]
+        return [*found, _Library(self._root, DRAFT4)] if dialect is None and "id" in self._keys else found
 
-    def find(self, reference: str, at: str) -> str:
-        """The pointer of the schema that `reference` means, if it stands at the pointer `at`."""
-        address, fragment = _joined(self._base(at), reference)
-        fragment = unquote(fragment)
-        if fragment and not fragment.startswith("/"):
-            place = self._places.get(f"{address}#{fragment}", self._places.get(f"#{fragment}"))
-            return self._known(place, at, reference)
-        home = self._known(self._places.get(address), at, reference)
-        return self._known(self._pointer(home, fragment), at, reference)
+    def entered(self, scope: Scope, pointer: str) -> Scope:
+        """The scope within the schema at a pointer, which is read in this scope."""
+        if not self._is_dynamic:
+            return ()
+        uri = self._libraries[0].address(self._container(pointer))
+        return scope if uri in scope else (*scope, uri)
 
-    def find_dynamic(self, reference: str, at: str) -> str | None:
-        """The target of a `$dynamicRef` or `$recursiveRef`; None if it depends on the way that led there.
+    def find(self, reference: str, at: str) -> Target:
+        """The schema that a `$ref` means, if it stands at the pointer `at`. Raises UnsupportedSchema."""
+        for library in self._libraries:
+            # Many documents count from their own root, wherever the reference stands.
+            for base in dict.fromkeys((library.address(self._container(at)), library.root)):
+                with suppress(*_LEADS_NOWHERE):
+                    return self._target(library.registry.resolver(base).lookup(reference).contents)
+        with suppress(
+            *_LEADS_NOWHERE
+        ):  # what the library makes no sense of, such as lists of `items` in 2020-12
+            if reference.startswith("#/"):
+                return self._target(self.value(unquote(reference[1:])))
+        raise UnsupportedSchema(at, "$ref", f"to {reference[:100]!r} leads to nothing in this schema")
 
-        The outermost anchor of that name counts, and the root of the document is always on the way.
-        """
-        target = self.find(reference, at)
-        anchors = self._dynamic.get(unquote(urldefrag(reference).fragment), {})
-        if target not in anchors.values():
-            return target
-        root = self._bases.get("", "")
-        return anchors[root] if root in anchors else target if len(anchors) == 1 else None
-
-    def _base(self, pointer: str) -> str:
-        while pointer not in self._bases:
-            if not pointer:
-                return ""
-            pointer = pointer.rpartition("/")[0]
-        return self._bases[pointer]
-
-    def _known(self, place: str | None, at: str, reference: str) -> str:
-        if place is None:
-            raise UnsupportedSchema(at, "$ref", f"to {reference[:100]!r} leads to nothing in this schema")
-        return place
-
-    def _pointer(self, home: str, fragment: str) -> str | None:
-        """The pointer from the schema at `home`, or else (many schemas are
-        written so) from the document's root."""
-        return next((start + fragment for start in (home, "") if self._exists(start + fragment)), None)
-
-    def _exists(self, pointer: str) -> bool:
+    def find_dynamic(self, keyword: str, reference: str, at: str, scope: Scope) -> Target:
+        """The schema that a `$dynamicRef` or `$recursiveRef` means in this scope.
+        Raises UnsupportedSchema."""
+        library = self._libraries[0]
         try:
-            self.value(pointer)
-        except (KeyError, IndexError, ValueError, TypeError):
-            return False
-        return True
+            resolver = library.resolver(library.address(self._container(at)), scope)
+            is_recursive = keyword == "$recursiveRef" and reference == "#"
+            if is_recursive:
+                return self._target(lookup_recursive_ref(resolver).contents)
+            return self._target(resolver.lookup(reference).contents)
+        except _LEADS_NOWHERE:
+            reason = f"to {reference[:100]!r} leads to nothing in this schema"
+            raise UnsupportedSchema(at, keyword, reason) from None
+
+    def _target(self, found: object) -> Target:
+        """Raises LookupError for what is no schema of this document."""
+        if not isinstance(found, (bool, dict)):
+            raise LookupError(found)
+        return found if isinstance(found, bool) else self._containers[id(found)].pointer
+
+    def _container(self, pointer: str) -> _Container | None:
+        return self._containers.get(id(self.value(pointer)))
 
     def value(self, pointer: str) -> Json:
         """The value at a pointer. Raises KeyError, IndexError, ValueError or TypeError if there is none."""
@@ -187,15 +241,6 @@ class References:
             else:
                 raise KeyError(part)
         return value
-
-
-def _joined(base: str, reference: str) -> tuple[str, str]:
-    """Address and fragment of a joined address. An invalid address stays as it is, and so leads nowhere."""
-    try:
-        address, fragment = urldefrag(urljoin(base, reference))
-    except ValueError:
-        return reference, ""
-    return address, fragment
 
 
 def escaped(name: str) -> str:

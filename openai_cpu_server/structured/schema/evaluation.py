@@ -9,9 +9,10 @@ constrain. So a way need not say which alternatives fail: it just sees less. All
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Protocol
 
 import msgspec
 
@@ -23,7 +24,7 @@ from openai_cpu_server.structured.options import (
     UnsupportedSchema,
 )
 from openai_cpu_server.structured.scalars.regex import search_language
-from openai_cpu_server.structured.schema.document import Draft, References, Schema, escaped
+from openai_cpu_server.structured.schema.document import Draft, References, Schema, Scope, escaped
 from openai_cpu_server.structured.schema.nodes import (
     FALSE,
     TRUE,
@@ -31,6 +32,7 @@ from openai_cpu_server.structured.schema.nodes import (
     JsonKind,
     NodeTable,
     Properties,
+    Reference,
     Required,
     Unevaluated,
 )
@@ -192,18 +194,30 @@ def _is_closed(schema: Schema, kind: JsonKind) -> bool:
     return ("additionalItems" if isinstance(schema.get("items"), list) else "items") in schema
 
 
+class SchemaReader(Protocol):
+    """What evaluations need of a `Normaliser`."""
+
+    scope: Scope
+    table: NodeTable
+    references: References
+
+    def at(self, pointer: str) -> int: ...
+
+    def target(self, keyword: str, address: str, path: str) -> Reference | bool: ...
+
+
 @dataclass(eq=False)
 class Evaluation:
     """Finds what schemas evaluate of values of one type.
 
-    `at` gives the node of the schema at a pointer; `may_meet` tells if a value of a type may fit two nodes.
+    `reader` reads them in a dynamic scope, and `of_scope` gives the evaluation in another one; `may_meet`
+    tells if a value of a type may fit two nodes.
     """
 
     kind: JsonKind
-    table: NodeTable
-    at: Callable[[str], int]
+    reader: SchemaReader
     may_meet: Callable[[int, int, JsonKind], bool]
-    references: References
+    of_scope: Callable[[Scope], Evaluation]
     draft: Draft
     budget: Budget
 
@@ -221,24 +235,28 @@ class Evaluation:
         arrays = {**dict.fromkeys(("items", "prefixItems"), self._items)}
         if self.draft is not Draft.D2019:
             arrays["contains"] = self._contains
+        dynamic = "$recursiveRef" if self.draft is Draft.D2019 else "$dynamicRef"
         return {
             **(objects if self.kind is JsonKind.OBJECT else arrays),
             "allOf": self._all_of,
             "anyOf": lambda schema, path: self._combiner.some_of(self._options(schema, "anyOf", path)),
             "oneOf": self._one_of,
             "if": self._if,
-            "$ref": self._ref,
-            ("$recursiveRef" if self.draft is Draft.D2019 else "$dynamicRef"): self._dynamic_ref,
+            **{name: partial(self._reference, name) for name in ("$ref", dynamic)},
         }
 
     def beside(self, pointer: str) -> list[Way]:
         """What the schema at a pointer evaluates without its own `unevaluated...`. Raises TooManyWays."""
-        self.at(pointer)
-        schema = self.references.value(pointer)
+        self.reader.at(pointer)
+        schema = self.reader.references.value(pointer)
         assert isinstance(schema, dict)
         return self._in(schema, pointer)
 
-    def _ways(self, pointer: str) -> list[Way]:
+    def ways(self, pointer: str) -> list[Way]:
+        """The ways of the schema at a pointer. Raises TooManyWays, Unknown."""
+        return _as_it_is_read(self, pointer).in_scope(pointer)
+
+    def in_scope(self, pointer: str) -> list[Way]:
         if pointer not in self._known:
             if pointer in self._open:
                 raise InvalidSchema(pointer, "a schema must not contain itself in place")
@@ -251,13 +269,13 @@ class Evaluation:
         return self._known[pointer]
 
     def _found(self, pointer: str) -> list[Way]:
-        schema = self.references.value(pointer)
-        if self.at(pointer) == FALSE:
+        schema = self.reader.references.value(pointer)
+        if self.reader.at(pointer) == FALSE:
             return []
         if not isinstance(schema, dict):
             return [Way()]
-        if self.draft is Draft.OLD and "$ref" in schema:
-            return self._ref(schema, pointer)
+        if "$ref" in schema and self.reader.references.draft(schema) is Draft.OLD:
+            return self._reference("$ref", schema, pointer)
         if KEYWORDS[self.kind] in schema or _is_closed(schema, self.kind):
             return [Way(seen=EVERYTHING)]
         return self._in(schema, pointer)
@@ -293,8 +311,8 @@ class Evaluation:
         assert isinstance(given, dict)
         ways = [Way()]
         for name in given:
-            there = self.table.add(Required((name,)), path, "dependentSchemas")
-            option = EvaluatedOption(there, self._ways(f"{path}/dependentSchemas/{escaped(name)}"))
+            there = self.reader.table.add(Required((name,)), path, "dependentSchemas")
+            option = EvaluatedOption(there, self.ways(f"{path}/dependentSchemas/{escaped(name)}"))
             ways = self._combiner.both(ways, [Way(), *option.guarded])
         return ways
 
@@ -305,12 +323,12 @@ class Evaluation:
         return [Way(seen=Evaluated(prefix=len(items) if isinstance(items, list) else 0))]
 
     def _contains(self, schema: Schema, path: str) -> list[Way]:
-        return [Way(seen=Evaluated(matching=(self.at(f"{path}/contains"),)))]
+        return [Way(seen=Evaluated(matching=(self.reader.at(f"{path}/contains"),)))]
 
     # Schemas in place
 
     def _option(self, path: str) -> EvaluatedOption:
-        return EvaluatedOption(self.at(path), self._ways(path))
+        return EvaluatedOption(self.reader.at(path), self.ways(path))
 
     def _options(self, schema: Schema, keyword: str, path: str) -> list[EvaluatedOption]:
         given = schema[keyword]
@@ -328,52 +346,44 @@ class Evaluation:
 
     def _if(self, schema: Schema, path: str) -> list[Way]:
         test = self._option(f"{path}/if")
-        then = self._ways(f"{path}/then") if "then" in schema else [Way()]
-        otherwise = self._ways(f"{path}/else") if "else" in schema else [Way()]
+        then = self.ways(f"{path}/then") if "then" in schema else [Way()]
+        otherwise = self.ways(f"{path}/else") if "else" in schema else [Way()]
         passed = EvaluatedOption(test.number, self._combiner.both(test.ways, then))
-        failed = EvaluatedOption(self.table.negate(test.number), otherwise)
+        failed = EvaluatedOption(self.reader.table.negate(test.number), otherwise)
         return pruned([*passed.guarded, *failed.guarded])
 
     # References
 
-    def _ref(self, schema: Schema, path: str) -> list[Way]:
+    def _reference(self, keyword: str, schema: Schema, path: str) -> list[Way]:
+        """The ways of what a reference means.
+        One to nothing was refused before this, or is left out on request."""
+        address = schema[keyword]
+        assert isinstance(address, str)
         try:
-            pointer = self.references.find(_address(schema, "$ref"), path)
-        except UnsupportedSchema:  # it was refused before this, or is left out on request
-            raise Unknown from None
-        return self._ways(pointer)
-
-    def _dynamic_ref(self, schema: Schema, path: str) -> list[Way]:
-        keyword = "$recursiveRef" if self.draft is Draft.D2019 else "$dynamicRef"
-        try:
-            pointer = self.references.find_dynamic(_address(schema, keyword), path)
+            target = self.reader.target(keyword, address, path)
         except UnsupportedSchema:
-            pointer = None
-        if pointer is None:
-            raise Unknown
-        return self._ways(pointer)
+            raise Unknown from None
+        if isinstance(target, bool):
+            return [Way()] if target else []
+        return self.of_scope(target.scope).ways(target.pointer)
 
 
-def _address(schema: Schema, keyword: str) -> str:
-    address = schema[keyword]
-    assert isinstance(address, str)
-    return address
+def _as_it_is_read(evaluation: Evaluation, pointer: str) -> Evaluation:
+    """The evaluation in the scope of the schema at a pointer."""
+    entered = evaluation.reader.references.entered(evaluation.reader.scope, pointer)
+    return evaluation if entered == evaluation.reader.scope else evaluation.of_scope(entered)
 
 
 def expanded(
-    evaluations: Mapping[JsonKind, Evaluation],
-    table: NodeTable,
-    at: Callable[[str], int],
-    report: UnenforcedReport,
-    node: Unevaluated,
+    of_scope: Callable[[JsonKind, Scope], Evaluation], report: UnenforcedReport, node: Unevaluated
 ) -> int:
-    """The number of a node that means the same in other words. `at` gives the node at a pointer.
-    Raises InvalidSchema, UnsupportedSchema."""
-    keyword = KEYWORDS[node.kind]
+    """The number of a node that means the same in other words. Raises InvalidSchema, UnsupportedSchema."""
+    evaluation = of_scope(node.kind, node.scope)
+    table, keyword = evaluation.reader.table, KEYWORDS[node.kind]
     place = (node.pointer, keyword)
-    rest = at(f"{node.pointer}/{keyword}")
+    rest = evaluation.reader.at(f"{node.pointer}/{keyword}")
     try:
-        ways = evaluations[node.kind].beside(node.pointer)
+        ways = evaluation.beside(node.pointer)
     except TooManyWays:
         report.refuse(*place, "depends on too many combinations of other schemas")
         return table.left_out(node.kind, *place)

@@ -158,6 +158,8 @@ class Negation(msgspec.Struct, frozen=True):
 
 class Reference(msgspec.Struct, frozen=True):
     pointer: str
+    scope: tuple[str, ...] = ()
+    """The dynamic scope in which the schema there is to be read."""
 
 
 class Unevaluated(msgspec.Struct, frozen=True):
@@ -168,6 +170,7 @@ class Unevaluated(msgspec.Struct, frozen=True):
 
     pointer: str
     kind: JsonKind
+    scope: tuple[str, ...] = ()
 
 
 Atom = Union[

@@ -11,6 +11,7 @@ from openai_cpu_server.structured.schema.document import (
     Json,
     References,
     Schema,
+    Scope,
     draft_of,
     escaped,
     exact,
@@ -95,20 +96,43 @@ class _ValueKeywords:
         return self._table.add(self._scalars([value], path), path, keyword)
 
 
-class Normaliser:
-    """Reads the schemas of one document into a table, which it owns."""
+class SchemaReaders:
+    """Reads the schemas of one document into a table: a reader for each dynamic scope, and most documents
+    have one."""
 
     def __init__(self, root: Json, budget: Budget, report: UnenforcedReport) -> None:
         self.table = NodeTable()
-        self._budget = budget
-        self._report = report
-        self._by_pointer: dict[str, int] = {}
-        self._leaves = LeafKeywords(self.table, budget, report)
+        self.budget = budget
+        self.report = report
         self.draft = draft_of(root)
-        self._is_old = self.draft is Draft.OLD
-        self.references = References(root, budget, self._is_old)
+        self.references = References(root, budget, self.draft)
         if self.draft is Draft.THREE:
             report.refuse("", "$schema", "names draft 3, which is not supported")
+        self._readers: dict[Scope, Normaliser] = {}
+        self.root = self.of(self.references.entered((), ""))
+
+    def of(self, scope: Scope) -> Normaliser:
+        if scope not in self._readers:
+            self._readers[scope] = Normaliser(self, scope)
+        return self._readers[scope]
+
+    def at(self, reference: Reference) -> int:
+        """The node of the schema that a reference means. Raises InvalidSchema, UnsupportedSchema."""
+        return self.of(reference.scope).at(reference.pointer)
+
+
+class Normaliser:
+    """Reads schemas in one scope."""
+
+    def __init__(self, readers: SchemaReaders, scope: Scope) -> None:
+        self._readers = readers
+        self.scope = scope
+        self.table = readers.table
+        self.references = readers.references
+        self._budget = readers.budget
+        self._report = readers.report
+        self._by_pointer: dict[str, int] = {}
+        self._leaves = LeafKeywords(self.table, self._budget, self._report)
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> dict[str, Callable[[Schema, str], int]]:
@@ -128,8 +152,7 @@ class Normaliser:
             "not": self._not,
             "if": self._if,
             **dict.fromkeys(_DEPENDENCIES, self._dependencies),
-            "$ref": self._reference,
-            **{name: partial(self._at_run_time, name) for name in ("$recursiveRef", "$dynamicRef")},
+            **{name: partial(self._reference, name) for name in ("$ref", "$recursiveRef", "$dynamicRef")},
         }
 
     def at(self, pointer: str) -> int:
@@ -152,7 +175,7 @@ class Normaliser:
         required = [x for x in _listed(schema.get("required")) if isinstance(x, str) and x in named]
         found += [f"{pointer}/properties/{escaped(x)}" for x in required]
         found += [f"{pointer}/{k}" for k in ("items", "contains") if isinstance(schema.get(k), dict)]
-        node = self.table[self._reference(schema, pointer)] if "$ref" in schema else None
+        node = self.table[self._reference("$ref", schema, pointer)] if "$ref" in schema else None
         return [*found, node.pointer] if isinstance(node, Reference) else found
 
     def schema(self, schema: Json, path: str) -> int:
@@ -160,6 +183,9 @@ class Normaliser:
             return TRUE if schema else FALSE
         if not isinstance(schema, dict):
             raise InvalidSchema(path, "a schema must be an object, true or false")
+        entered = self.references.entered(self.scope, path)
+        if entered != self.scope:
+            return self._readers.of(entered).schema(schema, path)
         with self._budget.looking_at(path):
             self._budget.spend("schemas")
             self._budget.check("depth", path.count("/") // 2)
@@ -167,8 +193,8 @@ class Normaliser:
         return found
 
     def _of_keywords(self, schema: Schema, path: str) -> int:
-        if "$ref" in schema and self._is_old:
-            return self._reference(schema, path)
+        if "$ref" in schema and self.references.draft(schema) is Draft.OLD:
+            return self._reference("$ref", schema, path)
         parts = self._unevaluated(schema, path)
         done: set[object] = set()
         for keyword in schema:
@@ -182,26 +208,30 @@ class Normaliser:
         """The `unevaluated...` keywords.
         They come first: their choices settle those of the keywords beside them."""
         kinds = [k for k in KEYWORDS if looks_beside(schema, k)]
-        return [self.table.add(Unevaluated(path, k), path, KEYWORDS[k]) for k in kinds]
+        return [self.table.add(Unevaluated(path, k, self.scope), path, KEYWORDS[k]) for k in kinds]
 
-    def _reference(self, schema: Schema, path: str) -> int:
+    def _reference(self, keyword: str, schema: Schema, path: str) -> int:
+        address = schema[keyword]
+        if not isinstance(address, str):
+            raise InvalidSchema(path, f"'{keyword}' must be a string")
         try:
-            pointer = self.references.find(_address(schema, "$ref", path), path)
-        except UnsupportedSchema as error:
-            self._report.refuse(path, "$ref", error.reason)
-            return self.table.left_out(None, path, "$ref")
-        return self.table.add(Reference(pointer), path, "$ref")
-
-    def _at_run_time(self, keyword: str, schema: Schema, path: str) -> int:
-        try:
-            pointer = self.references.find_dynamic(_address(schema, keyword, path), path)
+            target = self.target(keyword, address, path)
         except UnsupportedSchema as error:
             self._report.refuse(path, keyword, error.reason)
             return self.table.left_out(None, path, keyword)
-        if pointer is None:
-            self._report.refuse(path, keyword, "is resolved at run time, which a grammar has not")
-            return self.table.left_out(None, path, keyword)
-        return self.table.add(Reference(pointer), path, keyword)
+        if isinstance(target, bool):
+            return TRUE if target else FALSE
+        return self.table.add(target, path, keyword)
+
+    def target(self, keyword: str, address: str, path: str) -> Reference | bool:
+        """What a reference at this place means. Raises UnsupportedSchema if that is nothing."""
+        if keyword == "$ref":
+            found = self.references.find(address, path)
+        else:
+            found = self.references.find_dynamic(keyword, address, path, self.scope)
+        return (
+            found if isinstance(found, bool) else Reference(found, self.references.entered(self.scope, found))
+        )
 
     # Objects
 
@@ -318,10 +348,3 @@ class Normaliser:
 
 def _listed(given: Json) -> list[Json]:
     return given if isinstance(given, list) else []
-
-
-def _address(schema: Schema, keyword: str, path: str) -> str:
-    target = schema[keyword]
-    if not isinstance(target, str):
-        raise InvalidSchema(path, f"'{keyword}' must be a string")
-    return target

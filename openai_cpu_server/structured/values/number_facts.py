@@ -10,8 +10,10 @@ from fractions import Fraction
 from openai_cpu_server.structured.languages.expr import (
     NOTHING,
     Expr,
+    Residue,
     alt,
     both,
+    every_expression,
     literal,
     negate,
     optional,
@@ -26,6 +28,7 @@ from openai_cpu_server.structured.scalars.numbers import (
     NUMBER,
     PLAIN,
     SMALL,
+    UNCOUNTED,
     at_least,
     at_most,
     equal_to,
@@ -71,9 +74,9 @@ class NumberLanguages:
         listed = _listed_multiples(within)
         if listed is not None:
             return alt(*(literal(str(x)) for x in listed))
-        plain = [self._part(f) for f in within]
+        plain = [self._part(f) for f in within if not isinstance(f.node, Integer)]
         if len(plain) > 1 or not _is_range(within):
-            plain.append(_base(within))
+            plain.append(_base(within, *_widths(plain)))
         return alt(both(*plain), _small(within))
 
     def listed(self, branch: Branch) -> list[Decimal]:
@@ -89,10 +92,9 @@ class NumberLanguages:
             return at_most(node.bound)
         if isinstance(node, MultipleOf):
             found = self._multiples(fact, node.step)
-        elif isinstance(node, Scalars):
-            found = alt(*(equal_to(x) for x in node.numbers))
         else:
-            return PLAIN
+            assert isinstance(node, Scalars), node
+            found = alt(*(equal_to(x) for x in node.numbers))
         return found if fact.is_true else negate(found)
 
     def _multiples(self, fact: Fact, step: Decimal) -> Expr:
@@ -177,13 +179,20 @@ def _is_integer(branch: Branch) -> bool:
     return any(isinstance(f.node, Integer) and f.is_true for f in branch)
 
 
-def _base(branch: Branch) -> Expr:
+def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
+    """`whole`: what an integer looks like; `plain`: what any number does."""
     integer = [f for f in branch if isinstance(f.node, Integer)]
     if not integer:
-        return PLAIN
+        return plain
     if len({f.is_true for f in integer}) == 2:
         return NOTHING
-    return INTEGER if integer[0].is_true else fractional()
+    return whole if integer[0].is_true else fractional()
+
+
+def _widths(parts: list[Expr]) -> tuple[Expr, Expr]:
+    """Integers and numbers, counted unless remainders are: both together have too many states."""
+    has_remainders = any(isinstance(x, Residue) for x in every_expression(parts))
+    return UNCOUNTED if has_remainders else (INTEGER, PLAIN)
 
 
 def _holds(fact: Fact, value: Decimal) -> bool:

@@ -94,13 +94,14 @@ class ObjectShapes:
         required = dict.fromkeys(n for f in branch if isinstance(f.node, Required) for n in f.node.names)
         order = list(dict.fromkeys(n for f in facts for n in f.named))
         names = list(dict.fromkeys([*order, *required, *self._exact_names(facts)]))
-        language = self._names(branch)
+        language, listed = self._names(branch), self._listed_names(branch)
+        names = list(dict.fromkeys([*names, *(listed or ())]))
         values = {n: join(*(self._value_in(n, fact) for fact in facts)) for n in names}
         members = [Member(n, value, n in required) for n, value in values.items()]
         possible = [m for m in members if self._allowed(m, language)]
         if any(m.is_required for m in members if m not in possible):
             return None
-        others = self._others([f.fact for f in facts], names, language)
+        others = self._others([f.fact for f in facts], names, language) if listed is None else []
         return self._counted(branch, possible, names, others, order, tuple(required))
 
     def _counted(
@@ -126,6 +127,12 @@ class ObjectShapes:
     def _names(self, branch: Branch) -> Expr:
         goals = [((f.node.name, True),) for f in branch if isinstance(f.node, PropertyNames)]
         return both(*(self._strings.of_goal(g) for g in goals)) if goals else ALL
+
+    def _listed_names(self, branch: Branch) -> list[str] | None:
+        """All names that an object may have, where `propertyNames` lists them; else None."""
+        goals = [((f.node.name, True),) for f in branch if isinstance(f.node, PropertyNames)]
+        lists = [found for g in goals if (found := self._strings.listed_of(g)) is not None]
+        return min(lists, key=len, default=None)
 
     def _allowed(self, member: Member, language: Expr) -> bool:
         fits = language == ALL or self._strings.matches(language, member.name)

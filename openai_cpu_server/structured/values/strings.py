@@ -97,6 +97,13 @@ class StringLanguages:
             return False
         return all(self.matches(part, text) for part in parts)
 
+    def listed_of(self, goal: Goal) -> list[str] | None:
+        """All strings that fit a goal, if they are listed; else None."""
+        branches = self._goals.branches(goal, JsonKind.STRING)
+        if not all(any(isinstance(f.node, Scalars) and f.is_true for f in b) for b in branches):
+            return None
+        return list(dict.fromkeys(text for branch in branches for text in self.listed(branch)))
+
     def matches(self, language: Expr, text: str) -> bool:
         return self._deriver.matches(language, text)
 
