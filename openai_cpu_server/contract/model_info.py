@@ -128,6 +128,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Products of quantised weights with activations."""
     recurrent: KernelState = KernelState.off("not asked for")
     """Layers with a state for each sequence: delta nets, scans, short convolutions."""
+    elementwise: KernelState = KernelState.off("not asked for")
+    """Small operations between the products of experts."""
 
     @classmethod
     def off(cls, why: str) -> Kernels:

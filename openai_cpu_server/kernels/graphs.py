@@ -402,6 +402,28 @@ class GgmlGraphs:
             node = ggml.ggml_silu(context, node)
         return node, case.inputs.shape, copies
 
+    @contextmanager
+    def scaling(self, rows: Floats, factors: Floats) -> Iterator[Computing]:
+        """Rows (..., width) times a number each (..., 1), by `ggml_mul`."""
+        with self._of_two(self._ggml.ggml_mul, rows, factors) as compute:
+            yield compute
+
+    @contextmanager
+    def gating(
+        self, gates: Floats, ups: Floats, *, alpha: float = 1.702, limit: float = 7.0
+    ) -> Iterator[Computing]:
+        """Of the same shape, by `ggml_swiglu_oai`."""
+        with self._of_two(self._ggml.ggml_swiglu_oai, gates, ups, alpha, limit) as compute:
+            yield compute
+
+    @contextmanager
+    def _of_two(
+        self, operation: Callable[..., Any], first: Floats, second: Floats, *options: float
+    ) -> Iterator[Computing]:
+        with self._context(first, first, second) as context:
+            tensors = [self._tensor(context, values, GgmlType.F32) for values in (first, second)]
+            yield self._computing(context, [operation(context, *tensors, *options)], first.shape)
+
     def as_stored(self, values: Floats, cell_type: GgmlType) -> Floats:
         """What is left of values that are stored in a type."""
         with self._context(values, values) as context:
@@ -510,6 +532,8 @@ class GgmlGraphs:
             ("ggml_permute", pointer, [pointer, pointer, *4 * [integer]]),
             ("ggml_row_size", ctypes.c_size_t, [integer, ctypes.c_int64]),
             ("ggml_cast", pointer, [pointer, pointer, integer]),
+            ("ggml_mul", pointer, 3 * [pointer]),
+            ("ggml_swiglu_oai", pointer, [*3 * [pointer], *2 * [number]]),
             ("ggml_mul_mat", pointer, 3 * [pointer]),
             ("ggml_mul_mat_id", pointer, 4 * [pointer]),
             ("ggml_flash_attn_ext", pointer, [*5 * [pointer], *3 * [number]]),

@@ -24,6 +24,7 @@ class Kernel(enum.IntEnum):
     ATTENTION = 0
     PRODUCTS = 1
     RECURRENT = 2
+    ELEMENTWISE = 3
 
 
 class KernelLibrary:

@@ -56,6 +56,7 @@ def kernels_in_use(asked: str, ggml: ctypes.CDLL, pause: Callable[[], None] = la
         (Kernel.ATTENTION, attention_proofs),
         (Kernel.PRODUCTS, partial(product_proofs, library)),
         (Kernel.RECURRENT, recurrent_proofs),
+        (Kernel.ELEMENTWISE, elementwise_proofs),
     ):
         if kernel not in _found:
             _found[kernel] = proved(library, kernel, GgmlGraphs(ggml), operations(), pause)
@@ -161,6 +162,13 @@ def recurrent_proofs() -> Iterator[Operation]:
                     c=normal(*shape, 1, width),
                 ),
             )
+
+
+def elementwise_proofs() -> Iterator[Operation]:
+    random = np.random.default_rng(0)
+    values, others = random.standard_normal((2, 3, 4, 64), np.float32)
+    yield methodcaller("scaling", values, others[..., :1])
+    yield methodcaller("gating", 5 * values, 5 * others)
 
 
 def proved(

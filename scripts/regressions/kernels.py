@@ -1,14 +1,16 @@
 """*kernels*: products of weights, ggml's against ours, by type and number of rows.
 
-There are so many copies of the weights that no cache holds them, as in a model. Both compute in turn for some
-time; the best of all rounds counts, for whatever else the machine does only makes a round slower.
+With `--experts` those of a mixture: each row goes through some of them, chosen at random. There are so many
+copies of the weights that no cache holds them, as in a model. Both compute in turn for some time; the best of
+all rounds counts, for whatever else the machine does only makes a round slower. One thread alone is measured
+by its CPU time, so that the machine may be busy.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import functools
+import math
 import os
 import sys
 import time
@@ -18,7 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 from llama_cpp._ggml import libggml
 
-from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, GgmlGraphs, ProductCase, random_weights
+from openai_cpu_server.kernels.graphs import (
+    PRODUCT_TYPES,
+    GgmlGraphs,
+    GgmlType,
+    Packed,
+    ProductCase,
+    random_weights,
+)
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
 
 _WEIGHT_BYTES = 100_000_000
@@ -35,10 +44,11 @@ class Times:
     ours: float
 
 
-def _best(compute: Callable[[], object], so_far: float) -> float:
-    start = time.perf_counter()
-    compute()
-    return min(so_far, time.perf_counter() - start)
+def _best(compute: Callable[[int], object], threads: int, so_far: float) -> float:
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    start = clock()
+    compute(threads)
+    return min(so_far, clock() - start)
 
 
 def _measure(
@@ -46,20 +56,31 @@ def _measure(
 ) -> Times:
     ggml = ours = float("inf")
     with graphs.multiplying(case, copies=copies) as multiply:
-        compute = functools.partial(multiply, asked.threads)
         end, rounds = time.perf_counter() + asked.seconds, 0
         while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
             rounds += 1
             library.switch_off(Kernel.PRODUCTS)
-            ggml = _best(compute, ggml)
+            ggml = _best(multiply, asked.threads, ggml)
             library.switch_on(Kernel.PRODUCTS)
-            ours = _best(compute, ours)
+            ours = _best(multiply, asked.threads, ours)
     return Times(ggml / copies, ours / copies)
+
+
+def _case(
+    kind: GgmlType, weights: Packed, rows: int, asked: argparse.Namespace, random: np.random.Generator
+) -> ProductCase:
+    activations = random.standard_normal((rows, asked.depth), np.float32)
+    if asked.experts == 1:
+        return ProductCase(weights=weights, activations=activations, weight_type=kind)
+    chosen = random.random((rows, asked.experts)).argsort(axis=1)[:, : asked.used].astype(np.int32)
+    return ProductCase(weights=weights, activations=activations[:, None], weight_type=kind, experts=chosen)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--types", nargs="+", choices=_TYPES, default=list(_TYPES))
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 256], metavar="N")
+    parser.add_argument("--experts", type=int, default=1, metavar="N", help="matrices of a mixture")
+    parser.add_argument("--used", type=int, default=8, metavar="N", help="experts of a row of a mixture")
     parser.add_argument("--outputs", type=int, default=2048, metavar="N", help="rows of weights")
     parser.add_argument("--depth", type=int, default=2048, metavar="N", help="a multiple of 256")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
@@ -73,18 +94,19 @@ def run(asked: argparse.Namespace) -> int:
         return 1
     graphs, library = GgmlGraphs(libggml), KernelLibrary(ctypes.CDLL(str(library_path())))
     random = np.random.default_rng(0)
-    print(f"{asked.outputs} x {asked.depth}, {asked.threads} threads, {library.instruction_set}\n")
+    shape = (asked.experts, asked.outputs, asked.depth)[asked.experts == 1 :]
+    print(f"{' x '.join(map(str, shape))}, {asked.threads} threads, {library.instruction_set}\n")
     print(
         "| type | rows | ggml, ms | ours, ms | ratio | ours, G multiply-adds/s |\n|---|---|---|---|---|---|"
     )
     for name in asked.types:
-        weights = random_weights(_TYPES[name], asked.outputs, asked.depth, random)
+        weights = random_weights(_TYPES[name], asked.experts * asked.outputs, asked.depth, random)
         for rows in asked.rows:
-            activations = random.standard_normal((rows, asked.depth), np.float32)
-            case = ProductCase(weights=weights, activations=activations, weight_type=_TYPES[name])
-            copies = max(1, _WEIGHT_BYTES // weights.nbytes // (1 if rows <= 32 else 4))
+            case = _case(_TYPES[name], weights.reshape(*shape[:-1], -1), rows, asked, random)
+            read = weights.nbytes * (1 if case.experts is None else min(1, case.experts.size / asked.experts))
+            copies = max(1, int(_WEIGHT_BYTES / read) // (1 if rows <= 32 else 4))
             times = _measure(graphs, library, case, copies, asked)
-            speed = rows * asked.outputs * asked.depth / times.ours / 1e9
+            speed = math.prod(case.shape) * asked.depth / times.ours / 1e9
             print(
                 f"| {name} | {rows} | {times.ggml * 1e3:.3f} | {times.ours * 1e3:.3f} "
                 f"| {times.ggml / times.ours:.2f} | {speed:.0f} |",

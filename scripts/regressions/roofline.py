@@ -71,7 +71,10 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """A dense model of the llama family: the work of its steps follows from the file's header."""
+    """A model of the llama family: the work of its steps follows from the file's header.
+
+    Routers of experts are taken to choose evenly, and windows of attention to reach over all cells.
+    """
 
     body_bytes: int
     body_weights: int
@@ -80,16 +83,19 @@ class ModelWork:
     cell_bytes: int
     products_per_pair: int
     """Multiply-adds of attention for a token and a cell that it attends to."""
+    expert_bytes: int = 0
+    """Of all experts."""
+    expert_weights: int = 0
+    used_share: float = 1.0
+    """The share of the experts that a token goes through."""
 
     @classmethod
-    def of(cls, model: Path, kv_type: str) -> ModelWork | None:
-        """None if the file holds experts: which of these a step reads depends on the text."""
+    def of(cls, model: Path, kv_type: str) -> ModelWork:
         header = GgufHeader(model)
         matrices = {each.name: each for each in model_tensors(header) if len(each.shape) > 1}
         embedding = matrices.pop("token_embd.weight")
         output = matrices.pop("output.weight", embedding)
-        if any(len(each.shape) > 2 for each in matrices.values()):
-            return None
+        experts = [matrices.pop(name) for name in list(matrices) if "_exps." in name]
         return cls(
             body_bytes=sum(each.num_bytes for each in matrices.values()),
             body_weights=sum(each.num_values for each in matrices.values()),
@@ -97,6 +103,9 @@ class ModelWork:
             output_weights=output.num_values,
             cell_bytes=bytes_per_cell(header, KVType.named(kv_type)),
             products_per_pair=_products_per_pair(header),
+            expert_bytes=sum(each.num_bytes for each in experts),
+            expert_weights=sum(each.num_values for each in experts),
+            used_share=_used_share(header),
         )
 
     def step(self, sizes: Mapping[int, int], held: Mapping[int, int]) -> Work:
@@ -104,9 +113,14 @@ class ModelWork:
         tokens = sum(sizes.values())
         cells = sum(held.get(slot, 0) + size for slot, size in sizes.items())
         pairs = sum(size * held.get(slot, 0) + size * (size + 1) // 2 for slot, size in sizes.items())
+        touched_share = 1 - (1 - self.used_share) ** tokens
+        weights = self.body_weights + self.expert_weights * self.used_share
         return Work(
-            read_bytes=self.body_bytes + self.output_bytes + cells * self.cell_bytes,
-            int8_products=tokens * self.body_weights + len(sizes) * self.output_weights,
+            read_bytes=self.body_bytes
+            + self.expert_bytes * touched_share
+            + self.output_bytes
+            + cells * self.cell_bytes,
+            int8_products=tokens * weights + len(sizes) * self.output_weights,
             float_products=pairs * self.products_per_pair,
         )
 
@@ -118,6 +132,12 @@ def _products_per_pair(header: GgufHeader) -> int:
     default = (header.get_int(key("embedding_length")) or 0) // max(1, *heads)
     width = header.get_int(key("attention.key_length")) or default
     return sum(heads) * (width + (header.get_int(key("attention.value_length")) or default))
+
+
+def _used_share(header: GgufHeader) -> float:
+    key = header.for_architecture
+    used, count = header.get_int(key("expert_used_count")), header.get_int(key("expert_count"))
+    return used / count if used and count else 1.0
 
 
 def measured_peaks(threads: int) -> Peaks:

@@ -105,7 +105,7 @@ def run(asked: argparse.Namespace) -> int:
 
 
 class _Bench:
-    def __init__(self, backend: Backend, rounds: int, peaks: Peaks, model: ModelWork | None) -> None:
+    def __init__(self, backend: Backend, rounds: int, peaks: Peaks, model: ModelWork) -> None:
         self._backend = backend
         self._rounds = rounds
         self._peaks = peaks
@@ -131,8 +131,6 @@ class _Bench:
         )
 
     def _floor(self, situation: Situation, ours: float) -> str:
-        if self._model is None:
-            return "unknown | |"
         work = situation.work(self._model)
         floor = work.floor_ms(self._peaks)
         held_by = "memory" if work.is_held_by_memory(self._peaks) else "multiply-adds"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -378,3 +379,32 @@ def test_rows_of_floats_that_are_no_whole_blocks_are_left_to_ggml(
         graphs.product(case, threads=2), exact_product(case, stored_weights(graphs, case)), 1e-2, 1e-2
     )
     assert library.num_done(Kernel.PRODUCTS) == num_done
+
+
+@pytest.mark.parametrize("shape", [(16, 1), (2, 3), (2, 4, 1)])
+def test_one_matrix_for_all_batches(
+    library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]
+) -> None:
+    """Recurrent layers have a batch for each sequence."""
+    rows = math.prod(shape)
+    case = product_case(np.random.default_rng(0), GgmlType.Q4_K, rows=rows, outputs=70, depth=512)
+    several = msgspec.structs.replace(case, activations=case.activations.reshape(*shape, 512))
+    found = computed(library, graphs, several)
+    assert np.array_equal(found.reshape(rows, 70), computed(library, graphs, case))
+
+
+@pytest.mark.parametrize("matrices", [2, 1])
+def test_batches_of_batches(library: KernelLibrary, graphs: GgmlGraphs, matrices: int) -> None:
+    """With one matrix for each of two they are left to ggml."""
+    random = np.random.default_rng(0)
+    plain = product_case(random, GgmlType.Q8_0, rows=3 * 2 * 5, outputs=matrices * 40, depth=128)
+    case = msgspec.structs.replace(
+        plain,
+        weights=plain.weights.reshape(matrices, 40, -1),
+        activations=plain.activations.reshape(3, 2, 5, 128),
+    )
+    theirs, num_done = graphs.product(case, threads=2), library.num_done(Kernel.PRODUCTS)
+    library.switch_on(Kernel.PRODUCTS)
+    found = graphs.product(case, threads=2)
+    assert library.num_done(Kernel.PRODUCTS) - num_done == (matrices == 1)
+    assert np.allclose(found, theirs, rtol=0, atol=5e-3 * np.abs(theirs).max())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from regressions.roofline import ModelWork, Peaks, Work
 from regressions.steps import Situation
 
@@ -28,6 +30,15 @@ def test_a_step_reads_weights_once_and_multiplies_them_for_every_token() -> None
     assert step.float_products == (11 + 1 + 2 + 3) * 3
 
 
+def test_experts_are_read_as_often_as_routers_choose_them() -> None:
+    """A fourth of them for each token, evenly."""
+    mixture = dataclasses.replace(MODEL, expert_bytes=1024, expert_weights=400, used_share=0.25)
+    for tokens, touched in ((1, 256), (2, 448)):
+        step, dense = mixture.step({0: tokens}, held={}), MODEL.step({0: tokens}, held={})
+        assert step.read_bytes - dense.read_bytes == touched
+        assert step.int8_products - dense.int8_products == tokens * 100
+
+
 def test_a_long_prompt_is_many_steps() -> None:
     situation = Situation("prompt", {0: 600, 1: 1}, context=5, num_holders=1)
     steps = list(situation.steps())
@@ -40,7 +51,6 @@ def test_a_long_prompt_is_many_steps() -> None:
 def test_the_header_tells_the_sizes() -> None:
     """2 layers of width 256, 4 heads, 2 of them for keys and values, all in four bytes a weight."""
     found = ModelWork.of(tiny_model_path(), "f16")
-    assert found is not None
     layer = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 512
     assert (found.body_weights, found.output_weights) == (2 * layer, 1024 * 256)
     assert (found.body_bytes, found.output_bytes) == (4 * 2 * layer, 4 * 1024 * 256)

@@ -5,6 +5,7 @@
 
 #include "attention.hpp"
 #include "cpu.hpp"
+#include "elementwise.hpp"
 #include "ggml_api.hpp"
 #include "graph_plan.hpp"
 #include "products.hpp"
@@ -17,7 +18,7 @@ struct Switch {
     std::atomic<long> num_done{0};  // nodes that the kernel has computed
 };
 
-enum { ATTENTION, PRODUCTS, RECURRENT, NUM_KERNELS };  // their order is that of `kernels/library.py`
+enum { ATTENTION, PRODUCTS, RECURRENT, ELEMENTWISE, NUM_KERNELS };  // their order is that of `kernels/library.py`
 Switch switches[NUM_KERNELS];
 
 // By type of weights, a bit for each: products that ggml has been measured to compute faster here.
@@ -25,13 +26,24 @@ std::atomic<uint64_t> left_to_ggml{0};
 
 bool is_on(int kernel) { return switches[kernel].is_on.load(std::memory_order_relaxed); }
 
-bool is_our_product(const ggml_compute_params& params, const ggml_tensor& node) {
-    const bool is_left = left_to_ggml.load(std::memory_order_relaxed) >> node.src[0]->type & 1;
-    return is_on(PRODUCTS) && !is_left && products::can_do(params, node);
-}
-
 void count(int kernel, const ggml_compute_params& params) {
     if (params.ith == 0) switches[kernel].num_done.fetch_add(1, std::memory_order_relaxed);
+}
+
+using CanDo = bool (*)(const ggml_compute_params&, const ggml_tensor&);
+using Compute = void (*)(const ggml_compute_params&, ggml_tensor&);
+
+// Computes this thread's part of a node if the kernel is on and can do it; whether it did.
+bool computed_by(int kernel, CanDo can_do, Compute compute, const ggml_compute_params& params, ggml_tensor& node) {
+    if (!is_on(kernel) || !can_do(params, node)) return false;
+    compute(params, node);
+    count(kernel, params);
+    return true;
+}
+
+bool is_product_computed(const ggml_compute_params& params, ggml_tensor& node) {
+    const bool is_left = left_to_ggml.load(std::memory_order_relaxed) >> node.src[0]->type & 1;
+    return !is_left && computed_by(PRODUCTS, products::can_do, products::compute, params, node);
 }
 
 }  // namespace
@@ -39,15 +51,12 @@ void count(int kernel, const ggml_compute_params& params) {
 extern "C" {
 
 void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml_tensor* node) {
-    if (!is_on(ATTENTION) || !attention::can_do(*params, *node)) return ggml().flash_attn_ext(params, node);
-    attention::compute(*params, *node);
-    count(ATTENTION, *params);
+    if (!computed_by(ATTENTION, attention::can_do, attention::compute, *params, *node))
+        ggml().flash_attn_ext(params, node);
 }
 
 void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor* node) {
-    if (!is_our_product(*params, *node)) return ggml().mul_mat(params, node);
-    products::compute(*params, *node);
-    count(PRODUCTS, *params);
+    if (!is_product_computed(*params, *node)) ggml().mul_mat(params, node);
 }
 
 int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* how) {
@@ -69,10 +78,12 @@ bool ggml_cpu_extra_compute_forward(ggml_compute_params* params, ggml_tensor* no
         return true;
     }
     if (ggml().extra_compute_forward(params, node)) return true;
-    if (node->op != GGML_OP_MUL_MAT_ID || !is_our_product(*params, *node)) return false;
-    products::compute(*params, *node);
-    count(PRODUCTS, *params);
-    return true;
+    switch (node->op) {
+        case GGML_OP_MUL_MAT_ID: return is_product_computed(*params, *node);
+        case GGML_OP_MUL:
+        case GGML_OP_GLU: return computed_by(ELEMENTWISE, elementwise::can_do, elementwise::compute, *params, *node);
+        default: return false;
+    }
 }
 
 // For `kernels/library.py`.

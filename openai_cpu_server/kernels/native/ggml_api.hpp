@@ -34,6 +34,7 @@ enum ggml_type : int32_t {
 enum ggml_op : int32_t {
     GGML_OP_NONE = 0,
     GGML_OP_ADD = 2,
+    GGML_OP_MUL = 7,
     GGML_OP_CONCAT = 22,
     GGML_OP_MUL_MAT = 29,
     GGML_OP_MUL_MAT_ID = 30,
@@ -48,6 +49,7 @@ enum ggml_op : int32_t {
     GGML_OP_SSM_SCAN = 77,
     GGML_OP_GATED_DELTA_NET = 86,
     GGML_OP_UNARY = 91,
+    GGML_OP_GLU = 100,
 };
 
 constexpr int32_t GGML_UNARY_OP_SILU = 10;        // its first parameter says which of the unary operations it is

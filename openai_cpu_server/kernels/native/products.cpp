@@ -66,9 +66,9 @@ Product product_of(const ggml_tensor& node) {
             weights.ne[1],
             weights.ne[0],
             rows_of(activations),
-            activations.ne[slots],
+            activations.ne[slots] * activations.ne[3],
             rows_of(node),
-            node.ne[slots],
+            node.ne[slots] * node.ne[3],
             node.ne[tokens],
             is_mixture(node) ? node.src[2] : nullptr};
 }
@@ -345,18 +345,25 @@ Compute compute_for(ggml_type type) {
     }
 }
 
-// Only the dimensions that products have: depth, rows, experts; depth, and the slots and tokens.
-bool has_one_batch(const ggml_tensor& tensor) { return tensor.ne[3] == 1; }
+// Whether the fourth dimension goes on with the steps of the third.
+bool goes_on(const ggml_tensor& tensor) {
+    return tensor.ne[3] == 1 || tensor.nb[3] == tensor.ne[2] * tensor.nb[2];
+}
+
+// A fourth dimension can be slots as the third is, if all slots have the same weights.
+bool has_slots_only(const ggml_tensor& node) {
+    const ggml_tensor &weights = *node.src[0], &activations = *node.src[1];
+    return weights.ne[3] == 1 && (node.ne[3] == 1 || (weights.ne[2] == 1 && goes_on(activations) && goes_on(node)));
+}
 
 }  // namespace
 
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
     const ggml_tensor &weights = *node.src[0], &activations = *node.src[1];
     const bool has_hint = node.op_params[1] != 0;
-    return !params.use_ref && !has_hint && compute_for(weights.type) && has_one_batch(weights) &&
-           has_one_batch(activations) && activations.type == GGML_TYPE_F32 && activations.nb[0] == sizeof(float) &&
-           node.nb[0] == sizeof(float) && weights.ne[0] % 32 == 0 && weights.ne[1] >= ROWS &&
-           params.wsize >= sizeof(void*);
+    return !params.use_ref && !has_hint && compute_for(weights.type) && has_slots_only(node) &&
+           activations.type == GGML_TYPE_F32 && activations.nb[0] == sizeof(float) && node.nb[0] == sizeof(float) &&
+           weights.ne[0] % 32 == 0 && weights.ne[1] >= ROWS && params.wsize >= sizeof(void*);
 }
 
 void compute(const ggml_compute_params& params, ggml_tensor& node) {

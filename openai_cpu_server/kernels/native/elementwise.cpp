@@ -1,0 +1,79 @@
+#include "elementwise.hpp"
+
+#include "simd.hpp"
+
+namespace elementwise {
+namespace {
+
+using simd::floats;
+using simd::LANES;
+
+constexpr int SWIGLU_OAI = 3;  // of ggml_glu_op
+
+// A tensor may have fewer rows than the result: then they are repeated.
+float* row_of(const ggml_tensor& tensor, int64_t row, const ggml_tensor& result) {
+    const int64_t i1 = row % result.ne[1], i2 = row / result.ne[1] % result.ne[2], i3 = row / result.ne[1] / result.ne[2];
+    return reinterpret_cast<float*>(static_cast<uint8_t*>(tensor.data) + i1 % tensor.ne[1] * tensor.nb[1] +
+                                    i2 % tensor.ne[2] * tensor.nb[2] + i3 % tensor.ne[3] * tensor.nb[3]);
+}
+
+// A row times one number, as the weight that a token's router gives to an expert. ggml goes number by number there.
+struct Scaled {
+    explicit Scaled(const ggml_tensor&) {}
+
+    void compute(const float* values, const float* factor, int64_t width, float* result) const {
+        for (int64_t i = 0; i < width; i += LANES) simd::store(result + i, simd::load(values + i) * *factor);
+    }
+};
+
+// gate * sigmoid(alpha * gate) * (up + 1), both within a limit. Comparisons are such that a NaN stays one.
+struct Gated {
+    explicit Gated(const ggml_tensor& node) {
+        std::memcpy(&alpha, node.op_params + 2, sizeof alpha);
+        std::memcpy(&limit, node.op_params + 3, sizeof limit);
+    }
+
+    void compute(const float* gates, const float* ups, int64_t width, float* result) const {
+        const floats most = simd::splat(limit), least = simd::splat(-limit);
+        for (int64_t i = 0; i < width; i += LANES) {
+            const floats gate = simd::load(gates + i), up = simd::load(ups + i);
+            const floats x = gate > most ? most : gate, below = up > most ? most : up;
+            const floats y = below < least ? least : below;
+            simd::store(result + i, x / (1.0F + simd::exp(x * -alpha)) * (y + 1.0F));
+        }
+    }
+
+    float alpha, limit;
+};
+
+template <class Operation>
+void compute_share(const ggml_compute_params& params, const ggml_tensor& node) {
+    const Operation operation{node};
+    const int64_t count = node.ne[1] * node.ne[2] * node.ne[3];
+    for (int64_t row = count * params.ith / params.nth; row < count * (params.ith + 1) / params.nth; row++)
+        operation.compute(row_of(*node.src[0], row, node), row_of(*node.src[1], row, node), node.ne[0],
+                          row_of(node, row, node));
+}
+
+bool has_float_rows(const ggml_tensor& tensor) {
+    return tensor.type == GGML_TYPE_F32 && (tensor.nb[0] == sizeof(float) || tensor.ne[0] == 1);
+}
+
+bool is_known(const ggml_tensor& node) {
+    if (node.op == GGML_OP_MUL) return node.src[1]->ne[0] == 1;
+    return node.op == GGML_OP_GLU && node.op_params[0] == SWIGLU_OAI && node.src[1];
+}
+
+}  // namespace
+
+bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
+    return !params.use_ref && is_known(node) && node.ne[0] % LANES == 0 && has_float_rows(node) &&
+           has_float_rows(*node.src[0]) && has_float_rows(*node.src[1]);
+}
+
+void compute(const ggml_compute_params& params, ggml_tensor& node) {
+    if (node.op == GGML_OP_MUL) compute_share<Scaled>(params, node);
+    else compute_share<Gated>(params, node);
+}
+
+}  // namespace elementwise

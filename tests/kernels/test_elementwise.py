@@ -1,0 +1,80 @@
+"""Small operations between products of experts, against numpy."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import numpy as np
+import pytest
+
+from openai_cpu_server.kernels.graphs import Computing, Floats, GgmlGraphs
+from openai_cpu_server.kernels.library import Kernel, KernelLibrary
+
+_ALPHA, _LIMIT = 1.702, 7.0
+"""gpt-oss'."""
+_SHAPES = [(1, 1, 16), (3, 4, 64), (2, 1, 5, 1024)]
+
+
+def numbers(*shape: int) -> Floats:
+    return 5 * np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def computed(library: KernelLibrary, operation: AbstractContextManager[Computing]) -> Floats:
+    """By the kernel, for sure, with any number of threads."""
+    with operation as compute:
+        num_done = library.num_done(Kernel.ELEMENTWISE)
+        library.switch_on(Kernel.ELEMENTWISE)
+        found, *others = (compute(threads) for threads in (1, 2, 3))
+        library.switch_off(Kernel.ELEMENTWISE)
+        assert library.num_done(Kernel.ELEMENTWISE) == num_done + 3
+    assert all(np.array_equal(found, other, equal_nan=True) for other in others)
+    return found
+
+
+def gated(gates: Floats, ups: Floats) -> Floats:
+    """As ggml defines it, in double precision."""
+    x, y = np.minimum(gates.astype(float), _LIMIT), np.clip(ups.astype(float), -_LIMIT, _LIMIT)
+    with np.errstate(over="ignore"):
+        return np.asarray(x / (1 + np.exp(-_ALPHA * x)) * (y + 1))
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_rows_times_a_number_each(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
+    rows, factors = numbers(*shape), numbers(*shape[:-1], 1)
+    assert np.array_equal(computed(library, graphs.scaling(rows, factors)), rows * factors)
+
+
+def test_one_number_may_be_for_several_rows(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    rows = numbers(3, 4, 64)
+    for factors in (numbers(1, 4, 1), numbers(3, 1, 1), numbers(1, 1, 1)):
+        assert np.array_equal(computed(library, graphs.scaling(rows, factors)), rows * factors)
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_gates(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
+    gates, ups = numbers(*shape), numbers(*shape)[::-1].copy()
+    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
+    assert np.allclose(found, gated(gates, ups), rtol=1e-5, atol=1e-6)
+
+
+def test_gates_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    """And what is no number is seen."""
+    ends = np.array([0, 7, 7.5, 1e30, -7, -50, -1000, -1e30], np.float32)
+    gates, ups = (np.ascontiguousarray(one) for one in np.meshgrid(np.repeat(ends, 2), ends))
+    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
+    assert np.allclose(found, gated(gates, ups), rtol=1e-5, atol=1e-6)
+    gates[0, 0] = ups[1, 1] = np.nan
+    found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
+    assert np.argwhere(np.isnan(found)).tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("shapes", [((3, 4, 50), (3, 4, 1)), ((3, 4, 64), (3, 4, 64)), ((3, 64), (1, 64))])
+def test_what_it_does_not_do_is_left_to_ggml(
+    library: KernelLibrary, graphs: GgmlGraphs, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    rows, factors = (numbers(*shape) for shape in shapes)
+    library.switch_on(Kernel.ELEMENTWISE)
+    num_done = library.num_done(Kernel.ELEMENTWISE)
+    with graphs.scaling(rows, factors) as compute:
+        assert np.array_equal(compute(2), rows * factors)
+    assert library.num_done(Kernel.ELEMENTWISE) == num_done
