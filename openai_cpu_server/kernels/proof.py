@@ -112,7 +112,7 @@ def recurrent_proofs() -> Iterator[Operation]:
                 states=normal(4, 4 * 64 * 64),
                 reads=reads,
                 queries=normal(*shape, 2, 64),
-                keys=normal(*shape, 2, 64) / 8,
+                keys=normal(*shape, 2, 64) / np.float32(8),
                 values=normal(*shape, 4, 64),
                 gates=-np.abs(normal(*shape, 4, 1)),
                 betas=random.random((*shape, 4, 1), np.float32),
