@@ -31,9 +31,7 @@ MEASUREMENTS = {
 }
 """What each measures, by its name."""
 
-COMPUTE_HERE = frozenset(
-    {"overhead", "embedding", "kernels", "attention", "layouts", "steps", "huge-pages"}
-)
+COMPUTE_HERE = frozenset({"overhead", "embedding", "kernels", "attention", "layouts", "steps", "huge-pages"})
 """In this process, with allocations in huge pages, as an engine's are."""
 HAVE_KERNELS = COMPUTE_HERE - {"overhead"}
 """Ours stand in front of ggml's."""
