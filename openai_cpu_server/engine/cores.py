@@ -23,13 +23,13 @@ _FREE = 0.6
 _NOT_SLOWER = 0.95
 """What does at least this share of another's speed is as fast."""
 _WAIT_S, _MOST_WAIT_S = 0.25, 0.8
-"""After a trial that had a reason and has failed there is no other for so long, each time twice as long, up
-to the latter: cores that are free again are used within a second."""
-_UNSEEN = 20.0
-"""One more thread is tried though no core is idle, for whoever uses it may have to give way. The next time is
-after so many times as long as that took, at least."""
-_UNSEEN_S = 1.0
-"""And not earlier than this."""
+"""Where idle cores were tried in vain they are not tried for so long, each time twice as long, up to the
+latter: cores that are free again are used within a second."""
+_SELDOM, _SELDOM_S = 20.0, 1.0
+"""Where fewer threads were tried in vain they are not tried for so many times as long as that took, and for
+so many seconds at least. One more is tried as often though no core is idle: whoever uses it may give way."""
+_MUCH_MORE = 1.5
+"""Times as much as is lost where fewer threads were tried in vain: that is another matter."""
 
 
 class CoresSeen(NamedTuple):
@@ -45,8 +45,12 @@ class CoresSeen(NamedTuple):
     """What these steps took."""
 
     @property
+    def most_lost(self) -> float:
+        return max(self.lost, default=0.0)
+
+    @property
     def is_disturbed(self) -> bool:
-        return max(self.lost, default=0.0) >= _LOST
+        return self.most_lost >= _LOST
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,8 @@ class _Trial:
 
     threads: int
     """Those before."""
-    speed: float
-    """Theirs."""
-    has_reason: bool
-    """Cores were lost or idle. Such a trial is not put off by one that had none."""
+    seen: CoresSeen
+    """With these."""
 
 
 class ThreadChoice:
@@ -68,45 +70,56 @@ class ThreadChoice:
         self.most = self.threads = most
         self._trial: _Trial | None = None
         self._wait_s = _WAIT_S
-        self._again_s = self._unseen_at_s = -math.inf
-        """Before the first there is no other trial, before the second none without a reason."""
+        self._fewer_at_s = self._idle_at_s = self._more_at_s = -math.inf
+        """Before that fewer threads are not tried again, nor idle cores, nor cores that others use."""
+        self._lost_in_vain = 0.0
+        """What was lost where fewer threads did not help."""
 
     def decide(self, seen: CoresSeen, now_s: float) -> int:
         """How many threads are to compute from now on."""
         trial, self._trial = self._trial, None
         if trial is not None and self._has_failed(trial, seen):
+            self._put_off(trial, seen, now_s)
             self.threads = trial.threads
-            self._unseen_at_s = now_s + max(_UNSEEN_S, _UNSEEN * seen.elapsed_s)
-            if trial.has_reason:
-                self._again_s = now_s + self._wait_s
-                self._wait_s = min(2 * self._wait_s, _MOST_WAIT_S)
             return self.threads
         if trial is not None:
             self._wait_s = _WAIT_S
-            self._unseen_at_s = now_s + _UNSEEN_S
+            self._more_at_s = now_s + _SELDOM_S
         wanted = self._wanted(seen, now_s)
-        if wanted != self.threads and now_s >= self._again_s:
-            has_reason = seen.is_disturbed or seen.free >= _FREE
-            self._trial = _Trial(self.threads, seen.speed, has_reason)
+        if wanted != self.threads:
+            self._trial = _Trial(self.threads, seen)
             self.threads = wanted
         return self.threads
 
+    def _put_off(self, failed: _Trial, seen: CoresSeen, now_s: float) -> None:
+        """The like of it is not tried for a while."""
+        seldom_s = now_s + max(_SELDOM_S, _SELDOM * seen.elapsed_s)
+        if self.threads < failed.threads:
+            self._fewer_at_s, self._lost_in_vain = seldom_s, failed.seen.most_lost
+            return
+        self._more_at_s = seldom_s
+        if failed.seen.free >= _FREE:
+            self._idle_at_s = now_s + self._wait_s
+            self._wait_s = min(2 * self._wait_s, _MOST_WAIT_S)
+
     def _wanted(self, seen: CoresSeen, now_s: float) -> int:
         if seen.is_disturbed:
+            if now_s < self._fewer_at_s and seen.most_lost < _MUCH_MORE * self._lost_in_vain:
+                return self.threads
             num_lost = sum(share >= _LOST for share in seen.lost)
             if num_lost >= self.threads:  # a quota, or strangers everywhere: so many cores are left
                 num_lost = round(sum(seen.lost))
             return max(1, self.threads - max(1, num_lost))
-        if seen.free >= _FREE:
+        if seen.free >= _FREE and now_s >= self._idle_at_s:
             return min(self.most, self.threads + max(1, round(seen.free)))
-        return min(self.most, self.threads + (now_s >= self._unseen_at_s))
+        return min(self.most, self.threads + (now_s >= self._more_at_s))
 
     def _has_failed(self, trial: _Trial, seen: CoresSeen) -> bool:
         """Of two that are as fast, fewer threads are right. More that get their cores are right, whatever
         speed was seen: steps differ in it."""
         if self.threads < trial.threads:
-            return seen.speed < _NOT_SLOWER * trial.speed
-        return seen.is_disturbed and _NOT_SLOWER * seen.speed < trial.speed
+            return seen.speed < _NOT_SLOWER * trial.seen.speed
+        return seen.is_disturbed and _NOT_SLOWER * seen.speed < trial.seen.speed
 
 
 _LOOK_S = 0.06

@@ -9,7 +9,7 @@ import pytest
 from openai_cpu_server.contract.messages import EngineOptions, StepDone, Submit
 from openai_cpu_server.contract.model_info import CostCurve
 from openai_cpu_server.contract.step import Step, StepResult
-from openai_cpu_server.engine.cores import CoreWatch
+from openai_cpu_server.engine.cores import CoresSeen, CoreWatch, ThreadChoice
 from openai_cpu_server.engine.generating import build_core
 from openai_cpu_server.scheduler.cost_model import CostModel, ThreadCosts
 from tests.fakes import FakeBackend, FakeThreads
@@ -97,6 +97,19 @@ def test_where_strangers_are_everywhere_all_threads_stay() -> None:
     one.compute(20.0)
     assert one.counts.count(4) > 0.9 * len(one.counts)
     assert any(one.taught[-20:]), "what lasts is learned"
+
+
+def test_fewer_are_tried_at_once_where_much_more_is_lost_than_they_were_tried_for_in_vain() -> None:
+    choice = ThreadChoice(2)
+
+    def seen(lost: float, speed: float) -> CoresSeen:
+        return CoresSeen(lost=(0.0, lost), free=0.0, speed=speed, elapsed_s=0.06)
+
+    assert choice.decide(seen(0.35, 1.0), 0.0) == 1
+    assert choice.decide(seen(0.0, 0.5), 0.1) == 2, "it was slower"
+    assert choice.decide(seen(0.35, 1.0), 0.2) == 2
+    assert choice.decide(seen(0.65, 0.3), 0.3) == 1
+    assert choice.decide(seen(0.0, 0.5), 0.4) == 1, "it was faster"
 
 
 def test_a_quota_is_kept_to_though_cores_are_idle() -> None:
