@@ -197,6 +197,8 @@ class ChatBody(GenerationBody, ReasoningBody):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template: str | None = None
+    """The name of one of the model's templates, such as `tool_use`."""
     functions: Functions | None = None
     """Deprecated, like `function_call`: the answer then has a `function_call`, too."""
     function_call: FunctionCall | None = None
