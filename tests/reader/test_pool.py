@@ -222,7 +222,7 @@ def test_a_files_further_templates_are_read_by_their_names(pool: ReaderPool, tmp
     key, turns = "tokenizer.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}"
     templates: dict[str, object] = {
         f"{key}s": ["tool_use", "rerank", "broken"],
-        f"{key}.tool_use": "<tool_call>{# \"arguments\" #}{{ tools }}" + turns,
+        f"{key}.tool_use": '<tool_call>{# "arguments" #}{{ tools }}' + turns,
         f"{key}.rerank": "{query} {document}",
         f"{key}.broken": "{% if",
     }

@@ -23,12 +23,12 @@ from openai_cpu_server.api.asking.body import (
     TopLogprobs,
     by_type,
     text_or_object,
-    to_json,
     words_in,
 )
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import MESSAGE_REFUSALS, Refusals
+from openai_cpu_server.prompt.template import to_json
 
 
 def _refuse_choice(kind: object) -> object:
