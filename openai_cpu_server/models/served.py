@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -17,7 +17,7 @@ import msgspec
 
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, ModelKind, SequenceMarks, Tokenizer
-from openai_cpu_server.errors import EngineUnavailable
+from openai_cpu_server.errors import EngineUnavailable, wrong
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.prompt.chat_prompts import ChatPromptMaker
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasoning
@@ -81,6 +81,19 @@ class ModelThinking(msgspec.Struct, frozen=True):
         return self.template.form
 
 
+class ServedTemplate(msgspec.Struct, frozen=True):
+    """One of a model's chat templates, and how the model writes that is given it."""
+
+    name: str
+    """"": the one for chats."""
+    tool_format: ToolFormat
+    thinking: ModelThinking | None
+
+
+_TOOL_USE = "tool_use"
+"""The name of the template for conversations with tools, where a file has one of its own for those."""
+
+
 @dataclass(eq=False, kw_only=True)
 class ServedModel:
     """Its engine belongs to the event loop's thread; all else may be used in any."""
@@ -101,6 +114,8 @@ class ServedModel:
     """What its file states, such as `q4_k_m`."""
     thinking: ModelThinking | None = None
     """None for a model that does not think, or whose thoughts are to be part of its answers."""
+    named: Mapping[str, ServedTemplate] = field(default_factory=dict)
+    """Its further chat templates by name."""
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file, which takes its time; None: it is not the file any more that the model was made
     of."""
@@ -113,6 +128,19 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def template(self, name: str | None, *, has_tools: bool) -> ServedTemplate:
+        """The template that a request names, else the one that suits it. Raises InvalidRequest."""
+        if name is None:
+            name = _TOOL_USE if has_tools and _TOOL_USE in self.named else ""
+        if name in ("", "default"):
+            return ServedTemplate("", self.tool_format, self.thinking)
+        if name not in self.named:
+            known = ", ".join(f"'{each}'" for each in ("default", *self.named))
+            raise wrong(
+                f"'chat_template' is the name of one of the model's templates: {known}.", "chat_template"
+            )
+        return self.named[name]
 
     def loaded(self) -> ModelInfo:
         """Facts about the model, also of one that sleeps. Raises EngineUnavailable while there is nothing to

@@ -20,7 +20,13 @@ from openai_cpu_server.prompt.reasoning import (
     stage_within,
     with_echo,
 )
-from openai_cpu_server.prompt.template import Message, PromptTemplate, content_text, template_messages
+from openai_cpu_server.prompt.template import (
+    Message,
+    PromptTemplate,
+    content_text,
+    template_messages,
+    to_json,
+)
 
 
 class _Place(NamedTuple):
@@ -127,7 +133,7 @@ class Literals:
         if not isinstance(function, Mapping) or not isinstance(arguments, str) or "\\" not in arguments:
             return call
         try:
-            plain = json.dumps(json.loads(arguments), ensure_ascii=False)
+            plain = to_json(json.loads(arguments))
         except (ValueError, RecursionError):
             return call
         if not any(self._names.places(plain)):

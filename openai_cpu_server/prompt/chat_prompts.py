@@ -149,6 +149,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, object]] = ()
     """To be offered to the model."""
+    template: str = ""
+    """The name of one of the model's further templates; "": the one for chats."""
     written: Written = msgspec.field(default_factory=dict)
     """What the model wrote for some of the messages."""
     variables: Mapping[str, object] = msgspec.field(default_factory=dict)

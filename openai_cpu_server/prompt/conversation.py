@@ -3,7 +3,6 @@ tools are told, and every turn is where the template takes it. Pure; nothing tha
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from openai_cpu_server.prompt.template import (
     TemplateShape,
     arguments_object,
     content_text,
+    to_json,
 )
 from openai_cpu_server.prompt.tool_formats import ToolFormat, WrittenCall
 
@@ -214,7 +214,7 @@ def _with_tools(
         return messages, tools
     head, rest = (messages[:1], messages[1:]) if _is_system(messages[:1]) else ([], messages)
     if shape.shows_system_tools and not form.replaces_template:
-        listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        listed = to_json([tool["function"] for tool in tools])
         first = head[0] if head else _system("You are a helpful assistant with some tools.")
         return [{**first, "tools": listed}, *rest], ()
     instructions = _instructions(tools, form)
@@ -222,7 +222,7 @@ def _with_tools(
 
 
 def _instructions(tools: Tools, form: ToolFormat) -> str:
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    listed = "\n".join(to_json(tool["function"]) for tool in tools)
     example = form.written([WrittenCall("NAME", {"PARAMETER": "VALUE"})])
     return f"You can call these functions:\n{listed}\nTo call them, end your answer with:\n{example}"
 

@@ -59,6 +59,11 @@ class TemplateShape(msgspec.Struct, frozen=True):
     """How it wants earlier calls; None: it does not show them, or not their results."""
 
 
+def to_json(value: object) -> str:
+    """JSON as models read and write it: every letter is itself."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def template_messages(
     messages: Sequence[Message], *, as_parts: bool = False, shape: CallShape | None = None
 ) -> list[dict[str, object]]:
@@ -112,7 +117,7 @@ def _tool_call(call: object, shape: CallShape) -> object:
         return call
     arguments: object = arguments_object(function.get("arguments"))
     if shape.text_arguments:
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = to_json(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

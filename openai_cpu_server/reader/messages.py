@@ -56,6 +56,8 @@ class RenderChat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     written: Mapping[int, Sequence[int]]
     thinks_not: bool
     most_tokens: int | None
+    template: str = ""
+    """The name of a further one; "": the one for chats."""
 
 
 class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -86,6 +88,13 @@ Work = Union[OpenModel, CloseModel, EncodeTexts, RenderChat, RenderRerank, MakeG
 # -- what comes of it ----------------------------------------------------------------------------------------
 
 
+class ReadTemplate(msgspec.Struct, frozen=True):
+    """How a model writes that is given this chat template."""
+
+    tool_format: str
+    reasoning: TemplateReasoning | None
+
+
 class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A vocabulary, and what its chat template says and shows."""
 
@@ -105,9 +114,10 @@ class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     silent: bytes
     """The tokens that are no text, likewise."""
     longest_piece: int | None
-    has_template: bool
-    tool_format: str
-    reasoning: TemplateReasoning | None
+    template: ReadTemplate | None
+    """What its chat template says; None: it has none."""
+    named: Mapping[str, ReadTemplate]
+    """What its further ones say, such as `tool_use`."""
     rerank_answers: tuple[str, str] | None
     """Yes and no, as the template for reranking wants them; None: it has none."""
 

@@ -42,7 +42,7 @@ class ReadModel:
         self._pool = pool
         self._key, self.facts = pool.open(source)
         self.tokenizer = ReadTokenizer(pool, self._key, self.facts)
-        self.prompts = ReadPrompts(pool, self._key, has_template=self.facts.has_template)
+        self.prompts = ReadPrompts(pool, self._key, has_template=self.facts.template is not None)
         self.grammars = ReadGrammars(pool, self._key)
         answers = self.facts.rerank_answers
         self.rerank: RerankPrompts | None = answers and ReadRerank(pool, self._key, *answers)
@@ -124,6 +124,7 @@ class ReadPrompts:
             written=conversation.written,
             thinks_not=conversation.thinks_not,
             most_tokens=conversation.most_tokens,
+            template=conversation.template,
         )
         result = self._pool.do(work, model=self._key, lane=_lane(len(told)))
         assert isinstance(result, Rendered)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from openai_cpu_server.errors import InvalidRequest, ServerError, StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.grammar.constraints import grammar_trial
 from openai_cpu_server.llama.measure.measurements import load_profile
 from openai_cpu_server.llama.model.vocabulary import Vocabulary, control_tokens, try_out
@@ -30,6 +33,7 @@ from openai_cpu_server.reader.messages import (
     ModelSource,
     OpenModel,
     Profiled,
+    ReadTemplate,
     RenderChat,
     Rendered,
     RenderRerank,
@@ -39,6 +43,19 @@ from openai_cpu_server.reader.messages import (
     WorkRefused,
 )
 from openai_cpu_server.structured.compiler import MakesGrammar, grammar_maker
+
+
+class _Template:
+    """A chat template, and what it says of the model."""
+
+    def __init__(
+        self, source: ModelSource, template: ChatTemplate | None, vocabulary: Vocabulary, names: ControlNames
+    ) -> None:
+        chosen = source.tool_format  # the user's choice, else what suits the template
+        form = format_for(template) if chosen == "auto" else TOOL_FORMATS[chosen]
+        reasoning = _reasoning(source.reasoning_format, template)
+        self.prompts = ChatPrompts(template, vocabulary, form, names, reasoning)
+        self.facts = ReadTemplate(form.name, reasoning)
 
 
 class OpenedModel:
@@ -55,12 +72,11 @@ class OpenedModel:
             raise
 
     def _read_templates(self, source: ModelSource) -> None:
-        self._template = template = _template(source, self.vocabulary)
-        name = source.tool_format  # the user's choice, else what suits the template
-        self._tool_format = format_for(template) if name == "auto" else TOOL_FORMATS[name]
-        self._reasoning = _reasoning(source.reasoning_format, template)
         names = ControlNames(control_tokens(self.vocabulary))
-        self.prompts = ChatPrompts(template, self.vocabulary, self._tool_format, names, self._reasoning)
+        template = _template(source, self.vocabulary)
+        self._opened = {"": _Template(source, template, self.vocabulary, names)}
+        for name, further in _further_templates(source, self.vocabulary):
+            self._opened[name] = _Template(source, further, self.vocabulary, names)
         rerank = rerank_template(self.vocabulary.named_chat_template("rerank"), template)
         self.rerank = TemplatePrompts(rerank, self.vocabulary, names) if rerank is not None else None
 
@@ -70,6 +86,9 @@ class OpenedModel:
         second. Raises InvalidRequest for a vocabulary that can follow none."""
         trial = grammar_trial(self.vocabulary)
         return grammar_maker(trial, set(self.vocabulary.pieces.text), has_own_numbers=True)
+
+    def prompts(self, template: str) -> ChatPrompts:
+        return self._opened[template].prompts
 
     def facts(self) -> VocabularyFacts:
         vocabulary, pieces = self.vocabulary, self.vocabulary.pieces
@@ -87,9 +106,8 @@ class OpenedModel:
             piece_ends=pieces.ends.tobytes(),
             silent=pieces.silent.tobytes(),
             longest_piece=vocabulary.longest_piece,
-            has_template=self._template is not None,
-            tool_format=self._tool_format.name,
-            reasoning=self._reasoning,
+            template=self._opened[""].facts if self._opened[""].prompts.has_template else None,
+            named={name: template.facts for name, template in self._opened.items() if name},
             rerank_answers=None if self.rerank is None else (self.rerank.yes, self.rerank.no),
         )
 
@@ -144,14 +162,18 @@ class ReaderWorker:
 
     def _rendered(self, work: RenderChat) -> Rendered:
         messages, tools, variables = json.loads(work.conversation)
-        prompt = self._models[work.key].prompts.prompt(
-            Conversation(
-                messages=messages,
-                tools=tools,
-                variables=variables,
-                written=work.written,
-                thinks_not=work.thinks_not,
-                most_tokens=work.most_tokens,
+        prompt = (
+            self._models[work.key]
+            .prompts(work.template)
+            .prompt(
+                Conversation(
+                    messages=messages,
+                    tools=tools,
+                    variables=variables,
+                    written=work.written,
+                    thinks_not=work.thinks_not,
+                    most_tokens=work.most_tokens,
+                )
             )
         )
         return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts, prompt.borders)
@@ -169,6 +191,24 @@ def _template(source: ModelSource, vocabulary: Vocabulary) -> ChatTemplate | Non
     if text is None:
         return None
     return ChatTemplate(text, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
+
+
+_OTHERS = ("default", "rerank")
+"""Names of templates that are no further ones for chats."""
+_MOST_TEMPLATES = 16
+
+
+def _further_templates(source: ModelSource, vocabulary: Vocabulary) -> Iterator[tuple[str, ChatTemplate]]:
+    """Those that stand in the file by names, where it is not the user who has chosen. One that does not
+    compile is none."""
+    if source.chat_template is not None or vocabulary.chat_template is None or not source.generates:
+        return
+    names = GgufHeader(Path(source.path)).get_strings("tokenizer.chat_templates").values()
+    for name in [name for name in names if name not in _OTHERS][:_MOST_TEMPLATES]:
+        if (text := vocabulary.named_chat_template(name)) is not None:
+            with contextlib.suppress(StartupError):
+                further = ChatTemplate(text, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text)
+                yield name, further
 
 
 def _reasoning(name: str, template: ChatTemplate | None) -> TemplateReasoning | None:

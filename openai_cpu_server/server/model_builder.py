@@ -29,7 +29,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, mode
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
-from openai_cpu_server.models.served import ModelThinking, ServedModel, UnreadableModel
+from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
 from openai_cpu_server.observe.watch import Watch
 from openai_cpu_server.prompt.reasoning import TemplateReasoning
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
@@ -172,7 +172,7 @@ class ModelParts(NamedTuple):
         except BaseException:
             read.close()
             raise
-        if kind is ModelKind.GENERATES and not read.facts.has_template:
+        if kind is ModelKind.GENERATES and read.facts.template is None:
             logger.warning("the model has no chat template: /v1/chat/completions needs --chat-template FILE")
         is_flexible = plan.options.json_whitespace == "flexible"
         grammars = ModelGrammars(read.grammars, is_flexible=is_flexible)
@@ -180,18 +180,25 @@ class ModelParts(NamedTuple):
 
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
         """The readers forget the model with it."""
+        facts, options = self.read.facts, self.plan.options
+        chat = facts.template
+        named = {
+            name: ServedTemplate(name, TOOL_FORMATS[each.tool_format], _thinking(options, each.reasoning))
+            for name, each in facts.named.items()
+        }
         served = ServedModel(
             names=self.plan.names,
             engine=engine,
             tokenizer=self.read.tokenizer,
             prompts=self.read.prompts,
             rerank=self.read.rerank,
-            tool_format=TOOL_FORMATS[self.read.facts.tool_format],
+            tool_format=TOOL_FORMATS[chat.tool_format] if chat else format_for(None),
+            named=named,
             grammars=self.grammars,
             kind=self.kind,
             may_retry=may_retry,
             quantisation=file_type_name(self.header.get_int("general.file_type") or 0),
-            thinking=_thinking(self.plan.options, self.read.facts.reasoning),
+            thinking=_thinking(options, chat.reasoning if chat else None),
             content_digest=FileContent(model_files(self.header)).digest,
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise

@@ -16,12 +16,15 @@ from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.contract.request import Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from openai_cpu_server.http.context import Sender
+from openai_cpu_server.models.served import ServedTemplate
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.calls import tokens_of
 from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
-from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, refused
-from tests.api.serving import served
+from tests.api.resolving import CONTEXT, OPTIONS, chat, complete, refused, resolved
+from tests.api.serving import TEMPLATE, served
 from tests.fakes import FAKE_INFO, STATEFUL_INFO, VOCAB_SIZE
+from tests.reading import model_read_here
 
 
 def user(content: object) -> dict[str, object]:
@@ -333,6 +336,33 @@ def test_a_template_that_raises_is_quoted() -> None:
     error = refused(template="{{ raise_exception('not today') }}")
     assert (error.param, error.code) == ("messages", "chat_template_failed")
     assert "not today" in str(error)
+
+
+def test_a_template_for_tools_is_taken_where_there_are_any_or_by_name() -> None:
+    named = {
+        name: ServedTemplate(name, TOOL_FORMATS[form], None)
+        for name, form in (("tool_use", "hermes"), ("rag", "demo"))
+    }
+    model = model_read_here(
+        names=("fake",),
+        engine=FakeEngine(),
+        template=TEMPLATE,
+        tool_format=TOOL_FORMATS["mistral"],
+        named=named,
+    )
+
+    def form(**fields: object) -> str:
+        call = resolved(CHAT, model, {"messages": [{"role": "user", "content": "hi"}], **fields}, Sender())
+        return call.tool_calls.form.name if call.tool_calls else ""
+
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert form(tools=tools) == "hermes"
+    assert form(tools=tools, chat_template="rag") == "demo"
+    assert form(tools=tools, chat_template="default") == "mistral"
+    assert form() == ""
+    with pytest.raises(InvalidRequest, match="'default', 'tool_use', 'rag'") as caught:
+        form(chat_template="{{ messages }}")
+    assert caught.value.param == "chat_template"
 
 
 @pytest.mark.parametrize("template", [None, ""])

@@ -218,6 +218,23 @@ def test_a_template_that_grows_without_end_costs_its_request_alone(pool: ReaderP
     model.close()
 
 
+def test_a_files_further_templates_are_read_by_their_names(pool: ReaderPool, tmp_path: Path) -> None:
+    key, turns = "tokenizer.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}"
+    templates: dict[str, object] = {
+        f"{key}s": ["tool_use", "rerank", "broken"],
+        f"{key}.tool_use": '<tool_call>{# "arguments" #}{{ tools }}' + turns,
+        f"{key}.rerank": "{query} {document}",
+        f"{key}.broken": "{% if",
+    }
+    model = opened(pool, rewritten(tiny_model_path(), tmp_path / "named.gguf", templates))
+    assert {name: each.tool_format for name, each in model.facts.named.items()} == {"tool_use": "hermes"}
+    chat, tool_use = (Conversation(messages=[USER], template=name) for name in ("", "tool_use"))
+    text = model.tokenizer.decode(model.prompts.prompt(tool_use).tokens, special=True)
+    assert text.endswith("<tool_call>NoneHello there")
+    assert "<tool_call>" not in model.tokenizer.decode(model.prompts.prompt(chat).tokens, special=True)
+    model.close()
+
+
 def test_grammars_are_made_there(demo: ReadModel) -> None:
     make = demo.grammars
     schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})

@@ -170,6 +170,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """None: free text."""
     tools: AskedTools | None = None
     thinking: AskedThinking = AskedThinking()
+    template: str | None = None
+    """The name of one of the model's chat templates; None: the one that suits the conversation."""
     user: str | None = None
     priority: str | None = None
     service_tier: str | None = None

@@ -6,7 +6,6 @@ Tags stand in angle brackets: pydantic puts them into an error's path, and `pars
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import AfterValidator, Discriminator, Field, JsonValue, PlainValidator, Tag
@@ -32,6 +31,7 @@ from openai_cpu_server.http.unheeded import (
     Hints,
     Refusals,
 )
+from openai_cpu_server.prompt.template import to_json
 
 T = TypeVar("T")
 
@@ -180,11 +180,6 @@ class ForeignKind(Body):
     def named(self, at: str) -> str:
         """As a header names it that lists what was not taken as it came."""
         return f"{at} ({header_safe(self.type)})"
-
-
-def to_json(value: object) -> str:
-    """JSON as models read and write it: every letter as it is."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 _LONGEST_S = 1e9

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -83,8 +82,6 @@ _SPLIT = {*_NOTES, *_SHARED, "type", "properties", "required", "additionalProper
 _TEXT = {*_NOTES, "type", "enum", "const"}
 """Keywords of a string's schema that leave it raw."""
 _MOST_CHOICES = 200
-_WRITABLE = re.compile(r"[^<>(){}\[\]=:,\"'\\\x00-\x20]+")
-"""Matches names that no format's marks are in."""
 _WAYS = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
@@ -92,9 +89,16 @@ class SplitParameters:
     """Grammars of the values of one function's parameters; additional ones are never written."""
 
     def __init__(
-        self, function: AskedFunction, schema: JsonObject, grammars: ModelGrammars, stem: str
+        self,
+        function: AskedFunction,
+        schema: JsonObject,
+        grammars: ModelGrammars,
+        stem: str,
+        can_name: Callable[[str], bool],
     ) -> None:
-        """`stem` begins the names of the rules. Raises InvalidRequest."""
+        """`stem` begins the names of the rules. `can_name`: whether the format can write a parameter's name.
+        Raises InvalidRequest."""
+        self._can_name = can_name
         self._function = function
         self._grammars = grammars
         self._shared: JsonObject = {key: schema[key] for key in _SHARED if key in schema}
@@ -130,7 +134,7 @@ class SplitParameters:
         return tuple(f"{self._function.schema_path}.{each}" for each in others)
 
     def _is_written(self, name: str, required: list[str]) -> bool:
-        if _WRITABLE.fullmatch(name):
+        if self._can_name(name):
             return True
         if name in required:
             message = f"A parameter of the name '{name[:64]}' cannot be written in this model's format."
@@ -179,6 +183,9 @@ def _choices(schema: object) -> tuple[str, ...] | None:
 _MOST_SHARES = 3.0
 """All schemas of a call may cost so many times what one may: two or three seconds. (128 functions with four
 `format`s each cost 2.2 times as much.)"""
+_MOST_SETS = 512
+"""Parameters that are written one by one come in any order where the tool is not strict, as far as there are
+no more sets of those that are written already, over all functions. One has an eighth of them at most."""
 _NO_PARAMETERS: JsonObject = {"type": "object", "additionalProperties": False}
 _BLANKS = r"[ \t\n\r]{0,40}"
 """What flexible JSON may have between its tokens."""
@@ -262,7 +269,7 @@ class ToolOutputs:
         """`spent`: what the answer's grammar has cost. Raises InvalidRequest where all cost too much."""
         offers: list[_OfferedFunction] = []
         for index, function in enumerate(plan.callable):
-            offers.append(self._offer(index, function))
+            offers.append(self._offer(index, function, _MOST_SETS // max(8, len(plan.callable))))
             spent += offers[-1].share
             if spent > _MOST_SHARES:
                 message = (
@@ -302,7 +309,8 @@ class ToolOutputs:
             )
             raise InvalidRequest(message, param=answer.field, code="unsupported_parameter")
 
-    def _offer(self, index: int, function: AskedFunction) -> _OfferedFunction:
+    def _offer(self, index: int, function: AskedFunction, most_sets: int) -> _OfferedFunction:
+        """`most_sets`: its parameters come in any order if there are no more sets of them."""
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
             message = f"Invalid schema for function '{function.name}': its type must be 'object'."
@@ -311,8 +319,9 @@ class ToolOutputs:
             )
         rule, typed = f"f{index}", {**schema, "type": "object"}
         if self._form.splits_parameters:
-            split = SplitParameters(function, typed, self._grammars, rule)
-            callee = Callee(function.name, rule, split.parameters)
+            split = SplitParameters(function, typed, self._grammars, rule, self._form.names_parameter)
+            is_free = not function.is_strict and 1 << len(split.parameters) <= most_sets
+            callee = Callee(function.name, rule, split.parameters, in_any_order=is_free)
             return _OfferedFunction(callee, split.parts, split.unenforced, split.share)
         grammar = self._grammars.of_schema(typed, function.schema_path, strict=function.is_strict)
         return _OfferedFunction(

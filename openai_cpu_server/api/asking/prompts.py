@@ -14,7 +14,7 @@ from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.asking.thinking import thinking_plan
 from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed, wrong
-from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.models.served import ServedModel, ServedTemplate
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Written, whole_prompt
 from openai_cpu_server.prompt.template import fim_tokens
 
@@ -29,8 +29,10 @@ class PromptMaker:
     def __init__(
         self, ask: Ask, path: str, plan: ToolPlan | None, model: ServedModel, info: ModelInfo | None
     ) -> None:
-        """`path` is blamed for what cannot be made a prompt. `info`: None for a model that is not loaded."""
-        self.thinking = thinking_plan(ask.thinking, model.thinking)
+        """`path` is blamed for what cannot be made a prompt. `info`: None for a model that is not loaded.
+        Raises InvalidRequest for a template that there is not."""
+        self.template = _template(ask, model, plan)
+        self.thinking = thinking_plan(ask.thinking, self.template.thinking)
         self._given = ask.thinking.variables
         self._path = path
         self._plan = plan
@@ -63,6 +65,7 @@ class PromptMaker:
             Conversation(
                 messages=[message.fields for message in messages],
                 tools=self._plan.shown if self._plan else (),
+                template=self.template.name,
                 written={} if info is None else _written(messages, info),
                 variables=variables,
                 thinks_not=self.thinking.thinks_not,
@@ -71,6 +74,13 @@ class PromptMaker:
                 marks_borders=info is None or info.state_bytes > 0,
             )
         )
+
+
+def _template(ask: Ask, model: ServedModel, plan: ToolPlan | None) -> ServedTemplate:
+    said = ask.prompt.messages if isinstance(ask.prompt, AskedConversation) else ()
+    return model.template(
+        ask.template, has_tools=plan is not None or any(one.fields.get("tool_calls") for one in said)
+    )
 
 
 def last_turn(messages: Messages, tokens: Callable[[Messages], tuple[int, ...]]) -> LastTurn | None:

@@ -37,6 +37,7 @@ from openai_cpu_server.http.clients import Client, account_of
 from openai_cpu_server.http.parse import Ignored, header_safe
 from openai_cpu_server.http.unheeded import TIERS
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 UNENFORCED = "x-unenforced-schema-keywords"
 _MOST_NAMED = 32
@@ -105,25 +106,26 @@ def _prepared(ask: Ask, asking: ModelContext) -> PreparedPrompts:
 
 def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelContext) -> PreparedPrompts:
     model, plan = asking.chosen.model, tool_plan(ask.tools)
-    output = _output(ask, plan, model)
     maker = PromptMaker(ask, conversation.path, plan, model, asking.info)
+    template = maker.template
+    output = _output(ask, plan, model, template.tool_format)
     prompt = maker.prompt(conversation.messages)
     left_out: tuple[str, ...] = ()
-    if model.thinking is None:
+    if template.thinking is None:
         left_out = ask.thinking.said
     else:
-        outputs = ThinkingOutputs(model.thinking.form, model.tokenizer)
+        outputs = ThinkingOutputs(template.thinking.form, model.tokenizer)
         output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
     compares = asking.options.compares_turns and ask.cache is not False
     turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
     return PreparedPrompts([Prompt(prompt.tokens, turn=turn, borders=prompt.borders)], output, left_out)
 
 
-def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel) -> PlannedOutput:
+def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel, form: ToolFormat) -> PlannedOutput:
     answer = AnswerForm.of(ask.form, model.grammars)
     if plan is None:
         return of_answer(answer)
-    return ToolOutputs(model.tool_format, model.grammars, model.tokenizer).of_plan(plan, answer)
+    return ToolOutputs(form, model.grammars, model.tokenizer).of_plan(plan, answer)
 
 
 def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:

@@ -23,12 +23,12 @@ from openai_cpu_server.api.asking.body import (
     TopLogprobs,
     by_type,
     text_or_object,
-    to_json,
     words_in,
 )
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import MESSAGE_REFUSALS, Refusals
+from openai_cpu_server.prompt.template import to_json
 
 
 def _refuse_choice(kind: object) -> object:
@@ -197,6 +197,8 @@ class ChatBody(GenerationBody, ReasoningBody):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template: str | None = None
+    """The name of one of the model's templates, such as `tool_use`."""
     functions: Functions | None = None
     """Deprecated, like `function_call`: the answer then has a `function_call`, too."""
     function_call: FunctionCall | None = None

@@ -51,6 +51,7 @@ def chat_ask(body: ChatBody) -> Ask:
         logprobs=_logprobs(body),
         tools=_tools(body),
         thinking=thinking_of(body),
+        template=body.chat_template,
         max_tokens=_max_tokens(body),
     )
 

@@ -23,7 +23,7 @@ from openai_cpu_server.api.asking.ask import (
     JsonObject,
     ToolUse,
 )
-from openai_cpu_server.api.asking.body import ForeignKind, to_json
+from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.output import check_no_choice
 from openai_cpu_server.api.asking.sampling import sampling_of
 from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
@@ -39,6 +39,7 @@ from openai_cpu_server.api.messages.body import (
     ToolUseBlock,
 )
 from openai_cpu_server.errors import missing, wrong
+from openai_cpu_server.prompt.template import to_json
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """Claude Code's first line of a system prompt, for Anthropic's books. It is another one in each request, so

@@ -92,6 +92,7 @@ def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
         logprobs=(body.top_logprobs or 0) if has_scores else None,
         tools=_tools(body),
         thinking=_thinking(body),
+        template=body.chat_template,
     )
 
 

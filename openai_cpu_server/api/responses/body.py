@@ -249,6 +249,8 @@ class TurnFields(Body):
     lora: AdapterName | None = None
     enable_thinking: bool | None = None
     thinking_budget: Budget | None = None
+    chat_template: str | None = None
+    """The name of one of the model's templates, such as `tool_use`."""
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from openai_cpu_server.api.asking.ask import AskedMessage, EarlierAnswer
-from openai_cpu_server.api.asking.body import ForeignKind, to_json, words_in
+from openai_cpu_server.api.asking.body import ForeignKind, words_in
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.objects import (
     FunctionCallItem,
@@ -26,6 +26,7 @@ from openai_cpu_server.api.responses.objects import (
     new_item_id,
 )
 from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.prompt.template import to_json
 
 
 class SourcedItem(msgspec.Struct, frozen=True):

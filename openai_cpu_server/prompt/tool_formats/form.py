@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 
 import msgspec
 
+from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats.parameters import Parameters, ParameterScanner
 from openai_cpu_server.prompt.tool_formats.patterns import (
     NEVER_RULE,
@@ -131,8 +131,13 @@ class CallForm(msgspec.Struct, frozen=True):
         head = f"head-{index} ::= {spelling.gbnf(self.head, callee.name)}"
         if self.parameters is None:
             return [f"call-{index} ::= head-{index} {callee.rule} call-end", head]
-        arguments, rules = self.parameters.gbnf(callee.parameters, spelling, f"p-{index}")
+        arguments, rules = self.parameters.gbnf(
+            callee.parameters, spelling, f"p-{index}", in_any_order=callee.in_any_order
+        )
         return [" ".join(f"call-{index} ::= head-{index} {arguments} call-end".split()), head, *rules]
+
+    def names_parameter(self, name: str) -> bool:
+        return self.parameters is None or self.parameters.names(name)
 
     def raw_parameters(self, callee: Callee) -> frozenset[str]:
         if self.parameters is None:
@@ -142,15 +147,13 @@ class CallForm(msgspec.Struct, frozen=True):
     # Text
 
     def written(self, calls: Sequence[WrittenCall]) -> str:
-        inner = text_of(self.between).join(self._written(call) for call in calls)
+        inner = text_of(self.between).join(self._written(*each) for each in enumerate(calls))
         return self.marker + text_of(self.opening) + inner + text_of(self.closing)
 
-    def _written(self, call: WrittenCall) -> str:
-        if self.parameters is None:
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
-        else:
-            arguments = self.parameters.text(call.arguments)
-        return text_of(self.head, call.name) + arguments + text_of(self.tail)
+    def _written(self, index: int, call: WrittenCall) -> str:
+        of = self.parameters
+        arguments = to_json(call.arguments) if of is None else of.text(call.arguments)
+        return text_of(self.head, call.name, index) + arguments + text_of(self.tail)
 
     def history_id(self, call_id: str, name: str, index: int) -> str:
         """Where an id must be short and is not, it is made of the digest of the call's own."""

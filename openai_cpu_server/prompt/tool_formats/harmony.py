@@ -6,12 +6,12 @@ function, else a word to the user before one.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
 import msgspec
 
+from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats.patterns import (
     CallArguments,
     CallBegin,
@@ -68,6 +68,9 @@ class HarmonyFormat(msgspec.Struct, frozen=True):
             lines.append(f"final ::= {begin} {answer or _ANY_TEXT}")
         return "\n".join(lines) + "\n"
 
+    def names_parameter(self, name: str) -> bool:
+        return True
+
     def raw_parameters(self, callee: Callee) -> frozenset[str]:
         return frozenset()
 
@@ -106,8 +109,8 @@ def _call(index: int, callee: Callee, spelling: Spelling) -> list[str]:
 
 
 def _written(call: WrittenCall) -> str:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return f"{_CHANNEL}commentary{_TO}{call.name} <|constrain|>json{_MESSAGE}{arguments}"
+    kind = f"{_CHANNEL}commentary{_TO}{call.name} <|constrain|>json"
+    return f"{kind}{_MESSAGE}{to_json(call.arguments)}"
 
 
 _FUNCTION = re.compile(r"to=functions\.([A-Za-z0-9_.-]+)")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats.patterns import (
     NEVER,
     CallArguments,
@@ -16,6 +16,7 @@ from openai_cpu_server.prompt.tool_formats.patterns import (
     JsonValue,
     Pattern,
     Spelling,
+    has_mark,
     merged,
     overlap,
     quoted,
@@ -51,18 +52,30 @@ class Parameters(msgspec.Struct, frozen=True):
         forbidden = ("'", "\\", "\n", '"') if self.is_python else (self.raw_end, self.raw_end.strip())
         return not any(mark in choice for choice in parameter.choices for mark in forbidden)
 
+    def names(self, name: str) -> bool:
+        """Whether a parameter's name is read as it was written: nothing in it may look like what ends it."""
+        found = self.next_part.search(text_of(self.begin, name))
+        is_read = found is not None and found.start() == 0 and found[1] == name
+        return is_read and name.isprintable() and not has_mark(name)
+
     # Grammar
 
-    def gbnf(self, parameters: Sequence[Parameter], spelling: Spelling, stem: str) -> tuple[str, list[str]]:
-        """The expression of all of them, in their order, and rules whose names begin with `stem`."""
+    def gbnf(
+        self, parameters: Sequence[Parameter], spelling: Spelling, stem: str, *, in_any_order: bool = False
+    ) -> tuple[str, list[str]]:
+        """The expression of all of them, in their order or in any, and rules whose names begin with
+        `stem`."""
         rules = []
         for i, each in enumerate(parameters):
             rules.append(f"{stem}-key-{i} ::= {spelling.gbnf(self.begin, each.name)}")
             rules.append(f"{stem}-{i} ::= {self._one(each, spelling, f'{stem}-key-{i}')}")
-        if not self.between:
+        between = spelling.gbnf(self.between)
+        if in_any_order and parameters:
+            return f"{stem}-of-0", rules + _in_any_order(parameters, between, stem)
+        if not between:
             shown = [f"{stem}-{i}" + ("" if x.is_required else "?") for i, x in enumerate(parameters)]
             return " ".join(shown), rules
-        between, first, rest = spelling.gbnf(self.between), "", ""
+        first, rest = "", ""
         for i in reversed(range(len(parameters))):
             here, is_required = f"{stem}-{i} {rest}".strip(), parameters[i].is_required
             alone = here if is_required else f"{here} | {first}" if first else f"({here})?"
@@ -107,7 +120,7 @@ class Parameters(msgspec.Struct, frozen=True):
         if isinstance(value, str):
             shown = f"{self.raw_begin}{value}{self.raw_end}"
         else:
-            shown = json.dumps(value, ensure_ascii=False) + self._json_end
+            shown = to_json(value) + self._json_end
         return begin + shown + text_of(self.behind)
 
     @property
@@ -175,7 +188,7 @@ class ParameterScanner:
         self._key = found[1]
         comma = "," if self._num_parameters else ""
         self._num_parameters += 1
-        return [CallArguments(f"{comma}{json.dumps(found[1])}:")]
+        return [CallArguments(f"{comma}{to_json(found[1])}:")]
 
     def _begin_value(self, key: str) -> list[CallPart] | None:
         """The value's first characters tell how it is written, or its name does."""
@@ -202,6 +215,20 @@ class ParameterScanner:
         if is_done:
             self._value = None
         return [CallArguments(found)] if found else [] if is_done else None
+
+
+def _in_any_order(parameters: Sequence[Parameter], between: str, stem: str) -> list[str]:
+    """A rule for each set of parameters that have been written: what may follow them."""
+    required = sum(1 << i for i, each in enumerate(parameters) if each.is_required)
+    rules = []
+    for written in range(1 << len(parameters)):
+        left = [i for i in range(len(parameters)) if not written >> i & 1]
+        comma = between if written else ""
+        ways = [f"{comma} {stem}-{i} {stem}-of-{written | 1 << i}".strip() for i in left]
+        may_end = written & required == required
+        ways += ['""'] if may_end else []
+        rules.append(f"{stem}-of-{written} ::= {' | '.join(ways)}")
+    return rules
 
 
 Read = tuple[str, str, bool]
@@ -271,4 +298,4 @@ class _JsonText:
 
 
 def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return to_json(text)[1:-1]

@@ -30,7 +30,6 @@ _WRITTEN = {
     PatternSlot.GAP: "",
     PatternSlot.LINE: "\n",
     PatternSlot.ID: "000000000",
-    PatternSlot.INDEX: "0",
 }
 _NAME = r"([A-Za-z0-9_.-]+)"
 _REGEX = {PatternSlot.ID: "[A-Za-z0-9]+", PatternSlot.INDEX: "[0-9]+"}
@@ -45,9 +44,15 @@ _MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]{3,}\])")
 """Matches what is one control token in the vocabulary of a model that was taught it."""
 
 
-def text_of(pattern: Pattern, name: str = "") -> str:
+def text_of(pattern: Pattern, name: str = "", index: int = 0) -> str:
     """The pattern as a model would have written it."""
-    return "".join(part if isinstance(part, str) else _WRITTEN.get(part, name) for part in pattern)
+    slots = {**_WRITTEN, PatternSlot.NAME: name, PatternSlot.INDEX: str(index)}
+    return "".join(part if isinstance(part, str) else slots[part] for part in pattern)
+
+
+def has_mark(text: str) -> bool:
+    """Whether something in it may be a control token of some vocabulary."""
+    return _MARK.search(text) is not None
 
 
 def regex_of(pattern: Pattern, name: str = _NAME) -> str:

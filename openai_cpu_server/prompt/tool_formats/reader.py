@@ -206,6 +206,8 @@ class Callee(msgspec.Struct, frozen=True):
     rule: str
     """The grammar's rule for its arguments as one JSON object."""
     parameters: tuple[Parameter, ...] = ()
+    in_any_order: bool = False
+    """They may be written in any order; else in theirs."""
 
 
 class WrittenCall(msgspec.Struct, frozen=True):
@@ -247,6 +249,9 @@ class ToolFormat(Protocol):
     ) -> str:
         """The grammar of a whole output. `answer`: the rule for text that is no call; "": any text;
         None: there must be calls."""
+
+    def names_parameter(self, name: str) -> bool:
+        """Whether a parameter of this name can be written, and read again."""
 
     def raw_parameters(self, callee: Callee) -> frozenset[str]:
         """The parameters whose values stand in the output as raw text."""
