@@ -108,10 +108,10 @@ def test_layers_share_what_follows_from_a_mask(library: KernelLibrary, graphs: G
         )
     ]
     library.switch_on(Kernel.ATTENTION)
-    for last, layer in enumerate(layers):
+    for last in (1, 2, 4, 8, 10):
         with graphs.attending(*layers[: last + 1], masks_change=True) as compute:
             for threads in (1, 2, 2):
-                assert error(compute(threads), exact_attention(graphs, layer)) < _EXACT
+                assert error(compute(threads), exact_attention(graphs, layers[last])) < _EXACT
                 for mask in masks:
                     mask[:] = random.permuted(mask, axis=1)
 
