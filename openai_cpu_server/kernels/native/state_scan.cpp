@@ -129,7 +129,6 @@ private:
                     sum = multiply_add(state, load(c + i), sum);
                 }
                 results(sequence, token)[head] = total(sum);
-                keep(to, 1, token);
             }
         }
     }
@@ -158,8 +157,8 @@ bool is_known_scan(const ggml_tensor& node) {
                           state.nb[2] == state.nb[1] * state.ne[1];
     const bool has_dense_rows = x.nb[1] == sizeof(float) * x.ne[0] && b.nb[1] == sizeof(float) * b.ne[0] &&
                                 c.nb[1] == sizeof(float) * c.ne[0];
-    const bool has_decays = node.src[A]->ne[0] > 1;
-    return is_whole && has_dense_rows && x.ne[1] % b.ne[1] == 0 && (!has_decays || state.ne[1] == 1);
+    const bool has_known_decays = node.src[A]->ne[0] == 1 || (state.ne[1] == 1 && node.op_params[0] == 1);
+    return is_whole && has_dense_rows && x.ne[1] % b.ne[1] == 0 && has_known_decays;
 }
 
 States states_of_scan(const ggml_tensor& node) {
