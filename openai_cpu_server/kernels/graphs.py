@@ -348,7 +348,7 @@ class GgmlGraphs:
         gathered = self._ggml.ggml_get_rows(context, memory, self._integers(context, np.asarray(case.reads)))
         states = self._ggml.ggml_reshape_4d(context, gathered, width, width, heads, sequences)
         node = self._ggml.ggml_gated_delta_net(context, *tensors, states, case.kept)
-        return node, case.values.shape, [self._written_back(context, case, memory, node, case.values.size)]
+        return node, case.values.shape, [self._written_back(context, case, memory, node, case.values.shape)]
 
     def _scan(self, context: int, case: ScanCase, memory: Any) -> _Layer:
         heads, rows = case.x.shape[2:]
@@ -358,26 +358,18 @@ class GgmlGraphs:
         states = self._ggml.ggml_reshape_4d(context, memory, width, rows, heads, len(case.states))
         reads = self._integers(context, np.asarray(case.reads))
         node = self._ggml.ggml_ssm_scan(context, states, *tensors, reads, case.kept)
-        return node, case.x.shape, [self._written_back(context, case, memory, node, case.x.size)]
+        return node, case.x.shape, [self._written_back(context, case, memory, node, case.x.shape)]
 
     def _written_back(
-        self, context: int, case: ScanCase | DeltaNetCase, memory: Any, node: Any, num_results: int
+        self, context: int, case: RecurrentCase, memory: Any, node: Any, results: tuple[int, ...]
     ) -> Any:
-        """The copy of the states that follow a node's results."""
-        size, count = case.states.shape[1], len(case.reads)
-        tokens = num_results // (count * self._row_size(case))
-        kept, row = min(case.kept, tokens), 4 * size
-        cells = len(case.states) // case.kept
-        view = self._ggml.ggml_view_3d
-        states = view(context, node, size, count, kept, row, row * count, 4 * num_results)
-        place = view(context, memory, size, count, kept, row, row * cells, row * case.first)
+        """The copy of the states that follow a node's results of such a shape."""
+        (sequences, tokens), row = results[:2], 4 * case.states.shape[1]
+        kept, cells = min(case.kept, tokens), len(case.states) // case.kept
+        sizes, view = (row // 4, sequences, kept), self._ggml.ggml_view_3d
+        states = view(context, node, *sizes, row, row * sequences, 4 * math.prod(results))
+        place = view(context, memory, *sizes, row, row * cells, row * case.first)
         return self._ggml.ggml_cpy(context, states, place)
-
-    @staticmethod
-    def _row_size(case: ScanCase | DeltaNetCase) -> int:
-        """The number of a token's results."""
-        results = case.x if isinstance(case, ScanCase) else case.values
-        return math.prod(results.shape[2:])
 
     def _convolution(self, context: int, case: ConvolutionCase, memory: Any) -> _Layer:
         sequences, tokens, channels = case.inputs.shape

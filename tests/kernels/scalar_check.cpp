@@ -12,6 +12,7 @@
 #include "attention.hpp"
 #include "cpu.hpp"
 #include "products.hpp"
+#include "recurrent.hpp"
 #include "simd.hpp"
 
 namespace {
@@ -367,6 +368,121 @@ bool attention_agrees(const Cells& type, int rows, int cells, int width, int val
     return true;
 }
 
+std::vector<float> normals(int64_t count, float size = 1) {
+    std::vector<float> found(count);
+    for (auto& one : found) one = size * normal();
+    return found;
+}
+
+bool all_near(const std::vector<float>& found, const std::vector<double>& exact) {
+    for (size_t i = 0; i < exact.size(); i++)
+        if (!(std::abs(found[i] - exact[i]) < 1e-4)) return false;
+    return true;
+}
+
+// The tensor of values one behind the other.
+ggml_tensor dense(std::vector<float>& values, const std::vector<int64_t>& sizes) {
+    std::vector<size_t> steps{4};
+    for (int64_t size : sizes) steps.push_back(steps.back() * size);
+    while (steps.size() < 4) steps.push_back(steps.back());
+    ggml_tensor result = tensor(GGML_TYPE_F32, values.data(), {sizes[0]}, {4});
+    for (size_t i = 0; i < 4; i++) result.ne[i] = i < sizes.size() ? sizes[i] : 1, result.nb[i] = steps[i];
+    return result;
+}
+
+bool delta_net_agrees(int64_t tokens, int64_t gates, Room& room) {
+    constexpr int64_t WIDTH = 64, HEADS = 2;
+    auto q = normals(WIDTH * HEADS * tokens), k = normals(q.size(), 0.1F), v = normals(q.size());
+    auto g = normals(gates * HEADS * tokens), beta = normals(HEADS * tokens, 0.3F), state = normals(WIDTH * WIDTH * HEADS);
+    for (auto& one : g) one = -std::abs(one);
+    std::vector<float> found(q.size() + state.size());
+    ggml_tensor sources[] = {dense(q, {WIDTH, HEADS, tokens}),     dense(k, {WIDTH, HEADS, tokens}),
+                             dense(v, {WIDTH, HEADS, tokens}),     dense(g, {gates, HEADS, tokens}),
+                             dense(beta, {1, HEADS, tokens}), dense(state, {WIDTH, WIDTH, HEADS})};
+    ggml_tensor node = dense(found, {static_cast<int64_t>(found.size())});
+    for (int i = 0; i < 6; i++) node.src[i] = &sources[i];
+    node.op_params[0] = 1;
+    if (!recurrent::is_known_delta_net(node)) return false;
+    recurrent::delta_net(node, recurrent::states_of_delta_net(node))->compute(room.params);
+    std::vector<double> exact(found.size());
+    std::copy(state.begin(), state.end(), exact.begin() + q.size());
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < HEADS; head++)
+            for (int64_t row = 0; row < WIDTH; row++) {
+                const int64_t at = token * HEADS + head;
+                double* s = &exact[q.size() + (head * WIDTH + row) * WIDTH];
+                double by_key = 0, by_query = 0;
+                for (int64_t i = 0; i < WIDTH; i++) s[i] *= std::exp(double{g[at * gates + i % gates]});
+                for (int64_t i = 0; i < WIDTH; i++) by_key += s[i] * k[at * WIDTH + i];
+                const double difference = beta[at] * (v[at * WIDTH + row] - by_key);
+                for (int64_t i = 0; i < WIDTH; i++) s[i] += difference * k[at * WIDTH + i];
+                for (int64_t i = 0; i < WIDTH; i++) by_query += s[i] * q[at * WIDTH + i];
+                exact[at * WIDTH + row] = by_query / std::sqrt(double{WIDTH});
+            }
+    return all_near(found, exact);
+}
+
+// Mamba 2 with `rows` of a head; Mamba 1 with one, whose values decay differently.
+bool scan_agrees(int64_t tokens, int64_t rows, Room& room) {
+    const int64_t heads = 6, width = 16, decays = rows == 1 ? width : 1;
+    auto x = normals(rows * heads * tokens), dt = normals(heads * tokens), a = normals(decays * heads);
+    auto b = normals(width * tokens), c = normals(width * tokens), state = normals(width * rows * heads);
+    for (auto& one : a) one = -std::abs(one);
+    std::vector<float> found(x.size() + state.size());
+    std::vector<int32_t> ids{0};
+    ggml_tensor sources[] = {dense(state, {width, rows, heads}), dense(x, {rows, heads, tokens}), dense(dt, {heads, tokens}),
+                             dense(a, {decays, heads}),          dense(b, {width, 1, tokens}),    dense(c, {width, 1, tokens}),
+                             tensor(GGML_TYPE_I32, ids.data(), {1}, {4})};
+    ggml_tensor node = dense(found, {static_cast<int64_t>(found.size())});
+    for (int i = 0; i < 7; i++) node.src[i] = &sources[i];
+    node.op_params[0] = 1;
+    if (!recurrent::is_known_scan(node)) return false;
+    recurrent::scan(node, recurrent::states_of_scan(node))->compute(room.params);
+    std::vector<double> exact(found.size());
+    std::copy(state.begin(), state.end(), exact.begin() + x.size());
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t row = 0; row < heads * rows; row++) {
+            const double step = std::log1p(std::exp(double{dt[token * heads + row / rows]}));
+            double* s = &exact[x.size() + row * width];
+            double sum = 0;
+            for (int64_t i = 0; i < width; i++) {
+                s[i] = s[i] * std::exp(step * a[row / rows * decays + i % decays]) +
+                       step * x[token * heads * rows + row] * b[token * width + i];
+                sum += s[i] * c[token * width + i];
+            }
+            exact[token * heads * rows + row] = sum;
+        }
+    return all_near(found, exact);
+}
+
+bool convolution_agrees(int64_t tokens, int64_t taps, Room& room) {
+    const int64_t channels = 144;
+    auto inputs = normals(channels * tokens), weights = normals(channels * taps), state = normals(channels * (taps - 1));
+    std::vector<float> found(inputs.size() + state.size());
+    recurrent::Convolution layer{};
+    layer.taps = taps, layer.channels = channels, layer.tokens = tokens, layer.sequences = 1;
+    layer.weights = weights.data(), layer.has_silu = true;
+    layer.inputs = reinterpret_cast<const char*>(inputs.data()), layer.token_stride = 4 * channels;
+    layer.states = {state.data()}, layer.result = found.data();
+    layer.kept = {{tokens, {reinterpret_cast<char*>(&found[inputs.size()]), 4 * state.size()}}};
+    recurrent::convolution(layer)->compute(room.params);
+    std::vector<double> exact(found.size());
+    for (int64_t channel = 0; channel < channels; channel++) {
+        const auto at = [&](int64_t column) {
+            return double{column < taps - 1 ? state[channel * (taps - 1) + column]
+                                            : inputs[(column - taps + 1) * channels + channel]};
+        };
+        for (int64_t token = 0; token < tokens; token++) {
+            double sum = 0;
+            for (int64_t tap = 0; tap < taps; tap++) sum += weights[channel * taps + tap] * at(token + tap);
+            exact[token * channels + channel] = sum / (1 + std::exp(-sum));
+        }
+        for (int64_t i = 0; i < taps - 1; i++)
+            exact[inputs.size() + channel * (taps - 1) + i] = at(tokens + i);
+    }
+    return all_near(found, exact);
+}
+
 }  // namespace
 
 const Ggml& ggml() {
@@ -398,6 +514,12 @@ int main() {
                 for (float soft_cap : {0.0F, 5.0F}) check_attention(cells, rows, width, width, soft_cap);
         check_attention(cells, 1, 512, 512, 0);
         check_attention(cells, 4, 576, 512, 0);
+    }
+    for (int64_t tokens : {1, 2, 70}) {
+        const std::string after = " tokens " + std::to_string(tokens);
+        for (int64_t gates : {1, 64}) check(delta_net_agrees(tokens, gates, room), "delta net" + after);
+        for (int64_t rows : {1, 8, 13}) check(scan_agrees(tokens, rows, room), "scan" + after);
+        for (int64_t taps : {2, 3, 4}) check(convolution_agrees(tokens, taps, room), "convolution" + after);
     }
     std::printf("%s: %d differ\n", INSTRUCTION_SET, differing);
     return differing;
