@@ -71,7 +71,8 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """A dense model of the llama family: the work of its steps follows from the file's header."""
+    """A dense model of the llama family, or one with states besides: the work of its steps follows from the
+    file's header."""
 
     body_bytes: int
     body_weights: int
@@ -80,9 +81,11 @@ class ModelWork:
     cell_bytes: int
     products_per_pair: int
     """Multiply-adds of attention for a token and a cell that it attends to."""
+    state_bytes: int = 0
+    """Of a sequence's state, which each step reads and writes."""
 
     @classmethod
-    def of(cls, model: Path, kv_type: str) -> ModelWork | None:
+    def of(cls, model: Path, kv_type: str, state_bytes: int = 0) -> ModelWork | None:
         """None if the file holds experts: which of these a step reads depends on the text."""
         header = GgufHeader(model)
         matrices = {each.name: each for each in model_tensors(header) if len(each.shape) > 1}
@@ -97,6 +100,7 @@ class ModelWork:
             output_weights=output.num_values,
             cell_bytes=bytes_per_cell(header, KVType.named(kv_type)),
             products_per_pair=_products_per_pair(header),
+            state_bytes=state_bytes,
         )
 
     def step(self, sizes: Mapping[int, int], held: Mapping[int, int]) -> Work:
@@ -104,8 +108,9 @@ class ModelWork:
         tokens = sum(sizes.values())
         cells = sum(held.get(slot, 0) + size for slot, size in sizes.items())
         pairs = sum(size * held.get(slot, 0) + size * (size + 1) // 2 for slot, size in sizes.items())
+        states = 2 * len(sizes) * self.state_bytes
         return Work(
-            read_bytes=self.body_bytes + self.output_bytes + cells * self.cell_bytes,
+            read_bytes=self.body_bytes + self.output_bytes + cells * self.cell_bytes + states,
             int8_products=tokens * self.body_weights + len(sizes) * self.output_weights,
             float_products=pairs * self.products_per_pair,
         )
