@@ -3,8 +3,8 @@
 Both compute in turn; the best of all rounds counts, for whatever else the machine does only makes a round
 slower. No step can be shorter than reading its weights and cells, and reading and writing its sequences'
 states, takes at the speed at which all threads read memory, nor than its multiply-adds take in loops that do
-nothing else (int8 for weights, float for attention). Both speeds are measured at the start; the larger time is
-the floor.
+nothing else (int8 for weights, float for attention). Both speeds are measured at the start; the larger time
+is the floor.
 """
 
 from __future__ import annotations
