@@ -71,7 +71,8 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """A model of the llama family: the work of its steps follows from the file's header.
+    """A model of the llama family, or one with states besides: the work of its steps follows from the file's
+    header.
 
     Routers of experts are taken to choose evenly, and windows of attention to reach over all cells.
     """
@@ -88,9 +89,11 @@ class ModelWork:
     expert_weights: int = 0
     used_share: float = 1.0
     """The share of the experts that a token goes through."""
+    state_bytes: int = 0
+    """Of a sequence's state, which each step reads and writes."""
 
     @classmethod
-    def of(cls, model: Path, kv_type: str) -> ModelWork:
+    def of(cls, model: Path, kv_type: str, state_bytes: int = 0) -> ModelWork:
         header = GgufHeader(model)
         matrices = {each.name: each for each in model_tensors(header) if len(each.shape) > 1}
         embedding = matrices.pop("token_embd.weight")
@@ -106,6 +109,7 @@ class ModelWork:
             expert_bytes=sum(each.num_bytes for each in experts),
             expert_weights=sum(each.num_values for each in experts),
             used_share=_used_share(header),
+            state_bytes=state_bytes,
         )
 
     def step(self, sizes: Mapping[int, int], held: Mapping[int, int]) -> Work:
@@ -119,7 +123,8 @@ class ModelWork:
             read_bytes=self.body_bytes
             + self.expert_bytes * touched_share
             + self.output_bytes
-            + cells * self.cell_bytes,
+            + cells * self.cell_bytes
+            + 2 * len(sizes) * self.state_bytes,
             int8_products=tokens * weights + len(sizes) * self.output_weights,
             float_products=pairs * self.products_per_pair,
         )

@@ -1,9 +1,10 @@
 """*steps*: whole steps of a model: ggml alone, with our kernels in front, and what the machine allows.
 
 Both compute in turn; the best of all rounds counts, for whatever else the machine does only makes a round
-slower. No step can be shorter than reading its weights and cells takes at the speed at which all threads read
-memory, nor than its multiply-adds take in loops that do nothing else (int8 for weights, float for attention).
-Both speeds are measured at the start; the larger time is the floor.
+slower. No step can be shorter than reading its weights and cells, and reading and writing its sequences'
+states, takes at the speed at which all threads read memory, nor than its multiply-adds take in loops that do
+nothing else (int8 for weights, float for attention). Both speeds are measured at the start; the larger time
+is the floor.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def run(asked: argparse.Namespace) -> int:
     )
     backend = LlamaBackend.load(options, lambda fraction: None)
     try:
-        model = ModelWork.of(asked.model, backend.info.kv_type)
+        model = ModelWork.of(asked.model, backend.info.kv_type, backend.info.state_bytes)
         bench = _Bench(backend, asked.rounds, measured_peaks(backend.info.threads), model)
         print(bench.heading)
         for situation in situations():
