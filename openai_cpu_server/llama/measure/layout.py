@@ -41,7 +41,7 @@ _CLEARLY = 0.95
 """Another way is taken only if it takes at most this share of the time: repacking costs a start its time, and
 memory that the file's mapping does not."""
 _LEAST_OUTPUTS = 64
-_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_EMBEDDING, _OUTPUT, _OF_EXPERTS = "token_embd.weight", "output.weight", "_exps.weight"
 _NOT_COMPARED = ("f32", "f64", "i8", "i16", "i32", "i64")
 
 
@@ -281,7 +281,7 @@ def _multiplied(header: GgufHeader) -> list[_Stored]:
     return [
         stored
         for stored in every
-        if len(stored.tensor.shape) in (2, 3)
+        if (len(stored.tensor.shape) == 2 or _OF_EXPERTS in stored.tensor.name)
         and stored.tensor.type.name not in _NOT_COMPARED
         and ("embd" not in stored.tensor.name or (stored.tensor.name == _EMBEDDING and not has_output))
     ]
