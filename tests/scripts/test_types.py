@@ -40,6 +40,7 @@ def test_speed_is_told_for_each_number_of_rows() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_widened_model_predicts_the_same(tmp_path: Path) -> None:
     smollm2 = PACKAGED["smollm2"]
     if not smollm2.package.is_installed:
