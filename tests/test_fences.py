@@ -53,6 +53,7 @@ ALLOWED = {
         "kernels.layouts",
         "kernels.library",
         "kernels.proof",
+        "kernels.tensors",
         "storage.private_files",
     },
     "model_source": {"config.adapters", "config.folders", "contract.model_info", "errors", "llama.gguf"},

@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from openai_cpu_server.kernels.graphs import Computing, GgmlGraphs, GgmlType
+from openai_cpu_server.kernels.graphs import GgmlGraphs
+from openai_cpu_server.kernels.tensors import OVERHEAD_BYTES, Computing, GgmlType
 
 _CPU = 0
 """GGML_BACKEND_DEVICE_TYPE_CPU of ggml-backend.h."""
-_OVERHEAD_BYTES = 4 << 20
-"""The graphs, what their tensors need beside their data, and ggml's scratch for a few threads."""
 
 
 class StoredWeights(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +59,7 @@ class LayoutGraphs(GgmlGraphs):
         """The same, repacked as llama.cpp would at load; None: ggml keeps such weights as they are here."""
         with ExitStack() as stack:
             context = stack.enter_context(self._room(weights, rows, 0))
-            owner = stack.enter_context(self._memory(_OVERHEAD_BYTES, holds_data=False))
+            owner = stack.enter_context(self._memory(OVERHEAD_BYTES, holds_data=False))
             for layout in self._layouts():
                 tensor = self._new_tensor(owner, weights.shape, weights.type)
                 stack.callback(self._ggml.ggml_backend_buffer_free, self._stored_in(layout, tensor))
@@ -113,7 +112,7 @@ class LayoutGraphs(GgmlGraphs):
     @contextmanager
     def _room(self, weights: StoredWeights, rows: Sequence[int], num_bytes: int) -> Iterator[int]:
         values = sum(rows) * (weights.num_experts or 1) * (weights.depth + weights.outputs)
-        with self._memory(num_bytes + 4 * values + _OVERHEAD_BYTES) as context:
+        with self._memory(num_bytes + 4 * values + OVERHEAD_BYTES) as context:
             yield context
 
     def _declare(self) -> None:

@@ -15,17 +15,15 @@ from openai_cpu_server.contract.model_info import Kernels, KernelState
 from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
     AttentionCase,
-    Computing,
     ConvolutionCase,
     DeltaNetCase,
-    Floats,
     GgmlGraphs,
-    GgmlType,
     ProductCase,
     ScanCase,
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
+from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType
 
 _THREADS = (1, 2)
 _TOLERANCE = 5e-3

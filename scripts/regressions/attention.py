@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 from llama_cpp._ggml import libggml
 
-from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
+from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
+from openai_cpu_server.kernels.tensors import Floats, GgmlType
 
 _LAYERS = 4
 _LEAST_ROUNDS = 5

@@ -20,15 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from llama_cpp._ggml import libggml
 
-from openai_cpu_server.kernels.graphs import (
-    PRODUCT_TYPES,
-    GgmlGraphs,
-    GgmlType,
-    Packed,
-    ProductCase,
-    random_weights,
-)
+from openai_cpu_server.kernels.graphs import PRODUCT_TYPES, GgmlGraphs, ProductCase, random_weights
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary, library_path, obstacle
+from openai_cpu_server.kernels.tensors import GgmlType, Packed
 
 _WEIGHT_BYTES = 100_000_000
 """More than a cache holds."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.kernels.graphs import AttentionCase, Floats, GgmlGraphs, GgmlType
+from openai_cpu_server.kernels.graphs import AttentionCase, GgmlGraphs
+from openai_cpu_server.kernels.tensors import Floats, GgmlType
 
 Doubles = npt.NDArray[np.float64]
 

@@ -7,9 +7,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from openai_cpu_server.kernels.graphs import GgmlType
 from openai_cpu_server.kernels.layouts import LayoutGraphs, StoredWeights
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
+from openai_cpu_server.kernels.tensors import GgmlType
 from openai_cpu_server.llama.gguf.tensors import TENSOR_TYPES
 
 DEPTH, OUTPUTS, ROWS = 512, 64, (1, 3, 8)

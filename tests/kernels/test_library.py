@@ -12,9 +12,10 @@ import pytest
 
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.kernels.build import LEVELS, BuildFailed, build, cpu_flags
-from openai_cpu_server.kernels.graphs import Computing, Floats, GgmlGraphs
+from openai_cpu_server.kernels.graphs import GgmlGraphs
 from openai_cpu_server.kernels.library import GGML_OF, Kernel, KernelLibrary, digest, obstacle
 from openai_cpu_server.kernels.proof import attention_proofs, proved
+from openai_cpu_server.kernels.tensors import Computing, Floats
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.kernels.library import KERNELS, ROOT, failures_with
 from tests.tiny_model import tiny_model_path

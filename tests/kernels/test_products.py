@@ -12,16 +12,13 @@ import pytest
 
 from openai_cpu_server.kernels.graphs import (
     PRODUCT_TYPES,
-    Computing,
-    Floats,
     GgmlGraphs,
-    GgmlType,
-    Ints,
     ProductCase,
     num_weights_of_block,
     random_weights,
 )
 from openai_cpu_server.kernels.library import Kernel, KernelLibrary
+from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType, Ints
 
 Doubles = npt.NDArray[np.float64]
 
