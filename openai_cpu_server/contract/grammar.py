@@ -31,6 +31,8 @@ class GrammarSource(enum.Enum):
 class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     source: GrammarSource
     text: str = ""
+    pointer: str = ""
+    """The place in the schema whose values are wanted: a JSON pointer."""
     is_strict: bool = True
     """What cannot be enforced is refused; else it is left out and named."""
     is_flexible: bool = False

@@ -130,9 +130,12 @@ class ModelGrammars:
         self._make = make
         self._known: LruCache[Union[MadeGrammar, RefusedGrammar]] = LruCache(remembered_bytes)
 
-    def of_schema(self, schema: Mapping[str, object], param: str, *, strict: bool = True) -> CheckedGrammar:
-        """If it is not strict, what cannot be enforced is left out and named."""
-        made = self._made(GrammarSource.SCHEMA, param, json.dumps(schema), strict=strict)
+    def of_schema(
+        self, schema: Mapping[str, object], param: str, *, strict: bool = True, pointer: str = ""
+    ) -> CheckedGrammar:
+        """If it is not strict, what cannot be enforced is left out and named. `pointer`: the place in the
+        schema whose values are wanted."""
+        made = self._made(GrammarSource.SCHEMA, param, json.dumps(schema), pointer=pointer, strict=strict)
         paths = tuple(f"{_param(param, path)}.{keyword}" for path, keyword in made.unenforced)
         return CheckedGrammar(made.lark, made.rules, paths, is_json=True, share=made.share)
 
@@ -166,13 +169,19 @@ class ModelGrammars:
         param: str,
         text: str = "",
         *,
+        pointer: str = "",
         strict: bool = True,
         parts: Mapping[str, bytes] = NO_PARTS,
     ) -> MadeGrammar:
         """Orders are known by their digests, so that long ones are not held. A refusal is remembered too: a
         client that sends a large schema again and again is told at once. Raises InvalidRequest."""
         order = GrammarOrder(
-            source=source, text=text, is_strict=strict, is_flexible=self.is_flexible, parts=parts
+            source=source,
+            text=text,
+            pointer=pointer,
+            is_strict=strict,
+            is_flexible=self.is_flexible,
+            parts=parts,
         )
         made = self._known.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
         if isinstance(made, RefusedGrammar):
@@ -183,7 +192,7 @@ class ModelGrammars:
 
 def _digest(order: GrammarOrder) -> bytes:
     kind = f"{order.source.value} {order.is_strict} {order.is_flexible} {len(order.text)} "
-    found = hashlib.sha256((kind + order.text).encode(errors="surrogatepass"))
+    found = hashlib.sha256((kind + order.text + order.pointer).encode(errors="surrogatepass"))
     for name, part in order.parts.items():
         found.update(f"{name} {len(part)} ".encode() + part)
     return found.digest()

@@ -69,12 +69,12 @@ class CompiledGrammar(msgspec.Struct, frozen=True):
     """What a schema cost, as a share of what one may cost."""
 
 
-def compile_schema(schema: Json, options: Options | None = None) -> CompiledGrammar:
-    """A grammar that takes exactly the values of the schema, as far as the order of properties allows.
-    Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
+def compile_schema(schema: Json, options: Options | None = None, pointer: str = "") -> CompiledGrammar:
+    """A grammar that takes exactly the values of the schema, or of the one at a pointer into it, as far as
+    the order of properties allows. Raises UnsupportedSchema, InvalidSchema, SchemaTooLarge."""
     options = options or Options()
     try:
-        return _Compiler(schema, options).compile()
+        return _Compiler(schema, options).compile(pointer)
     except RecursionError:  # several limits nearly reached at once
         raise SchemaTooLarge("depth", options.limits.depth) from None
 
@@ -112,13 +112,13 @@ class _Compiler:
             self._budget,
         )
 
-    def compile(self) -> CompiledGrammar:
-        root = self._value(((self._normaliser.at(""), True),), "value")
+    def compile(self, pointer: str) -> CompiledGrammar:
+        root = self._value(((self._normaliser.at(pointer), True),), "value")
         while self._waiting:
             goal, name = self._waiting.pop()
             with self._budget.looking_at(self._goals.path(goal)):
                 self._grammar.set(name, self._of_goal(goal, name))
-        if (impossible := self._impossible("")) is not None:
+        if (impossible := self._impossible(pointer)) is not None:
             raise InvalidSchema(impossible, "no value can satisfy this schema")
         rules = self._grammar.finish(root, self._paths().get)
         return CompiledGrammar(rules, self._report.unenforced, self._budget.share)
@@ -292,7 +292,7 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     options = Options(whitespace=whitespace, strict=order.is_strict)
     match order.source:
         case GrammarSource.SCHEMA:
-            return compile_schema(json.loads(order.text), options)
+            return compile_schema(json.loads(order.text), options, order.pointer)
         case GrammarSource.ANY_OBJECT:
             return msgspec.structs.replace(compile_schema(ANY_OBJECT, options), share=0.0)
         case GrammarSource.REGEX:

@@ -412,6 +412,24 @@ def test_a_string_with_limits_is_json_in_its_tag() -> None:
     assert read(call.reader(), list(text % '"ab"')) == ("", "", [("f", {"a": "ab"})])
 
 
+def test_references_of_a_parameter_lead_into_the_whole_schema() -> None:
+    schema = {
+        "$id": "https://example.org/f",
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "maximum": 5},
+            "b": {"$ref": "#/properties/a"},
+            "c": {"$ref": "urn:short"},
+        },
+        "$defs": {"s": {"$id": "urn:short", "enum": [1, 2]}},
+        "required": ["b", "c"],
+    }
+    call = split(schema, form="pythonic")
+    assert accepts(call, PLAIN, "[f(b=5, c=2)]")
+    assert not accepts(call, PLAIN, "[f(b=6, c=2)]")
+    assert not accepts(call, PLAIN, "[f(b=5, c=3)]")
+
+
 def test_many_optional_parameters_make_no_large_grammar() -> None:
     many = {f"p{index}": {"type": "integer"} for index in range(40)}
     call = split({"type": "object", "properties": many}, form="pythonic")

@@ -76,8 +76,8 @@ def _check_known(names: Sequence[str], known: Collection[str], path: str) -> Non
 
 
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
-_SHARED = ("$defs", "definitions")
-_SPLIT = {*_NOTES, *_SHARED, "type", "properties", "required", "additionalProperties"}
+_NAMING = {"$defs", "definitions", "$anchor", "$dynamicAnchor"}
+_SPLIT = {*_NOTES, *_NAMING, "type", "properties", "required", "additionalProperties"}
 """Keywords of an object's schema that mean the same when its properties are taken one by one."""
 _TEXT = {*_NOTES, "type", "enum", "const"}
 """Keywords of a string's schema that leave it raw."""
@@ -101,7 +101,7 @@ class SplitParameters:
         self._can_name = can_name
         self._function = function
         self._grammars = grammars
-        self._shared: JsonObject = {key: schema[key] for key in _SHARED if key in schema}
+        self._schema = schema
         self.parts: dict[str, bytes] = {}
         """Grammars by the names of their rules."""
         self.unenforced: tuple[str, ...] = self._left_out(schema)
@@ -144,7 +144,7 @@ class SplitParameters:
 
     def _parameter(self, name: str, schema: object, rule: str, *, is_required: bool) -> Parameter:
         choices = _choices(schema)
-        self.parts[rule] = self._value(name, schema).rules
+        self.parts[rule] = self._value(name).rules
         return Parameter(
             name,
             is_required=is_required,
@@ -156,13 +156,17 @@ class SplitParameters:
             and schema["type"] == "boolean",
         )
 
-    def _value(self, name: str, schema: object) -> CheckedGrammar:
-        path, is_strict = f"{self._function.schema_path}.properties.{name}", self._function.is_strict
-        if not isinstance(schema, dict):
-            known: JsonObject = {} if schema is not False else {"not": {}}
-        else:
-            known = {**self._shared, **schema}
-        grammar = self._grammars.of_schema(known, path, strict=is_strict)
+    def _value(self, name: str) -> CheckedGrammar:
+        """A parameter is a place in the whole schema, where its references lead where they say. One that
+        is only required may have any value."""
+        properties = self._schema.get("properties", {})
+        is_described = isinstance(properties, dict) and name in properties
+        grammar = self._grammars.of_schema(
+            self._schema if is_described else {},
+            self._function.schema_path,
+            strict=self._function.is_strict,
+            pointer="/properties/" + name.replace("~", "~0").replace("/", "~1") if is_described else "",
+        )
         self.unenforced += grammar.unenforced
         self.share += grammar.share
         return grammar

@@ -7,10 +7,10 @@ An expression that is not `whole` is no lexeme, but its parts may be. A literal'
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
-from openai_cpu_server.structured.languages.automaton import build, to_expr
+from openai_cpu_server.structured.languages.automaton import build, state_rules, to_expr
 from openai_cpu_server.structured.languages.expr import (
+    ANY_CHAR,
     EMPTY,
     ROOT,
     Alt,
@@ -24,6 +24,7 @@ from openai_cpu_server.structured.languages.expr import (
     Text,
     Token,
     alt,
+    both,
     literal,
     rebuilt,
     repeat,
@@ -138,7 +139,7 @@ class LexemePlan:
     ) -> None:
         """Plan these rules. Raises InvalidGrammar."""
         self._work = work
-        self._source = rules
+        self._source = dict(rules)
         self._regular = regular
         self._whole = whole
         self._names: dict[Expr, Ref] = {}
@@ -193,15 +194,22 @@ class LexemePlan:
         return type(expr)(tuple(map(self._planned, expr.items)))
 
     def _written_out(self, expr: Expr) -> Expr:
-        """The same language without intersections, which must be lexemes. Raises InvalidGrammar."""
+        """The same language without intersections, which only lexemes can have: one expression, or a rule for
+        each state. Raises InvalidGrammar."""
         language = self._regular.of(expr)
-        found = None
-        if language is not None:
-            with suppress(SchemaTooLarge):
-                found = to_expr(build(spelt_out(language), Budget(Limits())))
-        if found is None:
-            raise InvalidGrammar(1, 1, "too ambiguous: a pattern cannot be told from what follows it")
-        return found
+        if language is None:
+            raise InvalidGrammar(1, 1, "too large: a pattern is beside others in too many places")
+        try:
+            automaton = build(spelt_out(language), Budget(Limits()))
+        except SchemaTooLarge:
+            message = "too ambiguous: a pattern cannot be told from what may stand beside it or follow it"
+            raise InvalidGrammar(1, 1, message) from None
+        simple = to_expr(automaton)
+        if simple is not None:
+            return simple
+        names = [f"state-{len(self._source)}-{i}" for i in range(len(automaton.edges))]
+        self._source |= state_rules(automaton, names, Chars)
+        return Ref(names[0])
 
     def _lexeme(self, language: Expr) -> Expr:
         if language not in self._names:
@@ -215,6 +223,8 @@ def _filled(language: Expr) -> Expr | None:
     """The language without the empty text; None where that is not simple."""
     if isinstance(language, Repeat) and not language.item.is_nullable:
         return repeat(language.item, 1, language.high)
+    if isinstance(language, And):
+        return both(*language.items, repeat(ANY_CHAR, 1, None))
     if isinstance(language, Alt):
         options = [x if not x.is_nullable else _filled(x) for x in language.items if x != EMPTY]
         return None if None in options else alt(*(x for x in options if x is not None))
