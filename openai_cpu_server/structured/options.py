@@ -144,7 +144,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Steps of that merging."""
     regex_states: int = 1_500
     """States of one automaton."""
-    regex_work: int = 40_000
+    regex_work: int = 80_000
     """Transitions of all automata together."""
     rules: int = 10_000
     grammar: int = 600_000

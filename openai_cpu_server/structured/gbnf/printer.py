@@ -136,7 +136,7 @@ def _intersects(expr: Expr) -> bool:
     return isinstance(expr, (And, Not))
 
 
-_PRINTED = Limits(regex_states=20_000, regex_work=200_000, rules=40_000)
+_PRINTED = Limits(regex_states=20_000, regex_work=100_000, rules=40_000)
 
 
 class _Expansion:
