@@ -220,8 +220,9 @@ def render_chat(
 
 
 def needs_special_tokens(text: str, *, bos_text: str) -> bool:
-    """Whether the tokenizer adds BOS: not if the template wrote one, because two of them confuse a model."""
-    return not (bos_text and text.startswith(bos_text))
+    """Whether the tokenizer adds BOS: not if the template wrote one, maybe behind white space, because two of
+    them confuse a model."""
+    return not (bos_text and text.lstrip().startswith(bos_text))
 
 
 def _closed(rendered: ChatText, reasoning: TemplateReasoning) -> ChatText:

@@ -71,7 +71,13 @@ def test_failure_of_the_template() -> None:
 
 @pytest.mark.parametrize(
     ("text", "bos_text", "expected"),
-    [("<s>Hi", "<s>", False), ("Hi<s>", "<s>", True), ("Hi", "", True), ("", "<s>", True)],
+    [
+        ("<s>Hi", "<s>", False),
+        ("\n\n<s>Hi", "<s>", False),
+        ("Hi<s>", "<s>", True),
+        ("Hi", "", True),
+        ("", "<s>", True),
+    ],
 )
 def test_bos_is_never_doubled(text: str, bos_text: str, expected: bool) -> None:
     assert needs_special_tokens(text, bos_text=bos_text) is expected
