@@ -486,7 +486,12 @@ bool convolution_agrees(int64_t tokens, int64_t taps, Room& room) {
 }  // namespace
 
 const Ggml& ggml() {
-    static const Ggml ours{no_barrier, set_chunk, add_chunk, nullptr, nullptr, nullptr, type_traits};
+    static const Ggml ours = [] {
+        Ggml found{};
+        found.barrier = no_barrier, found.chunk_set = set_chunk, found.chunk_add = add_chunk;
+        found.type_traits = type_traits;
+        return found;
+    }();
     return ours;
 }
 
