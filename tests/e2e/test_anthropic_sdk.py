@@ -165,8 +165,11 @@ def test_errors_are_the_exceptions_that_users_catch(server: ServerProcess, sdk: 
         "role": "user",
         "content": [{"type": "image", "source": {"type": "url", "url": "http://example.com/a.png"}}],
     }
-    with pytest.raises(anthropic.BadRequestError, match="text only"):
-        sdk.messages.create(model="tiny", max_tokens=1, messages=[image])
+    seen = sdk.messages.with_raw_response.create(model="tiny", max_tokens=1, messages=[image])
+    assert seen.headers["x-ignored-parameters"] == "messages[0].content[0] (image)"
+    nobody: MessageParam = {"role": "user", "content": []}
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content"):
+        sdk.messages.create(model="tiny", max_tokens=1, messages=[nobody])
     long: MessageParam = {"role": "user", "content": "river " * 20_000}
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         sdk.messages.create(model="tiny", max_tokens=1, messages=[long])
