@@ -24,7 +24,6 @@ class _Block(NamedTuple):
 
 
 _BLOCKS = {
-    GgmlType.F16: _Block(32, 64, tuple(range(0, 64, 2))),
     GgmlType.Q4_0: _Block(32, 18),
     GgmlType.Q4_1: _Block(32, 20, (0, 2)),
     GgmlType.Q5_0: _Block(32, 22),
@@ -42,7 +41,6 @@ _BLOCKS = {
     GgmlType.IQ3_S: _Block(256, 110),
     GgmlType.IQ2_S: _Block(256, 82),
     GgmlType.IQ4_XS: _Block(256, 136),
-    GgmlType.BF16: _Block(32, 64, ()),
     GgmlType.MXFP4: _Block(32, 17, ()),
 }
 
@@ -67,9 +65,6 @@ def random_weights(
 
     To quantise numbers would take far longer than their product, and some types need an importance matrix.
     """
-    if kind is GgmlType.BF16:
-        numbers = np.float32(size) * random.standard_normal((outputs, depth), np.float32)
-        return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     block = _BLOCKS[kind]
     shape = (outputs, depth // block.num_weights, block.num_bytes)
     packed = random.integers(bytes_of.start, bytes_of.stop, shape, np.uint8)

@@ -22,7 +22,7 @@ from openai_cpu_server.kernels.tensors import Computing, Floats, GgmlType, Ints
 
 Doubles = npt.NDArray[np.float64]
 
-_OF_EACH_ENGINE = (GgmlType.Q4_1, GgmlType.MXFP4, GgmlType.Q4_K, GgmlType.IQ3_S, GgmlType.F16)
+_OF_EACH_ENGINE = (GgmlType.Q4_1, GgmlType.MXFP4, GgmlType.Q4_K, GgmlType.IQ3_S)
 """Whose products differ in more than how weights are unpacked."""
 _STEPS = 127
 """An activation is one of so many steps of the largest beside it, and their negatives."""
@@ -98,8 +98,7 @@ def largest_error(case: ProductCase, weights: Doubles) -> Doubles:
     unit = num_weights_of_block(case.weight_type)  # activations are rounded together
     weights = np.abs(weights)
     activations = np.abs(case.activations.astype(np.float64))
-    steps = np.inf if case.weight_type in (GgmlType.F16, GgmlType.BF16) else _STEPS
-    half_steps = activations.reshape(*activations.shape[:-1], -1, unit).max(axis=-1) / steps / 2
+    half_steps = activations.reshape(*activations.shape[:-1], -1, unit).max(axis=-1) / _STEPS / 2
     by_unit = weights.reshape(*weights.shape[:-1], -1, unit).sum(axis=-1)
     return multiplied(case, half_steps, by_unit) + _SUM_ERROR * multiplied(case, activations, weights)
 
@@ -258,15 +257,16 @@ def test_scratch_grows_where_ggml_has_too_little(check: Check) -> None:
 
 @pytest.mark.parametrize(
     ("weight_type", "outputs"),
-    [(GgmlType.F32, 64), (GgmlType.Q4_K, 7), (GgmlType.Q8_0, 1)],
+    [(GgmlType.F32, 64), (GgmlType.F16, 64), (GgmlType.Q4_K, 7), (GgmlType.Q8_0, 1)],
 )
 def test_what_it_does_not_do_is_left_to_ggml(
     library: KernelLibrary, graphs: GgmlGraphs, weight_type: GgmlType, outputs: int
 ) -> None:
     random = np.random.default_rng(0)
     activations = random.standard_normal((3, 256), np.float32)
-    if weight_type is GgmlType.F32:
-        weights = random.standard_normal((outputs, 256), np.float32).view(np.uint8)
+    floats = {GgmlType.F32: np.float32, GgmlType.F16: np.float16}
+    if weight_type in floats:
+        weights = random.standard_normal((outputs, 256)).astype(floats[weight_type]).view(np.uint8)
     else:
         weights = random_weights(weight_type, outputs, 256, random)
     case = ProductCase(weights=weights, activations=activations, weight_type=weight_type)
@@ -361,21 +361,6 @@ def test_a_matrix_for_each_batch_or_for_several(check: Check, batches: int) -> N
                 activations=plain.activations.reshape(batches, rows, 128),
             )
         )
-
-
-def test_rows_of_floats_that_are_no_whole_blocks_are_left_to_ggml(
-    library: KernelLibrary, graphs: GgmlGraphs
-) -> None:
-    random = np.random.default_rng(0)
-    weights = random.standard_normal((64, 40)).astype(np.float16).view(np.uint8)
-    activations = random.standard_normal((3, 40), np.float32)
-    case = ProductCase(weights=weights, activations=activations, weight_type=GgmlType.F16)
-    num_done = library.num_done(Kernel.PRODUCTS)
-    library.switch_on(Kernel.PRODUCTS)
-    assert np.allclose(
-        graphs.product(case, threads=2), exact_product(case, stored_weights(graphs, case)), 1e-2, 1e-2
-    )
-    assert library.num_done(Kernel.PRODUCTS) == num_done
 
 
 @pytest.mark.parametrize("shape", [(16, 1), (2, 3), (2, 4, 1)])

@@ -1,5 +1,4 @@
-// Activations as bytes: for each row and panel, with a scale for each UNIT of columns and a sum for each block. Where
-// weights are floats, activations stay so.
+// Activations as bytes: for each row and panel, with a scale for each UNIT of columns and a sum for each block.
 #pragma once
 
 #include <cstring>
@@ -9,7 +8,7 @@
 
 namespace products {
 
-template <class Format, bool IS_FLOAT = Format::IS_FLOAT>
+template <class Format>
 struct Activations {
     // What a block adds beside its dot product: the bias times the sum of its bytes, exact and ready to start the
     // dot product with; or, where weights have offsets, the sum that these are multiplied by, of bytes or of numbers.
@@ -19,11 +18,6 @@ struct Activations {
     int8_t bytes[PANEL_DEPTH];
     Sum sums[PANEL_DEPTH / Format::BLOCK];
     float scales[PANEL_DEPTH / Format::UNIT];
-};
-
-template <class Format>
-struct Activations<Format, true> {
-    float numbers[PANEL_DEPTH];
 };
 
 inline ints bits_of(floats x) {
@@ -72,17 +66,14 @@ typename Activations<Format>::Sum block_sum(int32_t of_bytes, float scale) {
 // The first `depth` columns of a panel of one row.
 template <class Format>
 void quantise_panel(const float* numbers, int depth, Activations<Format>& panel) {
-    if constexpr (Format::IS_FLOAT) std::copy_n(numbers, depth, panel.numbers);
-    else {
-        constexpr int UNIT = Format::UNIT, BLOCK = Format::BLOCK;
-        for (int start = 0; start < depth; start += UNIT) {
-            const float scale = largest_magnitude<UNIT>(numbers + start) * (1 / 127.0F);
-            const float per_scale = scale > 0 ? 1.0F / scale : 0.0F;
-            panel.scales[start / UNIT] = scale;
-            for (int column = start; column < start + UNIT; column += BLOCK) {
-                const int32_t sum = quantise_block<BLOCK>(numbers + column, per_scale, panel.bytes + column);
-                panel.sums[column / BLOCK] = block_sum<Format>(sum, scale);
-            }
+    constexpr int UNIT = Format::UNIT, BLOCK = Format::BLOCK;
+    for (int start = 0; start < depth; start += UNIT) {
+        const float scale = largest_magnitude<UNIT>(numbers + start) * (1 / 127.0F);
+        const float per_scale = scale > 0 ? 1.0F / scale : 0.0F;
+        panel.scales[start / UNIT] = scale;
+        for (int column = start; column < start + UNIT; column += BLOCK) {
+            const int32_t sum = quantise_block<BLOCK>(numbers + column, per_scale, panel.bytes + column);
+            panel.sums[column / BLOCK] = block_sum<Format>(sum, scale);
         }
     }
 }

@@ -221,29 +221,21 @@ void add_dots(const Dots<Format>& dots, int block, Registers<ints, 1>& of_block)
 template <class Format>
 void multiply_one_row(PackedRows rows, int64_t depth, bool is_first, const Activations<Format>* row,
                       typename Format::Panel& panel, float (*sums)[ROWS]) {
-    if constexpr (Format::IS_FLOAT) {
-        const auto weights = [&](int number, int column) {
-            if (number % LANES == 0) rows.prefetch->step(2 * LANES * LANES);
-            return Format::load(rows.first + number * rows.stride + 2 * column);
-        };
-        multiply_floats<1>(weights, static_cast<int>(std::min<int64_t>(PANEL_DEPTH, depth)), is_first, row, sums);
-    } else {
-        Dots<Format> dots;
-        const int num_blocks = multiply_packed<Format>(rows, depth, *row, panel, dots);
-        Registers<floats, 1> totals{};
-        Registers<ints, 1> scaled{};
-        for (int block = 0; block < num_blocks; block++) {
-            Registers<ints, 1> of_block;
-            begin_block<Format, 1>(row, block, of_block);
-            add_dots<Format>(dots, block, of_block);
-            if constexpr (Format::HAS_INTEGER_SCALES)
-                for (int vector = 0; vector < VECTORS; vector++)
-                    scaled[0][vector] += of_block[0][vector] * number_of(panel.scales[block][vector]);
-            else add_block<Format, 1>(panel, row, block, of_block, totals);
-        }
-        if constexpr (Format::HAS_INTEGER_SCALES) total_of_blocks<Format, 1>(panel, row, scaled, totals);
-        add_totals<Format, 1>(totals, row, is_first, sums);
+    Dots<Format> dots;
+    const int num_blocks = multiply_packed<Format>(rows, depth, *row, panel, dots);
+    Registers<floats, 1> totals{};
+    Registers<ints, 1> scaled{};
+    for (int block = 0; block < num_blocks; block++) {
+        Registers<ints, 1> of_block;
+        begin_block<Format, 1>(row, block, of_block);
+        add_dots<Format>(dots, block, of_block);
+        if constexpr (Format::HAS_INTEGER_SCALES)
+            for (int vector = 0; vector < VECTORS; vector++)
+                scaled[0][vector] += of_block[0][vector] * number_of(panel.scales[block][vector]);
+        else add_block<Format, 1>(panel, row, block, of_block, totals);
     }
+    if constexpr (Format::HAS_INTEGER_SCALES) total_of_blocks<Format, 1>(panel, row, scaled, totals);
+    add_totals<Format, 1>(totals, row, is_first, sums);
 }
 
 #else

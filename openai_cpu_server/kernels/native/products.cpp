@@ -319,7 +319,6 @@ void compute_as(const ggml_compute_params& params, const Product& product) {
 using Compute = void (*)(const ggml_compute_params&, const Product&);
 
 Compute compute_for(ggml_type type) {
-    if (!HAS_DOT) return nullptr;
     switch (type) {
         case GGML_TYPE_Q4_0: return compute_as<Q4_0>;
         case GGML_TYPE_Q4_1: return compute_as<Q4_1>;
@@ -339,8 +338,6 @@ Compute compute_for(ggml_type type) {
         case GGML_TYPE_IQ2_S: return compute_as<IQ2_S>;
         case GGML_TYPE_IQ3_XXS: return compute_as<IQ3_XXS>;
         case GGML_TYPE_IQ3_S: return compute_as<IQ3_S>;
-        case GGML_TYPE_F16: return HAS_F16 ? compute_as<F16> : nullptr;
-        case GGML_TYPE_BF16: return HAS_BF16 ? compute_as<BF16> : nullptr;
         default: return nullptr;
     }
 }
@@ -361,9 +358,9 @@ bool has_slots_only(const ggml_tensor& node) {
 bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
     const ggml_tensor &weights = *node.src[0], &activations = *node.src[1];
     const bool has_hint = node.op_params[1] != 0;
-    return !params.use_ref && !has_hint && compute_for(weights.type) && has_slots_only(node) &&
+    return HAS_DOT && !params.use_ref && !has_hint && compute_for(weights.type) && has_slots_only(node) &&
            activations.type == GGML_TYPE_F32 && activations.nb[0] == sizeof(float) && node.nb[0] == sizeof(float) &&
-           weights.ne[0] % 32 == 0 && weights.ne[1] >= ROWS && params.wsize >= sizeof(void*);
+           weights.ne[1] >= ROWS && params.wsize >= sizeof(void*);
 }
 
 void compute(const ggml_compute_params& params, ggml_tensor& node) {
@@ -373,4 +370,6 @@ void compute(const ggml_compute_params& params, ggml_tensor& node) {
 }  // namespace products
 
 // For `kernels/library.py`: whether products with weights of this type are computed here.
-extern "C" bool ocs_multiplies(int type) { return products::compute_for(static_cast<ggml_type>(type)) != nullptr; }
+extern "C" bool ocs_multiplies(int type) {
+    return products::HAS_DOT && products::compute_for(static_cast<ggml_type>(type)) != nullptr;
+}

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "activations.hpp"
-#include "float_rows.hpp"
 #include "unpack_32.hpp"
 #include "unpack_grid.hpp"
 #include "unpack_k.hpp"
@@ -201,26 +200,15 @@ __attribute__((noinline)) void multiply_group(const UnpackedPanel<Format>& panel
     add_totals<Format, WIDTH>(totals, rows, panel.is_first, sums);
 }
 
-// The same with `width` rows of activations, in groups of at most WIDTH.
-template <class Format, int WIDTH>
-void multiply_groups(const UnpackedPanel<Format>& panel, const Activations<Format>* rows, int width,
-                     float (*sums)[ROWS]) {
+// Adds a panel's products with `width` rows of activations, in groups of at most WIDTH.
+template <class Format, int WIDTH = GROUP>
+void multiply_panel(const UnpackedPanel<Format>& panel, const Activations<Format>* rows, int width,
+                    float (*sums)[ROWS]) {
     if constexpr (WIDTH > 0) {
         for (; width >= WIDTH; width -= WIDTH, rows += WIDTH, sums += WIDTH)
             multiply_group<Format, WIDTH>(panel, rows, sums);
-        multiply_groups<Format, WIDTH - 1>(panel, rows, width, sums);
+        multiply_panel<Format, WIDTH - 1>(panel, rows, width, sums);
     }
-}
-
-// Adds a panel's products with `width` rows of activations to their sums.
-template <class Format>
-void multiply_panel(const UnpackedPanel<Format>& panel, const Activations<Format>* rows, int width,
-                    float (*sums)[ROWS]) {
-    if constexpr (Format::IS_FLOAT) {
-        const auto weights = [&](int row, int column) { return simd::load(panel.weights.rows[row] + column); };
-        const int depth = panel.num_blocks * Format::BLOCK;
-        multiply_float_rows<LANES / 4>(weights, depth, panel.is_first, rows, width, sums);
-    } else multiply_groups<Format, GROUP>(panel, rows, width, sums);
 }
 
 }  // namespace products

@@ -14,7 +14,7 @@ struct BlocksOf32 {
     static constexpr int BLOCK = 32;
     static constexpr int UNIT = 32;
     static constexpr int COLUMNS = BLOCK / 4;
-    static constexpr bool IS_FLOAT = false, HAS_OFFSETS = HEAD == 4, HAS_INTEGER_SCALES = false;
+    static constexpr bool HAS_OFFSETS = HEAD == 4, HAS_INTEGER_SCALES = false;
     using Panel = products::Panel<BLOCK>;
 
     static ALWAYS_INLINE void unpack_head(PackedRows rows, int block, Panel& panel) {

@@ -34,20 +34,21 @@ ALWAYS_INLINE words byte_mask(uint32_t bits) {
 }
 
 // The low seven bits of each byte, and an eighth that makes the number of bits even.
-inline uint32_t with_parity(uint32_t sevens) {
-    uint32_t odd = sevens ^ sevens >> 4;
+inline uint64_t with_parity(uint64_t sevens) {
+    uint64_t odd = sevens ^ sevens >> 4;
     odd ^= odd >> 2;
     odd ^= odd >> 1;
-    return sevens | (odd & 0x01010101) << 7;
+    return sevens | (odd & 0x0101010101010101) << 7;
 }
 
-// The signs of 32 weights that are the low 28 bits.
-inline uint32_t signs_of_sevens(uint32_t bits) {
+// The signs of 64 weights, seven bits for eight of them.
+inline uint64_t signs_of_sevens(uint64_t bits) {
 #if defined(__BMI2__)
-    return with_parity(_pdep_u32(bits, 0x7f7f7f7f));
+    return with_parity(_pdep_u64(bits, 0x7f7f7f7f7f7f7f7f));
 #else
-    const uint32_t fourteens = (bits & 0x3fff) | (bits & 0x0fffc000) << 2;
-    return with_parity((fourteens & 0x007f007f) | (fourteens & 0x3f803f80) << 1);
+    uint64_t sevens = (bits & 0x000000000fffffff) | (bits & 0x00fffffff0000000) << 4;
+    sevens = (sevens & 0x00003fff00003fff) | (sevens & 0x0fffc0000fffc000) << 2;
+    return with_parity((sevens & 0x007f007f007f007f) | (sevens & 0x3f803f803f803f80) << 1);
 #endif
 }
 
@@ -74,7 +75,7 @@ struct Grid {
     }
 };
 
-// A format says at which place of its grid the entry `number` of a block of 32 weights stands, and which of the 32
+// A format says at which place of its grid the entry `number` of a block of 32 weights stands, and which of 64 weights
 // are negative. Where the centre is not whole, a weight and its negative differ in all bits. Superblocks begin with
 // their unit in half precision, here for weights 2^WORTH times as small.
 template <class Format, int BLOCK, int BYTES, int BITS, int TWICE_CENTRE, int POWER>
@@ -89,7 +90,9 @@ public:
 
     // Of a row, the 64 columns from 64 * pass on.
     ALWAYS_INLINE Two weights(const uint8_t* superblock, int pass) const {
-        return {weights_of_block(superblock, 2 * pass), weights_of_block(superblock, 2 * pass + 1)};
+        const uint64_t signs = Format::signs(superblock, pass);
+        return {weights_of_block(superblock, 2 * pass, static_cast<uint32_t>(signs)),
+                weights_of_block(superblock, 2 * pass + 1, static_cast<uint32_t>(signs >> 32))};
     }
 
     static void unpack(PackedRows rows, Panel& panel) {
@@ -130,11 +133,11 @@ private:
         else return entry(superblock, block, 2 * number) | entry(superblock, block, 2 * number + 1) << 32;
     }
 
-    ALWAYS_INLINE words weights_of_block(const uint8_t* superblock, int block) const {
+    ALWAYS_INLINE words weights_of_block(const uint8_t* superblock, int block, uint32_t signs) const {
         const auto magnitudes = (bytes_of_words)quads_of_words{
             eight(superblock, block, 0), eight(superblock, block, 1), eight(superblock, block, 2),
             eight(superblock, block, 3)};
-        const auto negative = (bytes_of_words)byte_mask(Format::signs(superblock, block));
+        const auto negative = (bytes_of_words)byte_mask(signs);
         if constexpr (IS_TURNED_BY_XOR) return (words)(magnitudes ^ (negative & static_cast<int8_t>(TWICE_CENTRE)));
         else return (words)((magnitudes ^ negative) - negative + static_cast<int8_t>(TWICE_CENTRE / 2));
     }
@@ -148,8 +151,10 @@ struct IQ2_XXS : GridSuperblocks<IQ2_XXS, 32, 66, 7, 2 * 43, -3> {
 
     static uint32_t place(const uint8_t* superblock, int block, int number) { return superblock[2 + 8 * block + number]; }
     static void put_place(uint8_t* superblock, int i, int place) { superblock[2 + i / 4 * 8 + i % 4] = uint8_t(place); }
-    static uint32_t signs(const uint8_t* superblock, int block) {
-        return signs_of_sevens(load_as<uint32_t>(superblock + 6 + 8 * block));
+    static uint64_t signs(const uint8_t* superblock, int pass) {
+        const uint64_t first = load_as<uint32_t>(superblock + 6 + 16 * pass) & 0x0fffffff;
+        const uint64_t second = load_as<uint32_t>(superblock + 14 + 16 * pass) & 0x0fffffff;
+        return signs_of_sevens(first | second << 28);
     }
 
     static void unpack_head(PackedRows rows, Panel& panel) {
@@ -195,10 +200,13 @@ struct IQ2_XS : TwoBitGrid<IQ2_XS, 74> {
         superblock[2 + 2 * i] = uint8_t(place);
         superblock[3 + 2 * i] = uint8_t(place >> 8);
     }
-    static uint32_t signs(const uint8_t* superblock, int block) {
-        const uint64_t sevens = load_as<uint64_t>(superblock + 2 + 8 * block) >> 9 & 0x007f007f007f007f;
-        const uint64_t twos = (sevens | sevens >> 8) & 0x0000ffff0000ffff;
-        return with_parity(static_cast<uint32_t>(twos | twos >> 16));
+    static uint64_t signs(const uint8_t* superblock, int pass) {
+        return signs_of_sevens(sevens(superblock + 2 + 16 * pass) | sevens(superblock + 10 + 16 * pass) << 28);
+    }
+
+private:
+    static uint64_t sevens(const uint8_t* four) {
+        return simd::gathered(load_as<uint64_t>(four), 0xfe00fe00fe00fe00);
     }
 };
 
@@ -214,8 +222,8 @@ struct IQ2_S : TwoBitGrid<IQ2_S, 82> {
         superblock[2 + i] = uint8_t(place);
         superblock[66 + i / 4] |= uint8_t(place >> 8 << i % 4 * 2);
     }
-    static uint32_t signs(const uint8_t* superblock, int block) {
-        return load_as<uint32_t>(superblock + 34 + 4 * block);
+    static uint64_t signs(const uint8_t* superblock, int pass) {
+        return load_as<uint64_t>(superblock + 34 + 8 * pass);
     }
 };
 
@@ -227,8 +235,9 @@ struct IQ3_XXS : GridSuperblocks<IQ3_XXS, 32, 98, 6, 2 * 31, -1> {
 
     static uint32_t place(const uint8_t* superblock, int block, int number) { return superblock[2 + 8 * block + number]; }
     static void put_place(uint8_t* superblock, int i, int place) { superblock[2 + i] = uint8_t(place); }
-    static uint32_t signs(const uint8_t* superblock, int block) {
-        return signs_of_sevens(load_as<uint32_t>(superblock + 66 + 4 * block));
+    static uint64_t signs(const uint8_t* superblock, int pass) {
+        const auto words = load_as<uint64_t>(superblock + 66 + 8 * pass);
+        return signs_of_sevens((words & 0x0fffffff) | (words >> 4 & 0x00fffffff0000000));
     }
 
     static void unpack_head(PackedRows rows, Panel& panel) {
@@ -256,8 +265,8 @@ struct IQ3_S : GridSuperblocks<IQ3_S, 32, 110, 4, 15, 1> {
         superblock[2 + i] = uint8_t(place);
         superblock[66 + i / 8] |= uint8_t(place >> 8 << i % 8);
     }
-    static uint32_t signs(const uint8_t* superblock, int block) {
-        return load_as<uint32_t>(superblock + 74 + 4 * block);
+    static uint64_t signs(const uint8_t* superblock, int pass) {
+        return load_as<uint64_t>(superblock + 74 + 8 * pass);
     }
 
     static void unpack_head(PackedRows rows, Panel& panel) {

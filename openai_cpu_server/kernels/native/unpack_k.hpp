@@ -41,7 +41,7 @@ inline ints byte_of(ints words, int number) { return (words >> (8 * number)) & 2
 template <int BLOCK_, int BYTES, int BITS>
 struct Superblocks {
     static constexpr int UNIT = 256, BLOCK = BLOCK_, BLOCK_BYTES = BYTES, BIAS = 0, WEIGHT_BITS = BITS;
-    static constexpr bool IS_FLOAT = false, HAS_INTEGER_SCALES = true, HAS_OFFSETS = true;
+    static constexpr bool HAS_INTEGER_SCALES = true, HAS_OFFSETS = true;
     using Panel = IntegerPanel<BLOCK>;
 
 protected:
