@@ -30,7 +30,7 @@ _NO_RESULT = "There is no result."
 _SILENT = "..."
 """What a user says where a template wants a turn that there is not."""
 _WORD = re.compile("[A-Za-z0-9]{4,64}")
-_LOOKED_AT = 4096
+_LOOKED_AT = 512
 """A word of a message is looked for among so many of its first characters."""
 
 
