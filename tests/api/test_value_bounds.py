@@ -174,6 +174,6 @@ def test_a_schema_that_comes_as_text_is_counted_too() -> None:
         chat(guided_json=json.dumps({"enum": [[]] * MANY}))
 
 
-def test_arguments_of_many_values_stay_text() -> None:
+def test_arguments_of_many_values_stay_text_in_an_object() -> None:
     text = json.dumps({"a": [[]] * MANY})
-    assert arguments_object(text) == text
+    assert arguments_object(text) == {"arguments": text}

@@ -23,6 +23,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     options = ("--ctx-size", "4096", "--read-timeout-s", "1", "--write-timeout-s", "2")
+    options += ("--idle-timeout-s", "1")  # of many answers the end is awaited
     with ServerProcess("--model", str(tiny_model_path()), *options) as process:
         yield process
 
