@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from openai_cpu_server.contract.figures import Amounts, Price
 from openai_cpu_server.jobs.records import PageQuery
-from openai_cpu_server.jobs.store.database import away, usage
+from openai_cpu_server.jobs.store.database import away, learned, usage
 from openai_cpu_server.storage.breaker import CircuitBreaker
 from openai_cpu_server.storage.database import Database, DatabaseThreads
 
@@ -143,7 +143,7 @@ def _sum(row: sa.RowMapping) -> UsageSum:
     told = {name: row[name] for name in GROUPS if name in row}
     # PostgreSQL's sums of integers are decimals.
     numbers = {name: float(row[name]) if name == "cpu_ms" else int(row[name]) for name in _AMOUNTS}
-    amounts = msgspec.convert(numbers, Amounts)
+    amounts = msgspec.convert(numbers, learned(Amounts))
     cost: float | None = row["cost"]
     return UsageSum(**told, amounts=amounts, cost=None if cost is None else float(cost))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import socket
 import sys
@@ -106,6 +107,8 @@ _CLOSE_CONNECTIONS_S = 1
 
 def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises StartupError with one line if that cannot begin."""
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # nobody reads what is said
+        faulthandler.enable()  # a crash of native code tells where it was
     hangup = Hangup()
     set_up_logs(settings.log_level, settings.log_format)
     plans = planned_models(settings)

@@ -161,8 +161,11 @@ def _named(request: Request) -> tuple[str, str]:
     return context_of(request.scope).owner, request.path_params["id"]
 
 
+_response = msgspec.json.Decoder(ResponseObject)
+
+
 def _object(record: ResponseRecord) -> ResponseObject:
-    return msgspec.json.decode(record.response, type=ResponseObject)
+    return _response.decode(record.response)
 
 
 def _with(record: ResponseRecord, response: ResponseObject) -> ResponseRecord:

@@ -127,6 +127,9 @@ class _Answer(msgspec.Struct, frozen=True):
     usage: Union[_Usage, None] = None
 
 
+_answer = msgspec.json.Decoder(_Answer)
+
+
 def parse_row(line: InputLine, endpoint: str) -> BatchRow:
     """Read a line of the input file. Raises BadLine."""
     fields = _fields(line.content)
@@ -150,7 +153,7 @@ def answered(batch_id: str, row: BatchRow, answer: RowAnswer) -> RowResult:
     """The row's result: 2xx goes to the output file, all else to the error file."""
     is_ok = 200 <= answer.status < 300
     response = _Response(answer.status, answer.request_id, msgspec.Raw(answer.body))
-    usage = (msgspec.json.decode(answer.body, type=_Answer).usage if is_ok else None) or _Usage()
+    usage = (_answer.decode(answer.body).usage if is_ok else None) or _Usage()
     details = usage.prompt_tokens_details or usage.input_tokens_details
     return RowResult(
         line=row.line,

@@ -3,6 +3,7 @@ statements."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -169,8 +170,26 @@ usage = sa.Table(
 """The fields of `Amounts`, added up by all servers."""
 
 
+_learning = threading.Lock()
+_learned: set[type[msgspec.Struct]] = set()
+
+
+def learned(kind: type[R]) -> type[R]:
+    """The kind, which several threads may read from now on.
+
+    msgspec finds out how a struct is read when it is read first, and marks it as known before it is: a second
+    thread that reads one meanwhile crashes the process.
+    """
+    if kind not in _learned:
+        with _learning:
+            msgspec.json.Decoder(kind)
+            _learned.add(kind)
+    return kind
+
+
 def record_of(kind: type[R], row: sa.RowMapping) -> R:
     """The columns of its fields' names."""
+    kind = learned(kind)
     return msgspec.convert({name: row[name] for name in kind.__struct_fields__}, kind)
 
 
