@@ -34,6 +34,7 @@ from openai_cpu_server.errors import AnswersUnavailable, StartupError
 from openai_cpu_server.storage.breaker import PAUSE_S, CircuitBreaker, NotAnswering
 
 _Events = list[tuple[int, TokenEvent]]
+_events = msgspec.msgpack.Decoder(_Events)
 
 
 class CorruptAnswer(Exception):
@@ -55,7 +56,7 @@ def packed(events: Sequence[TokenEvent], requests: Sequence[GenerationRequest]) 
 def unpacked(answer: bytes, requests: Sequence[GenerationRequest]) -> list[TokenEvent]:
     """Its events, as events of these requests. Nothing was computed for them. Raises Corrupt."""
     try:
-        told = msgspec.msgpack.decode(answer, type=_Events)
+        told = _events.decode(answer)
     except msgspec.MsgspecError:
         raise CorruptAnswer from None
     _check_whole(told, len(requests))
