@@ -2,11 +2,11 @@
 
     scripts/hops.py [--root CHECKOUT] [--list] [--shape]
 
-Starts the server of the checkout with the demo model and sends it one streamed chat. The API process, the
-reader processes and the engine process note the functions of the package that are called meanwhile, in all
-threads; imports and start-up do not count. What a process does on its own in that second (heartbeats, gauges)
-does, so that counts differ by a few from run to run. To compare with an old commit, add a work tree of it and
-name that: --root.
+Starts the server of the checkout with the demo model, lets it idle and then sends it one streamed chat, three
+times. The API process, the reader processes and the engine process note the functions of the package that are
+called meanwhile, in all threads; imports and start-up do not count. Counted are those that each of the three
+chats called and the idle server did not: what a process does on its own now and then (heartbeats, gauges) is
+no part of a chat. To compare with an old commit, add a work tree of it and name that: --root.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -29,9 +30,10 @@ import psutil
 
 _RECORDER = Path(__file__).parent / "hops_recorder" / "sitecustomize.py"
 _SERVE = "serve --model demo --port 0 --calibrate never --jobs-db sqlite:// --drain-seconds 0"
-_CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is the sea?"}], "stream": True}
+_QUESTIONS = ["What is the sea?", "Why is the sky blue?", "Who was the first on the moon?"]
 _SWITCHED_S = 0.2
-"""By then both recorders know that they are switched on."""
+"""By then all recorders know that they are switched on."""
+_IDLE_S = 2.0
 _PATIENCE_S = 120
 Call = tuple[str, ...]
 """File, line and name of a function."""
@@ -61,15 +63,19 @@ def _print_hops(package: Path, *, with_list: bool) -> None:
 
 
 def chat_calls(package: Path) -> dict[str, set[Call]]:
-    """The package's functions that one streamed chat calls, by the kind of process."""
-    found: dict[str, set[Call]] = {}
+    """The package's functions that a chat calls and an idle server does not, by the kind of process."""
+    found: dict[str, list[set[Call]]] = {}
     for path in _recorded(package):
-        rows = path.read_text().splitlines()[:-1]
-        calls = {call for row in rows if _counts(package, call := tuple(row.split("\t")))}
-        if calls:
-            found.setdefault(_kind(calls), set()).update(calls)
+        windows = [
+            {call for row in rows.splitlines() if _counts(package, call := tuple(row.split("\t")))}
+            for rows in path.read_text().split(".\n")[:-1]
+        ]
+        if any(windows):
+            kind = found.setdefault(_kind(set().union(*windows)), [set() for _ in windows])
+            for calls, more in zip(kind, windows, strict=True):
+                calls |= more
     assert {"API process", "engine process"} <= set(found), "the processes ran another copy of the package"
-    return dict(sorted(found.items()))
+    return {kind: set.intersection(*chats) - idle for kind, (idle, *chats) in sorted(found.items())}
 
 
 def _kind(calls: set[Call]) -> str:
@@ -92,17 +98,24 @@ def _recorded(package: Path) -> list[Path]:
         server = subprocess.Popen(command, cwd=package.parent, stdout=out, stderr=out, env=env)
     try:
         _wait(lambda: "ready: " in log.read_text(), log)
-        (folder / "on").touch()
-        time.sleep(_SWITCHED_S)
-        _chat(re.findall(r"listening on (http://\S+:\d+)", log.read_text())[0])
-        (folder / "on").unlink()
+        url = re.findall(r"listening on (http://\S+:\d+)", log.read_text())[0]
         running = {f"{one.pid}.calls" for one in psutil.Process(server.pid).children(recursive=True)}
         told = [path for path in folder.glob("*.calls") if path.name in running | {f"{server.pid}.calls"}]
-        _wait(lambda: all(path.read_text().endswith(".\n") for path in told), log)
+        windows = [partial(time.sleep, _IDLE_S), *(partial(_chat, url, question) for question in _QUESTIONS)]
+        for number, act in enumerate(windows, 1):
+            (folder / "on").touch()
+            time.sleep(_SWITCHED_S)
+            act()
+            (folder / "on").unlink()
+            _wait(partial(_have_told, told, number), log)
     finally:
         server.terminate()
         server.wait()
     return told
+
+
+def _have_told(files: list[Path], windows: int) -> bool:
+    return all(path.read_text().count(".\n") == windows for path in files)
 
 
 def _counts(package: Path, call: tuple[str, ...]) -> bool:
@@ -110,8 +123,9 @@ def _counts(package: Path, call: tuple[str, ...]) -> bool:
     return call[0].startswith(f"{package}{os.sep}") and (call[2][0] != "<" or call[2] == "<lambda>")
 
 
-def _chat(url: str) -> None:
-    answer = httpx.post(f"{url}/v1/chat/completions", json=_CHAT, timeout=_PATIENCE_S).raise_for_status()
+def _chat(url: str, question: str) -> None:
+    body = {"model": "demo", "messages": [{"role": "user", "content": question}], "stream": True}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=_PATIENCE_S).raise_for_status()
     assert answer.text.rstrip().endswith("[DONE]"), answer.text
 
 

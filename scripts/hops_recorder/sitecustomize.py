@@ -1,8 +1,8 @@
 """Python imports this at its start where the folder is on PYTHONPATH: it notes the functions that are called.
 
-While `on` exists beside this file, every function called in any thread is kept; then they are written to
-`PID.calls` there, a line each: file, line, name; and `.` at the end. The file is opened at the start: later a
-process may have confined itself.
+While `on` exists beside this file, every function called in any thread is kept; then they are added to
+`PID.calls` there, a line each: file, line, name; and `.` at the end. So each time that `on` comes back. The
+file is opened at the start: later a process may have confined itself.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ class _Recorder(threading.Thread):
             self._codes.add(frame.f_code)
 
     def run(self) -> None:
-        while not self._switch.exists():
-            time.sleep(_LOOK_S)
-        self._is_on = True
-        while self._switch.exists():
-            time.sleep(_LOOK_S)
-        self._is_on = False
-        rows = (f"{code.co_filename}\t{code.co_firstlineno}\t{code.co_name}\n" for code in self._codes)
-        with self._file:
+        while True:
+            while not self._switch.exists():
+                time.sleep(_LOOK_S)
+            self._codes = set()
+            self._is_on = True
+            while self._switch.exists():
+                time.sleep(_LOOK_S)
+            self._is_on = False
+            rows = (f"{code.co_filename}\t{code.co_firstlineno}\t{code.co_name}\n" for code in self._codes)
             self._file.write("".join(rows) + ".\n")
+            self._file.flush()
 
 
 _recorder = _Recorder()
