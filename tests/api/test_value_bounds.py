@@ -146,6 +146,7 @@ def test_the_tools_of_a_call_have_one_budget_that_remembered_schemas_count_in_to
     assert 5 < int(param.removeprefix("tools[").partition("]")[0]) < 39
 
 
+@pytest.mark.slow
 def test_as_many_ordinary_tools_as_there_may_be_pass() -> None:
     formats = {name: {"type": "string", "format": name} for name in ("date-time", "uuid", "email", "uri")}
     tools = [

@@ -141,6 +141,7 @@ def test_kill_9_forgets_nothing_and_another_file_answers_itself(tmp_path: Path) 
         assert complete(third)[0] == "miss"
 
 
+@pytest.mark.slow
 def test_two_servers_share_redis_and_neither_fails_without_it(tmp_path: Path) -> None:
     with RedisServer() as redis:
         options = ("--model", str(tiny_model_path()), "--answer-cache", redis.url, *TINY_OPTIONS)

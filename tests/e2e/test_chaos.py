@@ -30,6 +30,7 @@ def rows_survive(folder: Path, *, rows: int, kills: int) -> None:
     assert figures.is_good, figures
 
 
+@pytest.mark.slow
 def test_streams_survive_a_few_kills(tmp_path: Path) -> None:
     streams_survive(tmp_path, requests=24, kills=2, tokens=120)  # the second finds somebody, however late
 

@@ -101,7 +101,9 @@ def two(bad: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage", [FATAL[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DAMAGES[1:])]
+)
 def test_beside_a_good_model_the_others_go_on(damage: Damage, tmp_path: Path) -> None:
     with two(damage(tiny_model_path(), tmp_path / "bad.gguf")) as server:
         assert speaks(server, "bad")
@@ -111,7 +113,7 @@ def test_beside_a_good_model_the_others_go_on(damage: Damage, tmp_path: Path) ->
         assert server.status()["restarts"] == 0
 
 
-@pytest.mark.parametrize("damage", FATAL)
+@pytest.mark.parametrize("damage", [FATAL[0], pytest.param(FATAL[1], marks=pytest.mark.slow)])
 def test_while_its_model_sleeps_and_on_a_reload(damage: Damage, tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     shutil.copy(tiny_model_path(), path)

@@ -115,6 +115,7 @@ def test_llama_index_embeds_and_reranks(url: str) -> None:
     assert best.score > second.score
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")  # of LiteLLM's own types
 def test_litellm_embeds_and_reranks(url: str) -> None:
     answer = litellm.embedding(model="hosted_vllm/minilm", input=WEATHER, api_base=url + "/v1")

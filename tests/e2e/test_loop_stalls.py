@@ -99,6 +99,8 @@ POSTS = {
     "prose": (CHAT, lambda: b'{"messages":[{"role":"user","content":"' + b"a\\n" * 10_000_000 + b'"}]}'),
     "a long response": ("/v1/responses", lambda: b'{"input":"' + b"a, b: " * 5_000_000 + b'"}'),
 }  # fmt: skip
+LONG = ("tools", "wrong biases, 20 MB", "a long response", "pieces, 4 MB", "100,000 prompts")
+"""Of a kind with others, but for their size."""
 # A frame of a WebSocket is unmasked, looked at and decoded in one go: some 2 ms for each megabyte.
 MESSAGES = {
     "lists": lambda: b'{"type":"response.create","x":' + listed(b"[]", 8_000_000) + b"}",
@@ -132,7 +134,9 @@ def status(server: ServerProcess, name: str) -> int:
     return httpx.post(server.url + path, content=body(), timeout=120).status_code
 
 
-@pytest.mark.parametrize("name", POSTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in POSTS]
+)
 def test_a_hostile_body(server: ServerProcess, name: str) -> None:
     def send() -> None:
         assert status(server, name) in (200, 400, 413)

@@ -244,6 +244,7 @@ def test_a_configuration_file_and_the_environment(tmp_path: Path) -> None:
             assert said in log
 
 
+@pytest.mark.slow  # as tests/engine_client does with an engine
 def test_costs_are_measured_while_nobody_wants_anything(tmp_path: Path) -> None:
     options = ("--calibrate", "idle", "--cache-dir", str(tmp_path))
     with ServerProcess("--model", str(tiny_model_path()), *options) as server:

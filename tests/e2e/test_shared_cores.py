@@ -61,6 +61,7 @@ async def test_a_stream_beside_another_models_batch_work_whose_engine_is_killed(
         await eventually(lambda: cores.holder is None)
 
 
+@pytest.mark.slow
 async def test_a_model_loads_beside_a_stream_and_is_killed_while_it_loads() -> None:
     """Its kernels are proved and its weights rearranged in pieces, as batch work: nobody waits for it."""
     cores = SharedCores(batch_floor=0.5)

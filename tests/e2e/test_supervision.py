@@ -58,6 +58,7 @@ def test_a_stopped_engine_is_replaced() -> None:
         assert "no progress for 2 s" in "".join(server.lines)
 
 
+@pytest.mark.slow
 def test_after_five_crashes_in_a_minute_it_is_not_ready_says_why_and_comes_back() -> None:
     with tiny_server() as server:
         for _ in range(5):

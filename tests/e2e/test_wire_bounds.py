@@ -295,10 +295,11 @@ def test_a_message_that_does_not_end_is_late(server: ServerProcess) -> None:
         frame(9, b"?") + b"\x89",
     )
     with upgraded(server) as idle:
-        for data in begun:
-            with upgraded(server) as sock:
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(upgraded(server)) for _ in begun]
+            for sock, data in zip(sockets, begun, strict=True):
                 sock.sendall(data)
-                assert close_code(sock) == 1008
+            assert [close_code(sock) for sock in sockets] == [1008] * len(begun)
         idle.sendall(frame(1, BODY))
         assert b"request_id" in idle.recv(4096)
 

@@ -125,7 +125,10 @@ TODAYS = {
 """The shapes of other architectures than llama, with the weights in which they are measured."""
 
 
-@pytest.fixture(scope="module", params=TODAYS)
+@pytest.fixture(
+    scope="module",
+    params=[name if name == "gpt-oss" else pytest.param(name, marks=pytest.mark.slow) for name in TODAYS],
+)
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of a shape, as wide as it is, with fewer layers and experts and a small vocabulary."""
     shape = SHAPES[request.param]

@@ -15,7 +15,7 @@ from tests.structured.chains import SCHEMAS, kinds
 from tests.structured.making import check_gbnf, check_schema, schema_to_gbnf
 from tests.structured.oracle import check_texts
 
-_AT_ONCE = 10
+_AT_ONCE = 5
 
 
 def compiled(kind, first, count=_AT_ONCE):

@@ -182,7 +182,15 @@ def test_hostile_schemas_are_compiled_or_refused_by_counting(name):
     assert limit == REFUSED_BY.get(name)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("catastrophic", "exponential automaton")
+        else name
+        for name in HOSTILE
+    ],
+)
 def test_hostile_schemas_come_to_the_same_end_every_time(name):
     """Nothing that is remembered between schemas lets one of them pass that did not pass before. With limits
     that are met sooner, for it is the counting that is looked at."""
