@@ -41,7 +41,7 @@ from openai_cpu_server.llama.cells.copies import CellCopies
 from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts
-from openai_cpu_server.llama.sampling.sampler import Candidates, Sampler, score
+from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
 
 
 class SampledSpan(NamedTuple):
@@ -70,10 +70,6 @@ class OpenSlot:
         self._sampler = sampler
         self._top_logprobs = opened.top_logprobs
         self._scored = opened.sampling.scored
-
-    @property
-    def num_top(self) -> int:
-        return self._top_logprobs or 0
 
     def num_allowed(self, draft: Sequence[int]) -> int:
         """How many of the draft's tokens, from its beginning on, the constraint allows."""
@@ -125,6 +121,14 @@ class OpenSlot:
             self._sampler.accept(follower)
         return Sample(token, forced=forced)
 
+    def score(self, targets: Sequence[int], logits: Logits) -> tuple[TokenLogprob, ...]:
+        """(targets, vocabulary) -> the score of each target. Raises `RequestFailed`."""
+        num_top = self._top_logprobs or 0
+        with contained():
+            return tuple(
+                self._sampler.score(row, target, num_top) for row, target in zip(logits, targets, strict=True)
+            )
+
     def close(self) -> None:
         self._sampler.close()
 
@@ -140,7 +144,7 @@ class OpenSlot:
     def _score(self, logits: Logits, token: int) -> TokenLogprob | None:
         if self._top_logprobs is None:
             return None
-        return score(logits, token, self._top_logprobs, self._scored)
+        return self._sampler.score(logits, token, self._top_logprobs, self._scored)
 
 
 def _without(token: int, allowed: Allowed | None, vocab_size: int) -> Allowed:
@@ -169,7 +173,7 @@ class SlotTable:
             scratch_slot=loaded.set_aside.scratch,
             empty_slot=loaded.set_aside.padding,
         )
-        self._candidates = Candidates(loaded.info.vocab_size)
+        self._scratch = Scratch(loaded.info.vocab_size)
         self._open_slots: dict[int, OpenSlot] = {}
 
     def __getitem__(self, slot: int) -> OpenSlot:
@@ -252,7 +256,7 @@ class SlotTable:
         assert 0 <= verb.slot < info.max_seqs, f"there is no slot {verb.slot}"
         assert verb.slot not in self._open_slots, f"slot {verb.slot} is open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
-        sampler = Sampler(verb, self._candidates, vocab_size=info.vocab_size, end_tokens=info.end_tokens)
+        sampler = Sampler(verb, self._scratch, vocab_size=info.vocab_size, end_tokens=info.end_tokens)
         constrained = None
         if verb.constraint is not None:
             constrained = self._constraints.start_beside(verb.constraint, verb.output)

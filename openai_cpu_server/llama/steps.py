@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from openai_cpu_server.contract.engine import RequestFailed, contained
+from openai_cpu_server.contract.engine import RequestFailed
 from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
 from openai_cpu_server.llama.cells.context import (
     BatchLayout,
@@ -25,7 +25,7 @@ from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters
-from openai_cpu_server.llama.sampling.sampler import BadLogits, score
+from openai_cpu_server.llama.sampling.sampler import BadLogits
 from openai_cpu_server.llama.slots import SampledSpan, SlotTable
 
 _NO_DRAFT = ModelDraft((), 0)
@@ -247,7 +247,10 @@ class StepRunner:
         for span, rows in zip(spans, computed.rows, strict=False):  # padding has rows too, but none of use
             try:
                 if span.targets:
-                    scores[span.slot] = self._score(span, logits[rows.targets.start : rows.targets.stop])
+                    opened = self._slots[span.slot]
+                    scores[span.slot] = opened.score(
+                        span.targets, logits[rows.targets.start : rows.targets.stop]
+                    )
             except RequestFailed as error:
                 errors[span.slot] = error
                 continue
@@ -273,14 +276,6 @@ class StepRunner:
     def _drafted(self, span: Span, sampled: SampledSpan, draft: ModelDraft) -> Drafted:
         num_known = self._draft_model.num_known(span.slot) if self._draft_model is not None else 0
         return Drafted(len(span.draft), sampled.num_accepted, num_known, draft.num_tried)
-
-    def _score(self, span: Span, logits: Logits) -> tuple[TokenLogprob, ...]:
-        """Raises `RequestFailed`."""
-        num_top = self._slots[span.slot].num_top
-        with contained():
-            return tuple(
-                score(row, target, num_top) for row, target in zip(logits, span.targets, strict=True)
-            )
 
     def _sample(self, span: Span, logits: Logits) -> SampledSpan:
         """Sample from `logits`, (1 + draft, vocabulary).

@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "layouts": "products of a model's weights, plain and repacked, as an engine decides between them",
     "huge-pages": "steps with weights in huge pages against those of a mapped file",
     "steps": "whole steps, ggml's and ours, and the machine's floor",
+    "sampling": "choosing a token from a large vocabulary",
     "types": "types of weights and cells: speed and loss; writes docs/types.md",
     "page": "the page's bytes, first paint and frames; the manual's pictures of it",
 }

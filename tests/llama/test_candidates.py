@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from openai_cpu_server.contract.request import Sampling
-from openai_cpu_server.llama.sampling.sampler import Candidates, Truncation, above, nucleus, of_the_best
+from openai_cpu_server.llama.sampling.sampler import Scratch, Truncation, above, nucleus, of_the_best
 
 LOGIT = st.floats(-40, 40, width=32) | st.sampled_from([0.0, 1.0, -np.inf])
 LOGITS = hnp.arrays(np.float32, st.integers(1, 700), elements=LOGIT).filter(
@@ -35,7 +35,7 @@ def test_few_are_looked_at_where_there_are_many() -> None:
 @settings(max_examples=100)
 @given(LOGITS, st.floats(0, 0.999))
 def test_a_nucleus_has_its_share_and_no_token_too_many(logits: np.ndarray, share: float) -> None:
-    found = nucleus(logits, share)
+    found = nucleus(logits, share, Scratch(len(logits)))
     weights = np.exp(logits - logits.max())
     inside, whole = weights[found].sum(dtype=np.float64), weights.sum(dtype=np.float64)
     rounding = 1e-6 * whole
@@ -47,14 +47,14 @@ def test_a_nucleus_has_its_share_and_no_token_too_many(logits: np.ndarray, share
 
 
 def test_of_equals_at_the_edge_the_first_are_taken() -> None:
-    assert list(nucleus(np.zeros(10, np.float32), 0.3)) == [0, 1, 2]
-    assert list(nucleus(np.float32([0, 9, 0, 9, 9]), 0.6)) == [1, 3]
+    assert list(nucleus(np.zeros(10, np.float32), 0.3, Scratch(10))) == [0, 1, 2]
+    assert list(nucleus(np.float32([0, 9, 0, 9, 9]), 0.6, Scratch(5))) == [1, 3]
 
 
 @pytest.mark.parametrize("parameters", [{"top_p": 0.95}, {"top_p": 0.9999}, {"top_k": 50}, {"min_p": 0.02}])
 def test_a_large_vocabulary_is_cut_as_by_a_plain_reference(parameters: dict[str, float]) -> None:
     sampling = Sampling(seed=1, **parameters)
-    left = Truncation(sampling, Candidates(len(LARGE))).apply(LARGE)
+    left = Truncation(sampling, Scratch(len(LARGE))).apply(LARGE)
     weights = np.exp(LARGE.astype(np.float64) - LARGE.max())
     order = np.argsort(-weights)
     if "top_p" in parameters:

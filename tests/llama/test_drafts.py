@@ -15,14 +15,14 @@ from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sa
 from openai_cpu_server.contract.step import Close, Drafted, Open, Sample, Save, Span, Step, num_right
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.sampler import Candidates, Sampler
+from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
 from openai_cpu_server.llama.slots import OpenSlot
 from tests.fakes import SPECULATION
 from tests.llama.driver import GREEDY, answers, execute_and_press, generate, loaded, opened
 from tests.structured.making import gbnf_to_lark
 
 SIZE = 40
-CANDIDATES = Candidates(SIZE)
+SCRATCH = Scratch(SIZE)
 DRAWS = 3000
 PROMPT = tuple(1 + (7 * i * i + 3 * i) % 900 for i in range(50))
 TOLERANCE = 0.02
@@ -40,7 +40,7 @@ def rows(count: int) -> npt.NDArray[np.float32]:
 
 def slot(seed: int, **parameters: object) -> OpenSlot:
     opened_at = Open(0, Sampling(seed=seed, **parameters), prompt=(5, 6))  # type: ignore[arg-type]
-    return OpenSlot(opened_at, Sampler(opened_at, CANDIDATES, vocab_size=SIZE, end_tokens=frozenset({2})))
+    return OpenSlot(opened_at, Sampler(opened_at, SCRATCH, vocab_size=SIZE, end_tokens=frozenset({2})))
 
 
 def chosen_along(

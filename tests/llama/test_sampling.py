@@ -12,11 +12,10 @@ from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.contract.step import Open
 from openai_cpu_server.llama.sampling.sampler import (
     BadLogits,
-    Candidates,
     Sampler,
+    Scratch,
     draw,
     finite,
-    score,
     uniform,
 )
 
@@ -25,14 +24,14 @@ END = frozenset({2, 10})
 LOGITS = np.random.default_rng(1).normal(0, 1.5, SIZE).astype(np.float32)
 BEST_FIRST = [int(token) for token in np.argsort(-LOGITS)]
 PROBABILITIES = np.exp(LOGITS.astype(np.float64)) / np.exp(LOGITS.astype(np.float64)).sum()
-CANDIDATES = Candidates(SIZE)
+SCRATCH = Scratch(SIZE)
 
 
 def sampler(
     prompt: tuple[int, ...] = (5,), output: tuple[int, ...] = (), end: frozenset[int] = END, **parameters
 ) -> Sampler:
     opened = Open(0, Sampling(**{"seed": 7, **parameters}), prompt, output)
-    return Sampler(opened, CANDIDATES, vocab_size=SIZE, end_tokens=end)
+    return Sampler(opened, SCRATCH, vocab_size=SIZE, end_tokens=end)
 
 
 def samples(count: int, logits: np.ndarray = LOGITS, **parameters) -> list[int]:
@@ -218,7 +217,7 @@ def test_logits_that_are_no_distribution_are_named(parameters: dict[str, float],
     with pytest.raises(BadLogits, match=r"largest logit is -?(nan|inf)"):
         samples(1, logits, **parameters)
     with pytest.raises(BadLogits):
-        score(logits, 3, 2)
+        sampler().score(logits, 3, 2)
 
 
 EXTREMES = [
@@ -259,7 +258,7 @@ def test_adjustments_beyond_float32_are_numbers_again_and_what_is_forbidden_stay
 
 
 def test_scores_are_the_logarithms_of_the_softmax() -> None:
-    found = score(LOGITS, BEST_FIRST[7], 3)
+    found = sampler().score(LOGITS, BEST_FIRST[7], 3)
     assert found.logprob == pytest.approx(np.log(PROBABILITIES[BEST_FIRST[7]]), abs=1e-5)
     assert [token for token, _ in found.top] == BEST_FIRST[:3]
     assert [logprob for _, logprob in found.top] == pytest.approx(
@@ -288,6 +287,39 @@ def test_draws_at_the_edges(size: int) -> None:
     logits = np.full(size, -np.inf, np.float32)
     possible = sorted({size // 3, size // 2, size - 1 - size // 5})
     logits[possible] = 0.1
-    assert draw(logits, 1.0, 0.0) == possible[0]
-    assert draw(logits, 1.0, 1 - 2.0**-53) == possible[-1]
-    assert {draw(logits, 1.0, chance / 97) for chance in range(97)} == set(possible)
+    assert draw(logits, 1.0, 0.0, Scratch(size)) == possible[0]
+    assert draw(logits, 1.0, 1 - 2.0**-53, Scratch(size)) == possible[-1]
+    assert {draw(logits, 1.0, chance / 97, Scratch(size)) for chance in range(97)} == set(possible)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"frequency_penalty": 1.0}, {"ignore_eos": True}])
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
+def test_a_mask_leaves_the_distribution_of_what_it_allows(
+    parameters: dict[str, object], share: float
+) -> None:
+    """Also after another row was looked at with the same memory."""
+    allowed = np.random.default_rng(2).random(SIZE) < share
+    allowed[BEST_FIRST[40]] = True
+    alone = LOGITS.copy()
+    alone[~allowed] = -np.inf
+    chosen = sampler(**parameters).choose(LOGITS, allowed)
+    sampler(frequency_penalty=2.0, temperature=3.0).choose(-LOGITS, ~allowed)
+    assert allowed[chosen]
+    assert sampler(**parameters).choose(LOGITS, allowed) == chosen
+    if not parameters:
+        assert sampler().choose(alone) == chosen
+
+
+def test_a_grammar_wins_over_a_bias_that_forbids_all_that_it_allows() -> None:
+    allowed = np.zeros(SIZE, np.bool_)
+    allowed[[3, 4]] = True
+    banned = {3: -np.inf, 4: -np.inf}
+    assert sampler(logit_bias=banned, temperature=0).choose(LOGITS, allowed) == max(3, 4, key=LOGITS.item)
+
+
+def test_of_equally_good_ones_the_first_are_told() -> None:
+    found = sampler().score(np.zeros(SIZE, np.float32), 5, 3)
+    assert [token for token, _ in found.top] == [0, 1, 2]
+    lonely = np.full(SIZE, -np.inf, np.float32)
+    lonely[9] = 1.0
+    assert [token for token, _ in sampler().score(lonely, 9, 2).top] == [9, 0]

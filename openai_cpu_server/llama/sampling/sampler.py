@@ -26,6 +26,46 @@ _DEPTHS = (8.0, 16.0)
 """A nucleus is looked for this far below the largest logit before all of the vocabulary is sorted."""
 
 
+class Scratch:
+    """Memory of a vocabulary's size for one row of logits: all samplers of a process use it in turn.
+
+    What numpy needs in between, a megabyte and more, would come from the kernel and go back to it each time.
+    That takes several times as long as the arithmetic (`scripts/regress.py sampling`).
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.candidates = Candidates(vocab_size)
+        self._copy = np.empty(vocab_size, np.float32)
+        self._weights = np.empty(vocab_size, np.float32)
+
+    def copy(self, logits: Logits) -> Logits:
+        """The same numbers, to be changed; good until the next copy."""
+        copy = self._copy[: len(logits)]
+        np.copyto(copy, logits)
+        return copy
+
+    def weights(self, logits: Logits, temperature: float = 1.0) -> Logits:
+        """exp((logits - largest) / temperature); good until the next weights. The largest must be finite."""
+        weights: Logits = np.subtract(logits, logits.max(), out=self._weights[: len(logits)])
+        if temperature != 1:
+            with np.errstate(over="ignore"):  # what a cold division sends to -inf has weight 0
+                weights /= np.float32(temperature)
+        np.exp(weights, out=weights)
+        return weights
+
+    def masked(self, logits: Logits, allowed: Allowed) -> Logits:
+        """The logits, -inf where not allowed, in place of the copy.
+
+        Adding the logarithm of 1 or 0 takes the same time for all masks. Choosing number by number takes
+        eight times as long where masks change often.
+        """
+        summands = self._weights[: len(logits)]
+        np.copyto(summands, allowed)
+        np.log(summands, out=summands)
+        masked: Logits = np.add(logits, summands, out=self._copy[: len(logits)])
+        return masked
+
+
 def above(logits: Logits, floor: float) -> Tokens:
     return np.flatnonzero(logits > floor).astype(np.int32)
 
@@ -46,30 +86,31 @@ def of_the_best(logits: Logits, count: int) -> Tokens:
     return np.concatenate((rows * width + columns[places], behind)).astype(np.int32)
 
 
-def nucleus(logits: Logits, share: float) -> Tokens:
+def nucleus(logits: Logits, share: float, scratch: Scratch) -> Tokens:
     """Top-p: the fewest tokens, at least one, whose probabilities reach that share together.
 
     Of equals at the edge the first ones. `logits` may hold -inf; the largest is finite.
     """
-    weights = np.exp(logits - logits.max())
-    wanted = share * weights.sum(dtype=np.float64)
-    heaviest = np.sort(_heaviest(weights, wanted))[::-1]
+    weights = scratch.weights(logits)
+    wanted = share * float(_block_sums(weights).sum(dtype=np.float64))
+    tokens = _heaviest(weights, wanted)
+    heavy = weights[tokens]
+    heaviest = np.sort(heavy)[::-1]
     count = int(heaviest.cumsum(dtype=np.float64).searchsorted(wanted)) + 1
     least = heaviest[min(count, len(heaviest)) - 1]
-    tokens = np.flatnonzero(weights >= least).astype(np.int32)
+    kept = heavy >= least
+    tokens, heavy = tokens[kept], heavy[kept]
     excess = len(tokens) - count
-    if excess <= 0:
-        return tokens
-    return np.delete(tokens, np.flatnonzero(weights[tokens] == least)[-excess:])
+    return np.delete(tokens, np.flatnonzero(heavy == least)[-excess:]) if excess > 0 else tokens
 
 
-def _heaviest(weights: Logits, wanted: float) -> Logits:
+def _heaviest(weights: Logits, wanted: float) -> Tokens:
     """The heaviest tokens that weigh as much as wanted: few, so that sorting them is cheap."""
     for depth in _DEPTHS:
-        heavy = weights[weights > math.exp(-depth)]
-        if heavy.sum(dtype=np.float64) >= wanted:
-            return heavy
-    return weights[weights > 0]
+        tokens = above(weights, math.exp(-depth))
+        if weights[tokens].sum(dtype=np.float64) >= wanted:
+            return tokens
+    return above(weights, 0.0)
 
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -88,7 +129,7 @@ class KeptCandidates(NamedTuple):
 
 
 class Candidates:
-    """Scratch memory: `llama_token_data` for a whole vocabulary. All chains share it, one at a time."""
+    """`llama_token_data` for a whole vocabulary. All chains share it, one at a time."""
 
     def __init__(self, vocab_size: int) -> None:
         assert _CANDIDATE.itemsize == ctypes.sizeof(llama_cpp.llama_token_data)
@@ -109,24 +150,25 @@ class Candidates:
 class Truncation(NativeObject):
     """A request's `llama_sampler` chain, freed with the request."""
 
-    def __init__(self, sampling: Sampling, candidates: Candidates) -> None:
+    def __init__(self, sampling: Sampling, scratch: Scratch) -> None:
         params = llama_cpp.llama_sampler_chain_default_params()
         super().__init__(llama_cpp.llama_sampler_chain_init(params), llama_cpp.llama_sampler_free)
-        self._candidates = candidates
+        self._scratch = scratch
         self._sampling = sampling
         for sampler in _samplers(sampling):
             llama_cpp.llama_sampler_chain_add(self.handle, sampler)
 
     def apply(self, logits: Logits) -> KeptCandidates:
         """(vocabulary,), -inf where forbidden -> the tokens that are left, at least one, and their logits."""
-        return self._candidates.narrowed_by(self.handle, _keepable(self._sampling, logits), logits)
+        tokens = _keepable(self._sampling, logits, self._scratch)
+        return self._scratch.candidates.narrowed_by(self.handle, tokens, logits)
 
 
 def truncates(sampling: Sampling) -> bool:
     return sampling.top_k is not None or sampling.typical_p < 1 or sampling.top_p < 1 or sampling.min_p > 0
 
 
-def _keepable(sampling: Sampling, logits: Logits) -> Tokens:
+def _keepable(sampling: Sampling, logits: Logits, scratch: Scratch) -> Tokens:
     """The tokens that the first active sampler of the chain can keep."""
     if sampling.top_k is not None:
         tokens = of_the_best(logits, sampling.top_k)
@@ -134,7 +176,7 @@ def _keepable(sampling: Sampling, logits: Logits) -> Tokens:
     if sampling.typical_p < 1:
         return above(logits, _negligible(logits))
     if sampling.top_p < 1:
-        return nucleus(logits, sampling.top_p)
+        return nucleus(logits, sampling.top_p, scratch)
     return above(logits, _below(logits, _ROUNDING - math.log(sampling.min_p)))
 
 
@@ -179,7 +221,7 @@ class Adjustments:
         assert all(bias < math.inf for bias in sampling.logit_bias.values()), "the API refuses such a bias"
         self._repeats = _RepeatPenalty(sampling, prompt) if sampling.repeat_penalty != 1 else None
         penalizes_usage = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-        self._usage = _UsagePenalty(sampling, vocab_size) if penalizes_usage else None
+        self._usage = _UsagePenalty(sampling) if penalizes_usage else None
         self._forbidden = np.array(sorted(end_tokens) if sampling.ignore_eos else [], np.int64)
         for token in output:
             self.accept(token)
@@ -189,9 +231,9 @@ class Adjustments:
         nothing_static = not len(self._bias_tokens) and not len(self._forbidden)
         return nothing_static and self._repeats is None and self._usage is None
 
-    def apply(self, logits: Logits) -> Logits:
-        """(vocabulary,) -> a changed copy, with -inf where a token is forbidden."""
-        adjusted = logits.copy()
+    def apply(self, logits: Logits, scratch: Scratch) -> Logits:
+        """(vocabulary,) -> a changed copy in the scratch, with -inf where a token is forbidden."""
+        adjusted = scratch.copy(logits)
         adjusted[self._bias_tokens] += self._bias
         if self._repeats is not None:
             self._repeats.apply(adjusted)
@@ -240,17 +282,18 @@ class _RepeatPenalty:
 class _UsagePenalty:
     """OpenAI's presence and frequency penalties, over the whole output and nothing else."""
 
-    def __init__(self, sampling: Sampling, vocab_size: int) -> None:
+    def __init__(self, sampling: Sampling) -> None:
         self._presence = np.float32(sampling.presence_penalty)
         self._frequency = np.float32(sampling.frequency_penalty)
-        self._counts = np.zeros(vocab_size, np.float32)
+        self._counts: Counter[int] = Counter()
 
     def accept(self, token: int) -> None:
         self._counts[token] += 1
 
     def apply(self, logits: Logits) -> None:
-        used = np.flatnonzero(self._counts)
-        logits[used] -= self._presence + self._frequency * self._counts[used]
+        used = np.fromiter(self._counts, np.int64, len(self._counts))
+        counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+        logits[used] -= self._presence + self._frequency * counts
 
 
 _MASK = 2**64 - 1
@@ -271,7 +314,7 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def draw(logits: Logits, temperature: float, chance: float) -> int:
+def draw(logits: Logits, temperature: float, chance: float, scratch: Scratch) -> int:
     """Index into `logits` at the quantile `chance` of their softmax at `temperature`.
 
     `logits` may hold -inf (never drawn), but its largest must be finite. A temperature below `COLDEST` counts
@@ -279,10 +322,7 @@ def draw(logits: Logits, temperature: float, chance: float) -> int:
     """
     if len(logits) <= _FEW:
         return _one_of_a_few(logits.astype(np.float64), temperature, chance)
-    scale = np.float32(max(temperature, COLDEST))
-    with np.errstate(over="ignore"):  # what a cold division sends to -inf has weight 0
-        weights = np.exp((logits - logits.max()) / scale)
-    return _index_at(weights, chance)
+    return _index_at(scratch.weights(logits, max(temperature, COLDEST)), chance)
 
 
 def _one_of_a_few(logits: npt.NDArray[np.float64], temperature: float, chance: float) -> int:
@@ -297,8 +337,7 @@ def _index_at(weights: Logits, chance: float) -> int:
 
     Cumulated in two levels: sums of blocks, then inside one of them (20 times faster than one `cumsum`).
     """
-    starts = np.arange(0, len(weights), _BLOCK)
-    sums = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
+    sums = _block_sums(weights).cumsum(dtype=np.float64)
     goal = min(chance * sums[-1], np.nextafter(sums[-1], 0))
     block = int(sums.searchsorted(goal, "right"))
     before = sums[block - 1] if block else 0.0
@@ -310,35 +349,32 @@ def _index_at(weights: Logits, chance: float) -> int:
     return first + index
 
 
+def _block_sums(weights: Logits) -> Logits:
+    """The sum of each block, the last of which may be shorter."""
+    whole = len(weights) // _BLOCK * _BLOCK
+    sums = weights[:whole].reshape(-1, _BLOCK).sum(axis=1)
+    return np.append(sums, weights[whole:].sum()) if whole < len(weights) else sums
+
+
 class BadLogits(ServerError):
     """The model computed something that is no distribution (NaN, or nothing above minus infinity)."""
 
 
-def score(logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
-    """(vocabulary,) before any sampling parameter -> the token's score, and those of the `num_top` best and
-    of the tokens in `also`.
-
-    Raises `BadLogits`.
-    """
-    offset = _log_sum_exp(logits)
-    top = tuple((best, float(logits[best]) - offset) for best in (*_best(logits, num_top), *also))
-    return TokenLogprob(token=token, logprob=float(logits[token]) - offset, top=top)
-
-
-def _log_sum_exp(logits: Logits) -> float:
+def _log_sum_exp(logits: Logits, scratch: Scratch) -> float:
     largest = logits.max()
     if not np.isfinite(largest):
         raise BadLogits(f"The largest logit is {largest}.")
-    return float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
+    return float(largest) + math.log(_block_sums(scratch.weights(logits)).sum(dtype=np.float64))
 
 
 def _best(logits: Logits, count: int) -> list[int]:
     """The tokens with the largest logits, best first."""
-    count = min(count, len(logits))
     if count == 0:
         return []
-    found = np.argpartition(logits, -count)[-count:]
-    return [int(token) for token in sorted(found, key=lambda token: (-logits[token], token))]
+    found = of_the_best(logits, count)
+    if len(found) < count:  # others are at -inf
+        found = np.arange(len(logits), dtype=np.int32)
+    return [int(token) for token in found[np.argsort(-logits[found], kind="stable")[:count]]]
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -352,7 +388,8 @@ class Sampler:
     the model would have chosen freely, if it knows no end).
     """
 
-    def __init__(self, opened: Open, candidates: Candidates, *, vocab_size: int, end_tokens: frozenset[int]):
+    def __init__(self, opened: Open, scratch: Scratch, *, vocab_size: int, end_tokens: frozenset[int]):
+        self._scratch = scratch
         self._sampling = opened.sampling
         self._position = len(opened.output)
         self._end_tokens = end_tokens
@@ -365,7 +402,7 @@ class Sampler:
         )
         is_random = opened.sampling.temperature > 0
         narrows = is_random and truncates(opened.sampling)
-        self._truncation = Truncation(opened.sampling, candidates) if narrows else None
+        self._truncation = Truncation(opened.sampling, scratch) if narrows else None
 
     def choose(self, logits: Logits, allowed: Allowed | None = None) -> int:
         """(vocabulary,) -> one of the allowed tokens for the next output position. Raises `BadLogits`."""
@@ -378,9 +415,11 @@ class Sampler:
             return self._choose(best, logits, allowed)
 
     def _choose(self, best: int, logits: Logits, allowed: Allowed | None) -> int:
-        adjusted = logits if self._adjustments.is_empty else finite(self._adjustments.apply(logits))
+        adjusted = logits
+        if not self._adjustments.is_empty:
+            adjusted = finite(self._adjustments.apply(logits, self._scratch))
         if allowed is not None:
-            adjusted = _masked(adjusted, logits, allowed)
+            adjusted = _masked(adjusted, logits, allowed, self._scratch)
         if adjusted is not logits:
             still_best = int(adjusted.argmax())
             if adjusted[still_best] == -np.inf:
@@ -393,6 +432,16 @@ class Sampler:
         self._adjustments.accept(token)
         self._position += 1
 
+    def score(self, logits: Logits, token: int, num_top: int, also: tuple[int, ...] = ()) -> TokenLogprob:
+        """(vocabulary,) before any parameter -> the token's score, and those of the `num_top` best and of the
+        tokens in `also`.
+
+        Raises `BadLogits`.
+        """
+        offset = _log_sum_exp(logits, self._scratch)
+        top = tuple((best, float(logits[best]) - offset) for best in (*_best(logits, num_top), *also))
+        return TokenLogprob(token=token, logprob=float(logits[token]) - offset, top=top)
+
     def close(self) -> None:
         if self._truncation is not None:
             self._truncation.close()
@@ -401,9 +450,9 @@ class Sampler:
         chance = uniform(self._sampling.seed, self._position)
         temperature = self._sampling.temperature
         if self._truncation is None:
-            return draw(logits, temperature, chance)
+            return draw(logits, temperature, chance, self._scratch)
         survivors = self._truncation.apply(logits)
-        return int(survivors.tokens[draw(survivors.logits, temperature, chance)])
+        return int(survivors.tokens[draw(survivors.logits, temperature, chance, self._scratch)])
 
 
 def finite(adjusted: Logits) -> Logits:
@@ -418,12 +467,10 @@ def finite(adjusted: Logits) -> Logits:
     return np.nan_to_num(adjusted, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
 
 
-def _masked(adjusted: Logits, logits: Logits, allowed: Allowed) -> Logits:
+def _masked(adjusted: Logits, logits: Logits, allowed: Allowed, scratch: Scratch) -> Logits:
     """The logits, -inf where not allowed. The grammar wins over parameters that forbid all that it allows."""
-    forbidden = ~allowed
     for preferred in (adjusted, logits):
-        masked = preferred.copy()
-        np.copyto(masked, -np.inf, where=forbidden)  # a third of `np.where`'s time
+        masked = scratch.masked(preferred, allowed)
         if masked.max() > -np.inf:
             return masked
-    return np.where(allowed, np.float32(0), np.float32(-np.inf))
+    return scratch.masked(np.zeros_like(logits), allowed)
