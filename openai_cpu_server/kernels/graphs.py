@@ -360,6 +360,12 @@ class GgmlGraphs(GgmlTensors):
             yield compute
 
     @contextmanager
+    def gating_by_gelu(self, gates: Floats, ups: Floats) -> Iterator[Computing]:
+        """Of the same shape, by `ggml_geglu_split`."""
+        with self._of_two(self._ggml.ggml_geglu_split, gates, ups) as compute:
+            yield compute
+
+    @contextmanager
     def _of_two(
         self, operation: Callable[..., Any], first: Floats, second: Floats, *options: float
     ) -> Iterator[Computing]:

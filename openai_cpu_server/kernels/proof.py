@@ -167,6 +167,7 @@ def elementwise_proofs() -> Iterator[Operation]:
     values, others = random.standard_normal((2, 3, 4, 64), np.float32)
     yield methodcaller("scaling", values, others[..., :1])
     yield methodcaller("gating", 5 * values, 5 * others)
+    yield methodcaller("gating_by_gelu", 5 * values, others)
 
 
 def proved(

@@ -39,6 +39,12 @@ def gated(gates: Floats, ups: Floats) -> Floats:
         return np.asarray(x / (1 + np.exp(-_ALPHA * x)) * (y + 1))
 
 
+def gelu(x: Floats) -> Floats:
+    """The approximation that ggml uses too, in double precision."""
+    wide = x.astype(float)
+    return np.asarray(wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))))
+
+
 @pytest.mark.parametrize("shape", _SHAPES)
 def test_rows_times_a_number_each(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
     rows, factors = numbers(*shape), numbers(*shape[:-1], 1)
@@ -66,6 +72,23 @@ def test_gates_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs) -> None:
     assert np.allclose(found, gated(gates, ups), rtol=1e-5, atol=1e-6)
     gates[0, 0] = ups[1, 1] = np.nan
     found = computed(library, graphs.gating(gates, ups, alpha=_ALPHA, limit=_LIMIT))
+    assert np.argwhere(np.isnan(found)).tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_gates_by_gelu(library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...]) -> None:
+    gates, ups = numbers(*shape), numbers(*shape)[::-1].copy()
+    found = computed(library, graphs.gating_by_gelu(gates, ups))
+    assert np.allclose(found, gelu(gates) * ups, rtol=1e-5, atol=1e-6)
+
+
+def test_gates_by_gelu_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs) -> None:
+    ends = np.array([0, 1e-30, 3, 10, 1e18, -1e-30, -3, -9, -10, -50, -1e18], np.float32)
+    gates, ups = (np.ascontiguousarray(one) for one in np.meshgrid(np.resize(ends, 16), ends))
+    found = computed(library, graphs.gating_by_gelu(gates, ups))
+    assert np.allclose(found, gelu(gates) * ups, rtol=1e-4, atol=1e-6)
+    gates[0, 0] = ups[1, 1] = np.nan
+    found = computed(library, graphs.gating_by_gelu(gates, ups))
     assert np.argwhere(np.isnan(found)).tolist() == [[0, 0], [1, 1]]
 
 

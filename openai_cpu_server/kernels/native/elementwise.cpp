@@ -8,7 +8,7 @@ namespace {
 using simd::floats;
 using simd::LANES;
 
-constexpr int SWIGLU_OAI = 3;  // of ggml_glu_op
+enum { GEGLU = 1, SWIGLU_OAI = 3 };  // of ggml_glu_op
 
 // A tensor may have fewer rows than the result: then they are repeated.
 float* row_of(const ggml_tensor& tensor, int64_t row, const ggml_tensor& result) {
@@ -46,6 +46,21 @@ struct Gated {
     float alpha, limit;
 };
 
+// gelu(gate) * up, where gelu(x) is x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))). ggml looks each number up in
+// a table of 16 bits, one after the other, which costs a quarter of the products of a narrow layer.
+struct GeluGated {
+    explicit GeluGated(const ggml_tensor&) {}
+
+    void compute(const float* gates, const float* ups, int64_t width, float* result) const {
+        for (int64_t i = 0; i < width; i += LANES) {
+            const floats gate = simd::load(gates + i), up = simd::load(ups + i);
+            const floats x = gate <= -10.0F ? floats{} : gate;  // what is left there is nothing, as ggml has it
+            const floats exponent = x * (-1.59576912F - 0.07135481F * (x * x));  // (1 + tanh(y)) / 2 = 1 / (1 + e^-2y)
+            simd::store(result + i, x / (1.0F + simd::exp(exponent)) * up);
+        }
+    }
+};
+
 template <class Operation>
 void compute_share(const ggml_compute_params& params, const ggml_tensor& node) {
     const Operation operation{node};
@@ -61,7 +76,7 @@ bool has_float_rows(const ggml_tensor& tensor) {
 
 bool is_known(const ggml_tensor& node) {
     if (node.op == GGML_OP_MUL) return node.src[1]->ne[0] == 1;
-    return node.op == GGML_OP_GLU && node.op_params[0] == SWIGLU_OAI && node.src[1];
+    return node.op == GGML_OP_GLU && (node.op_params[0] == SWIGLU_OAI || node.op_params[0] == GEGLU) && node.src[1];
 }
 
 }  // namespace
@@ -73,6 +88,7 @@ bool can_do(const ggml_compute_params& params, const ggml_tensor& node) {
 
 void compute(const ggml_compute_params& params, ggml_tensor& node) {
     if (node.op == GGML_OP_MUL) compute_share<Scaled>(params, node);
+    else if (node.op_params[0] == GEGLU) compute_share<GeluGated>(params, node);
     else compute_share<Gated>(params, node);
 }
 
