@@ -366,6 +366,16 @@ class GgmlGraphs(GgmlTensors):
             yield compute
 
     @contextmanager
+    def normalising(self, rows: Floats, weights: Floats | None, epsilon: float = 1e-6) -> Iterator[Computing]:
+        """Rows (..., width) over the root of their mean square, times weights if there are some, by
+        `ggml_rms_norm` and `ggml_mul`."""
+        with self._context(rows, rows, *([] if weights is None else [weights])) as context:
+            node = self._ggml.ggml_rms_norm(context, self._tensor(context, rows, GgmlType.F32), epsilon)
+            if weights is not None:
+                node = self._ggml.ggml_mul(context, node, self._tensor(context, weights, GgmlType.F32))
+            yield self._computing(context, [node], rows.shape)
+
+    @contextmanager
     def _of_two(
         self, operation: Callable[..., Any], first: Floats, second: Floats, *options: float
     ) -> Iterator[Computing]:

@@ -168,6 +168,8 @@ def elementwise_proofs() -> Iterator[Operation]:
     yield methodcaller("scaling", values, others[..., :1])
     yield methodcaller("gating", 5 * values, 5 * others)
     yield methodcaller("gating_by_gelu", 5 * values, others)
+    yield methodcaller("normalising", values, None)
+    yield methodcaller("normalising", values, others[0, 0])
 
 
 def proved(

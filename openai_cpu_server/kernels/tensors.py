@@ -164,6 +164,7 @@ class GgmlTensors:
             ("ggml_mul", pointer, 3 * [pointer]),
             ("ggml_swiglu_oai", pointer, [*3 * [pointer], *2 * [number]]),
             ("ggml_geglu_split", pointer, 3 * [pointer]),
+            ("ggml_rms_norm", pointer, [pointer, pointer, number]),
             ("ggml_mul_mat", pointer, 3 * [pointer]),
             ("ggml_mul_mat_id", pointer, 4 * [pointer]),
             ("ggml_flash_attn_ext", pointer, [*5 * [pointer], *3 * [number]]),

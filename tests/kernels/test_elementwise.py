@@ -92,6 +92,26 @@ def test_gates_by_gelu_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs) -
     assert np.argwhere(np.isnan(found)).tolist() == [[0, 0], [1, 1]]
 
 
+@pytest.mark.parametrize("shape", [*_SHAPES, (7, 3, 80)])
+@pytest.mark.parametrize("weights_of", [None, 1, 2])
+def test_rows_over_the_root_of_their_mean_square(
+    library: KernelLibrary, graphs: GgmlGraphs, shape: tuple[int, ...], weights_of: int | None
+) -> None:
+    """`weights_of`: how many of the sizes of the rows the weights have."""
+    rows, weights = numbers(*shape), None if weights_of is None else numbers(*shape[-weights_of:])
+    found = computed(library, graphs.normalising(rows, weights, 1e-3))
+    expected = rows / np.sqrt((rows.astype(float) ** 2).mean(-1, keepdims=True) + 1e-3)
+    assert np.allclose(found, expected if weights is None else expected * weights, rtol=2e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e15, np.nan])
+def test_norms_at_the_ends(library: KernelLibrary, graphs: GgmlGraphs, value: float) -> None:
+    rows = np.full((2, 64), value, np.float32)
+    found = computed(library, graphs.normalising(rows, None, 1e-6))
+    expected = rows / np.sqrt(rows.astype(float) ** 2 + 1e-6)
+    assert np.allclose(found, expected, rtol=2e-6, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("shapes", [((3, 4, 50), (3, 4, 1)), ((3, 4, 64), (3, 4, 64)), ((3, 64), (1, 64))])
 def test_what_it_does_not_do_is_left_to_ggml(
     library: KernelLibrary, graphs: GgmlGraphs, shapes: tuple[tuple[int, ...], tuple[int, ...]]

@@ -61,17 +61,40 @@ struct GeluGated {
     }
 };
 
+float sum_of_squares(const float* x, int64_t width) {
+    floats sums[4]{};  // one alone would wait for itself
+    int64_t i = 0;
+    for (; i + 4 * LANES <= width; i += 4 * LANES)
+        for (int chain = 0; chain < 4; chain++) {
+            const floats part = simd::load(x + i + chain * LANES);
+            sums[chain] = simd::multiply_add(part, part, sums[chain]);
+        }
+    for (; i < width; i += LANES) sums[0] = simd::multiply_add(simd::load(x + i), simd::load(x + i), sums[0]);
+    return simd::total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// The rows of this thread, of all that the result has: ggml shares out those of one head only.
+template <class Row>
+void each_row(const ggml_compute_params& params, const ggml_tensor& result, Row compute) {
+    const int64_t count = result.ne[1] * result.ne[2] * result.ne[3];
+    for (int64_t row = count * params.ith / params.nth; row < count * (params.ith + 1) / params.nth; row++) compute(row);
+}
+
 template <class Operation>
 void compute_share(const ggml_compute_params& params, const ggml_tensor& node) {
     const Operation operation{node};
-    const int64_t count = node.ne[1] * node.ne[2] * node.ne[3];
-    for (int64_t row = count * params.ith / params.nth; row < count * (params.ith + 1) / params.nth; row++)
+    each_row(params, node, [&](int64_t row) {
         operation.compute(row_of(*node.src[0], row, node), row_of(*node.src[1], row, node), node.ne[0],
                           row_of(node, row, node));
+    });
 }
 
 bool has_float_rows(const ggml_tensor& tensor) {
     return tensor.type == GGML_TYPE_F32 && (tensor.nb[0] == sizeof(float) || tensor.ne[0] == 1);
+}
+
+const ggml_tensor& weights_of(const ggml_tensor& product, const ggml_tensor& norm) {
+    return *product.src[product.src[0] == &norm];
 }
 
 bool is_known(const ggml_tensor& node) {
@@ -90,6 +113,31 @@ void compute(const ggml_compute_params& params, ggml_tensor& node) {
     if (node.op == GGML_OP_MUL) compute_share<Scaled>(params, node);
     else if (node.op_params[0] == GEGLU) compute_share<GeluGated>(params, node);
     else compute_share<Gated>(params, node);
+}
+
+bool can_normalise(const ggml_compute_params& params, const ggml_tensor& norm, const ggml_tensor* product) {
+    const bool has_rows = has_float_rows(*norm.src[0]) && has_float_rows(product ? *product : norm);
+    const bool has_weights = !product || (weights_of(*product, norm).ne[0] == norm.ne[0] && has_float_rows(weights_of(*product, norm)));
+    return !params.use_ref && norm.ne[0] % LANES == 0 && has_rows && has_weights;
+}
+
+void normalise(const ggml_compute_params& params, const ggml_tensor& norm, const ggml_tensor* product) {
+    const ggml_tensor& result = product ? *product : norm;
+    const int64_t width = norm.ne[0];
+    float epsilon;
+    std::memcpy(&epsilon, norm.op_params, sizeof epsilon);
+    each_row(params, result, [&](int64_t row) {
+        const float* x = row_of(*norm.src[0], row, result);
+        float* to = row_of(result, row, result);
+        const float factor = 1.0F / std::sqrt(sum_of_squares(x, width) / static_cast<float>(width) + epsilon);
+        if (!product) {
+            for (int64_t i = 0; i < width; i += LANES) simd::store(to + i, simd::load(x + i) * factor);
+            return;
+        }
+        const float* weights = row_of(weights_of(*product, norm), row, result);
+        for (int64_t i = 0; i < width; i += LANES)
+            simd::store(to + i, simd::load(x + i) * factor * simd::load(weights + i));
+    });
 }
 
 }  // namespace elementwise

@@ -1,4 +1,4 @@
-// What is computed number by number between products of experts.
+// What is computed number by number between products of weights.
 #pragma once
 
 #include "ggml_api.hpp"
@@ -10,5 +10,10 @@ bool can_do(const ggml_compute_params& params, const ggml_tensor& node);
 
 // This thread's part of a node that the kernel can do.
 void compute(const ggml_compute_params& params, ggml_tensor& node);
+
+// The same for rows over the root of their mean square, and for those times weights: `norm` and the product that ggml
+// has fused with it, or null.
+bool can_normalise(const ggml_compute_params& params, const ggml_tensor& norm, const ggml_tensor* product);
+void normalise(const ggml_compute_params& params, const ggml_tensor& norm, const ggml_tensor* product);
 
 }  // namespace elementwise

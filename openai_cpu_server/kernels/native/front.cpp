@@ -46,6 +46,13 @@ bool is_product_computed(const ggml_compute_params& params, ggml_tensor& node) {
     return !is_left && computed_by(PRODUCTS, products::can_do, products::compute, params, node);
 }
 
+bool is_normalised(const ggml_compute_params& params, ggml_tensor& norm, ggml_tensor* product) {
+    if (!is_on(ELEMENTWISE) || !elementwise::can_normalise(params, norm, product)) return false;
+    elementwise::normalise(params, norm, product);
+    count(ELEMENTWISE, params);
+    return true;
+}
+
 }  // namespace
 
 extern "C" {
@@ -57,6 +64,10 @@ void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml
 
 void ggml_compute_forward_mul_mat(const ggml_compute_params* params, ggml_tensor* node) {
     if (!is_product_computed(*params, *node)) ggml().mul_mat(params, node);
+}
+
+void ggml_compute_forward_rms_norm_mul_fused(const ggml_compute_params* params, ggml_tensor* norm, ggml_tensor* product) {
+    if (!is_normalised(*params, *norm, product)) ggml().rms_norm_mul_fused(params, norm, product);
 }
 
 int ggml_graph_compute(ggml_cgraph* graph, ggml_cplan* how) {
@@ -80,6 +91,7 @@ bool ggml_cpu_extra_compute_forward(ggml_compute_params* params, ggml_tensor* no
     if (ggml().extra_compute_forward(params, node)) return true;
     switch (node->op) {
         case GGML_OP_MUL_MAT_ID: return is_product_computed(*params, *node);
+        case GGML_OP_RMS_NORM: return is_normalised(*params, *node, nullptr);
         case GGML_OP_MUL:
         case GGML_OP_GLU: return computed_by(ELEMENTWISE, elementwise::can_do, elementwise::compute, *params, *node);
         default: return false;

@@ -35,6 +35,7 @@ Ggml found() {
     find(library, "ggml_graph_compute", ggml.graph_compute);
     find(library, "ggml_compute_forward_flash_attn_ext", ggml.flash_attn_ext);
     find(library, "ggml_compute_forward_mul_mat", ggml.mul_mat);
+    find(library, "ggml_compute_forward_rms_norm_mul_fused", ggml.rms_norm_mul_fused);
     find(library, "ggml_cpu_extra_compute_forward", ggml.extra_compute_forward);
     find(library, "ggml_get_type_traits", ggml.type_traits);
     return ggml;

@@ -36,6 +36,7 @@ enum ggml_op : int32_t {
     GGML_OP_ADD = 2,
     GGML_OP_MUL = 7,
     GGML_OP_CONCAT = 22,
+    GGML_OP_RMS_NORM = 25,
     GGML_OP_MUL_MAT = 29,
     GGML_OP_MUL_MAT_ID = 30,
     GGML_OP_SCALE = 32,
@@ -110,6 +111,7 @@ struct Ggml {
     int (*graph_compute)(ggml_cgraph*, ggml_cplan*);
     void (*flash_attn_ext)(const ggml_compute_params*, ggml_tensor*);
     void (*mul_mat)(const ggml_compute_params*, ggml_tensor*);
+    void (*rms_norm_mul_fused)(const ggml_compute_params*, ggml_tensor*, ggml_tensor*);
     bool (*extra_compute_forward)(ggml_compute_params*, ggml_tensor*);  // whether an accelerator did the node
     const ggml_type_traits* (*type_traits)(ggml_type);
 };
