@@ -208,6 +208,15 @@ def usable_nodes(folder: Path = NODES) -> dict[int, list[int]]:
     return nodes
 
 
+_MEMORY_LIMITS = {
+    "memory.max": "memory.current",
+    "memory.high": "memory.current",
+    "memory.limit_in_bytes": "memory.usage_in_bytes",
+}
+"""What bounds a control group's memory -> what it uses of it. Beyond `memory.high` nothing is killed, but all
+that asks for more is slowed down until it is of no use."""
+
+
 class Machine:
     """Reads the limits afresh at each call. Paths and CPUs are arguments for the sake of tests."""
 
@@ -231,8 +240,7 @@ class Machine:
     def total_memory(self) -> int:
         """Bytes that there are for this process and its neighbours, used or not: what its control groups may
         take at most, where that is less than the machine has."""
-        names = ("memory.max", "memory.limit_in_bytes")
-        limits = [_number(group / name) for group in self._groups("memory") for name in names]
+        limits = [_number(group / name) for group in self._groups("memory") for name in _MEMORY_LIMITS]
         return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
     def num_threads(self) -> int:
@@ -249,10 +257,7 @@ class Machine:
         return [
             limit - usage + _reclaimable(group)
             for group in self._groups("memory")
-            for limit_name, usage_name in (
-                ("memory.max", "memory.current"),
-                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            )
+            for limit_name, usage_name in _MEMORY_LIMITS.items()
             if (limit := _number(group / limit_name)) is not None
             and (usage := _number(group / usage_name)) is not None
         ]
@@ -271,10 +276,22 @@ class Machine:
         for line in _lines(self._process / "cgroup"):
             _, controllers, name = line.split(":", 2)
             if controllers == "" or controller in controllers.split(","):
-                root = self._cgroups / controllers if controllers else self._cgroups
+                root = self._mounted(controllers.split(","), controller)
                 inner = root / name.lstrip("/")
                 groups += [inner, *(parent for parent in inner.parents if parent.is_relative_to(root))]
         return groups
+
+    def _mounted(self, together: list[str], controller: str) -> Path:
+        """Where the first version mounts controllers that belong together: the folder has their names in any
+        order, or there is one for each. The second version has no names, and one folder."""
+        if together == [""]:
+            return self._cgroups
+        wanted = sorted(together)
+        folders = sorted(self._cgroups.iterdir()) if self._cgroups.is_dir() else []
+        return next(
+            (folder for folder in folders if sorted(folder.name.split(",")) == wanted),
+            self._cgroups / controller,
+        )
 
 
 def _quota(group: Path) -> tuple[int | None, int | None]:

@@ -114,6 +114,8 @@ class ServedModel:
     """What its file states, such as `q4_k_m`."""
     thinking: ModelThinking | None = None
     """None for a model that does not think, or whose thoughts are to be part of its answers."""
+    template_source: str | None = None
+    """The text of its template for chats; None: it has none."""
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
     """Its further chat templates by name."""
     content_digest: Callable[[], str | None] = lambda: None

@@ -159,6 +159,11 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """The answer begins at once, if the model has marks for thoughts."""
     most_tokens: int | None = None
     """What is surely longer is not tokenised."""
+    begins_answer: bool = True
+    """The prompt ends where the model answers; False: behind the last message."""
+    has_marks: bool | None = None
+    """Whether the tokenizer's own first and last tokens are around it; None: unless the template wrote
+    one."""
     marks_borders: bool = True
     """Whether the prompt's `borders` are wanted, which take a few further renderings."""
 
@@ -227,7 +232,11 @@ class ChatPrompts:
             wants_thoughts = self.reasoning is not None and self.reasoning.wants_thoughts(text)
         require_room(self.tokenizer, chat.plain, asked.most_tokens)
         parts = self._borders(chat, rendered) if asked.marks_borders else []
-        tokens, borders = self._encoded(chat, parts, literals)
+        has_marks = asked.has_marks
+        if has_marks is None:
+            has_marks = needs_special_tokens(chat.text, bos_text=self.tokenizer.bos_text)
+        around = self.tokenizer.marks if has_marks else SequenceMarks()
+        tokens, borders = self._encoded(chat, parts, literals, around)
         if not tokens:
             raise TemplateFailed("The chat template rendered nothing.")
         return ChatPrompt(tokens, stage, wants_thoughts and not asked.thinks_not, borders)
@@ -261,6 +270,7 @@ class ChatPrompts:
             extra=asked.variables,
             reasoning=self.reasoning,
             thinks_not=asked.thinks_not,
+            add_generation_prompt=asked.begins_answer,
         )
 
     def _borders(self, chat: MarkedChat, rendered: Callable[[Sequence[Message]], ChatText]) -> list[int]:
@@ -279,11 +289,9 @@ class ChatPrompts:
         return sorted(borders)
 
     def _encoded(
-        self, chat: MarkedChat, borders: Sequence[int], literals: Literals
+        self, chat: MarkedChat, borders: Sequence[int], literals: Literals, around: SequenceMarks
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The tokens, and how many of them are before each border."""
-        add_special = needs_special_tokens(chat.text, bos_text=self.tokenizer.bos_text)
-        around = self.tokenizer.marks if add_special else SequenceMarks()
         tokens, lengths = [*around.begin], []
         for start, end in pairwise((0, *borders, len(chat.text))):
             for part in chat.parts(start, end):

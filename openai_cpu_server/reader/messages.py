@@ -58,6 +58,9 @@ class RenderChat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     most_tokens: int | None
     template: str = ""
     """The name of a further one; "": the one for chats."""
+    begins_answer: bool = True
+    has_marks: Union[bool, None] = None
+    """These two as of `Conversation`."""
 
 
 class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -93,6 +96,7 @@ class ReadTemplate(msgspec.Struct, frozen=True):
 
     tool_format: str
     reasoning: TemplateReasoning | None
+    source: str
 
 
 class VocabularyFacts(msgspec.Struct, frozen=True, tag=True, kw_only=True):

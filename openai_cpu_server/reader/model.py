@@ -125,6 +125,8 @@ class ReadPrompts:
             thinks_not=conversation.thinks_not,
             most_tokens=conversation.most_tokens,
             template=conversation.template,
+            begins_answer=conversation.begins_answer,
+            has_marks=conversation.has_marks,
         )
         result = self._pool.do(work, model=self._key, lane=_lane(len(told)))
         assert isinstance(result, Rendered)

@@ -55,7 +55,7 @@ class _Template:
         form = format_for(template) if chosen == "auto" else TOOL_FORMATS[chosen]
         reasoning = _reasoning(source.reasoning_format, template)
         self.prompts = ChatPrompts(template, vocabulary, form, names, reasoning)
-        self.facts = ReadTemplate(form.name, reasoning)
+        self.facts = ReadTemplate(form.name, reasoning, "" if template is None else template.source)
 
 
 class OpenedModel:
@@ -173,6 +173,8 @@ class ReaderWorker:
                     written=work.written,
                     thinks_not=work.thinks_not,
                     most_tokens=work.most_tokens,
+                    begins_answer=work.begins_answer,
+                    has_marks=work.has_marks,
                 )
             )
         )

@@ -193,6 +193,7 @@ class ModelParts(NamedTuple):
             prompts=self.read.prompts,
             rerank=self.read.rerank,
             tool_format=TOOL_FORMATS[chat.tool_format] if chat else format_for(None),
+            template_source=chat.source if chat else None,
             named=named,
             grammars=self.grammars,
             kind=self.kind,

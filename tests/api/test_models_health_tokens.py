@@ -98,6 +98,10 @@ async def test_whoever_comes_while_costs_are_measured_is_told_so() -> None:
     assert error_of(answer)["message"].endswith("is being measured (40%).")
 
 
+USER = {"role": "user", "content": "a"}
+ANSWER = {"role": "assistant", "content": "b"}
+
+
 @pytest.mark.parametrize(
     ("body", "tokens"),
     [
@@ -108,7 +112,16 @@ async def test_whoever_comes_while_costs_are_measured_is_told_so() -> None:
         ({"prompt": "a", "add_special_tokens": False}, [99]),
         ({"content": "<|user|>"}, [300]),
         ({"content": "<|user|>", "parse_special": False}, [62, 126, 119, 117, 103, 116, 126, 64]),
-        ({"messages": [{"role": "user", "content": "a"}]}, [0, 300, 99, 301]),
+        ({"messages": [USER]}, [0, 300, 99, 301]),
+        ({"messages": [USER], "add_special_tokens": False}, [300, 99, 301]),
+        ({"messages": [USER], "add_generation_prompt": False}, [0, 300, 99]),
+        ({"messages": [USER, ANSWER]}, [0, 300, 99, 301, 100]),
+        ({"messages": [USER, ANSWER], "continue_final_message": True}, [0, 300, 99, 301, 100]),
+        (
+            {"messages": [USER, ANSWER], "continue_final_message": True, "add_generation_prompt": False},
+            [0, 300, 99, 301, 100],
+        ),
+        ({"messages": [USER, ANSWER], "add_generation_prompt": False}, [0, 300, 99, 301, 100]),
     ],
 )
 async def test_tokenize(http: httpx.AsyncClient, body: dict[str, object], tokens: list[int]) -> None:
@@ -137,7 +150,7 @@ async def test_what_is_known_of_a_tokenizer(http: httpx.AsyncClient) -> None:
     for query in ("", "?model=fake"):
         answer = (await http.get(f"/tokenizer_info{query}")).json()
         assert answer["model_max_length"] == 4096
-        assert {"bos_token", "eos_token", "tokenizer_class"} <= answer.keys()
+        assert {"bos_token", "eos_token", "tokenizer_class", "chat_template"} <= answer.keys()
     assert error_of(await http.get("/tokenizer_info?model=x"))["code"] == "model_not_found"
 
 
@@ -154,6 +167,16 @@ async def test_detokenize(http: httpx.AsyncClient) -> None:
         ("/tokenize", {"content": 5}, "content"),
         ("/tokenize", {"content": "a", "colour": 1}, "colour"),
         ("/tokenize", {"content": "a", "model": "x"}, "model"),
+        ("/tokenize", {"content": "a", "tools": []}, "tools"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"messages": [USER], "parse_special": True}, "parse_special"),
+        ("/tokenize", {"messages": [USER], "chat_template": "{{ x }}"}, "chat_template"),
+        ("/tokenize", {"messages": [USER], "continue_final_message": True}, "continue_final_message"),
+        (
+            "/tokenize",
+            {"messages": [USER, ANSWER], "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [512]}, "tokens"),

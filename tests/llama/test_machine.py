@@ -61,6 +61,27 @@ def test_version_one_of_control_groups(tmp_path: Path) -> None:
     assert limited.num_threads() == 1
 
 
+@pytest.mark.parametrize("folder", ["cpu,cpuacct", "cpuacct,cpu", "cpu"])
+@pytest.mark.parametrize("told", ["cpu,cpuacct", "cpuacct,cpu"])
+def test_controllers_that_are_mounted_together_in_any_order(tmp_path: Path, folder: str, told: str) -> None:
+    files = {
+        f"{folder}/box/cpu.cfs_quota_us": "100000\n",
+        f"{folder}/box/cpu.cfs_period_us": "100000\n",
+        "cpuset/tasks": "",
+    }
+    assert machine(tmp_path, f"3:{told}:/box\n", files).num_threads() == 1
+
+
+def test_where_a_group_is_slowed_down_counts_as_its_limit(tmp_path: Path) -> None:
+    files = {
+        "box/memory.max": f"{GIB // 16}\n",
+        "box/memory.high": f"{GIB // 32}\n",
+        "box/memory.current": f"{GIB // 64}\n",
+    }
+    limited = machine(tmp_path, "0::/box\n", files)
+    assert (limited.free_memory(), limited.total_memory()) == (GIB // 64, GIB // 32)
+
+
 def test_a_group_over_its_limit_has_nothing_free(tmp_path: Path) -> None:
     files = {"memory.max": "1000\n", "memory.current": "2000\n"}
     assert machine(tmp_path, "0::/\n", files).free_memory() == 0

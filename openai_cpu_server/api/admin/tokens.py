@@ -11,7 +11,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.asking.ask import LONG_BODY
+from openai_cpu_server.api.asking.ask import LONG_BODY, JsonObject
+from openai_cpu_server.api.asking.body import MAX_TOOLS
 from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.chat.body import Messages, checked_messages
 from openai_cpu_server.api.parts import ServerParts
@@ -30,14 +31,16 @@ from openai_cpu_server.prompt.chat_prompts import Conversation, require_room, wh
 
 
 class TokenizeBody(Body):
-    """Exactly one of `content` (llama-server), `prompt` (vLLM) and `messages`."""
+    """Exactly one of `content` (llama-server), `prompt` (vLLM) and `messages`. What is said of messages is
+    refused beside a text, and the other way round."""
 
     model: str | None = None
     content: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special: bool | None = None
-    """Put BOS first where the model wants it; absent: not for `content`, but for `prompt`."""
+    """Put BOS first where the model wants it; absent: not for `content`, but for `prompt`, and for messages
+    unless the template does."""
     add_special_tokens: bool | None = None
     """The same, in vLLM's words."""
     parse_special: bool | None = None
@@ -46,6 +49,27 @@ class TokenizeBody(Body):
     """Tokens with their texts, as llama-server tells them."""
     return_token_strs: bool | None = None
     """Also the texts alone, as vLLM tells them."""
+
+    add_generation_prompt: bool | None = None
+    """Messages end where the model answers; absent: they do."""
+    continue_final_message: bool | None = None
+    """The last message, of the assistant, is the beginning of the answer; absent or false: so it is in any
+    case, unless `add_generation_prompt` is false."""
+    tools: Annotated[list[JsonObject], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """As the template is told them."""
+    chat_template: str | None = None
+    """The name of one of the model's templates."""
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
+    """Further variables for the template."""
+
+
+_OF_MESSAGES = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+)
 
 
 class DetokenizeBody(Body):
@@ -87,6 +111,8 @@ class TokenizerInfo(msgspec.Struct, frozen=True):
     bos_token: str | None
     eos_token: str | None
     model_max_length: int | None
+    chat_template: str | None
+    """The text of the model's template for chats."""
 
 
 class TokenRoutes:
@@ -117,7 +143,13 @@ class TokenRoutes:
         info, tokenizer = model.engine.info, model.tokenizer
         limit = info.context_limit if info else None
         return json_response(
-            TokenizerInfo("llama.cpp", tokenizer.bos_text or None, tokenizer.eos_text or None, limit)
+            TokenizerInfo(
+                tokenizer_class="llama.cpp",
+                bos_token=tokenizer.bos_text or None,
+                eos_token=tokenizer.eos_text or None,
+                model_max_length=limit,
+                chat_template=model.template_source,
+            )
         )
 
     async def _read(self, schema: type[B], data: bytes) -> tuple[B, Ignored]:
@@ -145,18 +177,41 @@ def _written(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Ra
 def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[int, ...]:
     if [body.content, body.prompt, body.messages].count(None) != 2:
         raise wrong("Give exactly one of 'content', 'prompt' and 'messages'.", "content")
+    asked = body.add_special_tokens if body.add_special is None else body.add_special
     if body.messages is not None:
-        messages = checked_messages(body.messages)
-        return model.prompts.prompt(Conversation(messages=messages, most_tokens=limit)).tokens
+        return _tokens_of_messages(body, body.messages, model, limit, has_marks=asked)
+    if strange := next((name for name in _OF_MESSAGES if getattr(body, name) is not None), None):
+        raise wrong("This is for 'messages'.", strange)
     text = body.content if body.prompt is None else body.prompt
     assert text is not None, "one of the three is given"
-    asked = body.add_special_tokens if body.add_special is None else body.add_special
     add_special = body.prompt is not None if asked is None else asked
     is_prompt = model.kind is ModelKind.GENERATES  # others embed and rank: their texts are no prompts
     if is_prompt if body.parse_special is None else body.parse_special:
         return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
     require_room(model.tokenizer, text, limit)
     return tuple(model.tokenizer.encode(text, add_special=add_special, parse_special=False))
+
+
+def _tokens_of_messages(
+    body: TokenizeBody, messages: Messages, model: ServedModel, limit: int | None, *, has_marks: bool | None
+) -> tuple[int, ...]:
+    if body.parse_special is not None:
+        raise wrong("Contents of messages are text always.", "parse_special")
+    begins_answer = body.add_generation_prompt is not False or bool(body.continue_final_message)
+    if body.continue_final_message and (body.add_generation_prompt or messages[-1].role != "assistant"):
+        what = "begin another answer" if body.add_generation_prompt else "end with another's message"
+        raise wrong(f"A conversation cannot be continued and {what}.", "continue_final_message")
+    asked = Conversation(
+        messages=checked_messages(messages),
+        tools=body.tools or (),
+        template=model.template(body.chat_template, has_tools=bool(body.tools)).name,
+        variables=body.chat_template_kwargs or {},
+        most_tokens=limit,
+        begins_answer=begins_answer,
+        has_marks=has_marks,
+        marks_borders=False,
+    )
+    return model.prompts.prompt(asked).tokens
 
 
 def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:

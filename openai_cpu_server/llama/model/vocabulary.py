@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -44,15 +45,26 @@ class WordPieces:
     no longest word. English texts never get here.
     """
 
-    def __init__(self, pieces: Mapping[str, int], *, unknown: int, lowercase: bool) -> None:
-        """`pieces` by text, as llama.cpp has them: those that begin a word have U+2581 in front."""
+    def __init__(
+        self, pieces: Mapping[str, int], *, names: Collection[str] = (), unknown: int, lowercase: bool
+    ) -> None:
+        """`pieces` by text, as llama.cpp has them: those that begin a word have U+2581 in front. `names` are
+        those of them that are control tokens."""
         self._pieces = pieces
+        self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
         self._unknown = unknown
         self._lowercase = lowercase
         self._longest = max(map(len, pieces), default=1)
 
-    def encode(self, text: str) -> list[int]:
-        return [token for word in self._words(text) for token in self._cut(word)]
+    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """`parse_special`: names of control tokens in the text mean them."""
+        if not parse_special:
+            return [token for word in self._words(text) for token in self._cut(word)]
+        found, start = list[int](), 0
+        for name in self._names.finditer(text):
+            found += [*self.encode(text[start : name.start()]), self._pieces[name[0]]]
+            start = name.end()
+        return found + self.encode(text[start:])
 
     def _words(self, text: str) -> Iterator[str]:
         spaced = "".join(map(_spaced, text))
@@ -241,10 +253,10 @@ class Vocabulary(Closable):
         return [self.encode(text, add_special=add_special, parse_special=parse_special) for text in texts]
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        pieces = None if parse_special or _is_plain(text) else self._word_pieces
+        pieces = None if _is_plain(text) else self._word_pieces
         if pieces is not None:
             around = _tokenized(self.native, "", add_special=add_special, parse_special=False)
-            return [*around[:1], *pieces.encode(text), *around[1:]]
+            return [*around[:1], *pieces.encode(text, parse_special=parse_special), *around[1:]]
         return _tokenized(self.native, text, add_special=add_special, parse_special=parse_special)
 
     @functools.cached_property
@@ -258,6 +270,7 @@ class Vocabulary(Closable):
         unknown = header.get_int("tokenizer.ggml.unknown_token_id")
         return WordPieces(
             {text: token for token, text in texts.items()},
+            names=[each.text for each in control_tokens(self)],
             unknown=_BERT_UNKNOWN if unknown is None else unknown,
             lowercase=lowercase is not False,
         )
