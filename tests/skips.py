@@ -10,6 +10,8 @@ import pytest
 MAY_BE_SKIPPED = {
     "tests/deploy/test_alerts.py": "promtool comes with Prometheus, which is not on every machine",
     "tests/deploy/test_unit.py": "systemd is not on every machine",
+    "tests/e2e/test_evaluation.py": "lm-evaluation-harness is installed when it runs",
+    "tests/e2e/test_wires.py": "proxies, Java and Go are not on every machine",
     "tests/kernels/test_emulated.py": "headers that emulate other CPUs are not on every machine",
     "tests/kernels/test_levels.py": "an emulator of other CPUs is not on every machine",
     "tests/kernels/test_library.py": "what is compiled for AVX2 is compiled again only where a CPU has more",

@@ -61,8 +61,7 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
     scope.cancel()
 
 
-UNKEPT = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-"""Of streams: no proxy keeps their events, or collects them before it hands them on."""
+UNKEPT = {"cache-control": "no-cache"}
 _FAREWELL_S = 1.0
 """When the server ends, a stream may still say that it does."""
 

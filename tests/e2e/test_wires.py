@@ -1,0 +1,164 @@
+"""Streams through what stands between people and servers: proxies, and clients of other languages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server_process import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = [pytest.mark.native, pytest.mark.slow]
+
+_SOURCES = Path(__file__).with_name("wires")
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Tell a story."}], "max_tokens": 30, "ignore_eos": True}
+STREAMED = json.dumps({**BODY, "stream": True})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--model", str(tiny_model_path()), "--keep-alive-s", "1") as process:
+        yield process
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+    if found is None:
+        pytest.skip(f"{name} is not on this machine")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def proxy(command: list[str], port: int) -> Iterator[str]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert process.poll() is None, process.communicate()[0].decode()
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module", params=["nginx", "haproxy"])
+def url(
+    request: pytest.FixtureRequest, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A proxy as it comes: whatever it collects or keeps open by default, it does here."""
+    name, folder, port = request.param, tmp_path_factory.mktemp("proxy"), free_port()
+    upstream = server.url.removeprefix("http://")
+    config = folder / "config"
+    if name == "nginx":
+        temporary = "".join(
+            f"{kind}_temp_path {folder}/{kind};"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        user = "user root; " if os.geteuid() == 0 else ""  # else its workers cannot write into the folder
+        config.write_text(
+            f"{user}daemon off; pid {folder}/pid; error_log stderr; events {{}}"
+            f" http {{ access_log off; {temporary}"
+            f" upstream ours {{ server {upstream}; keepalive 8; }}"
+            f" server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://ours;"
+            ' proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host; } } }'
+        )
+        command = [tool("nginx"), "-c", str(config), "-p", str(folder)]
+    else:
+        config.write_text(
+            "defaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
+            f"frontend in\n bind 127.0.0.1:{port} proto h1\n default_backend ours\n"
+            f"backend ours\n http-reuse always\n server one {upstream}\n"
+        )
+        command = [tool("haproxy"), "-db", "-f", str(config)]
+    with proxy(command, port) as found:
+        yield found
+
+
+def test_a_stream_comes_while_it_is_written(url: str, server: ServerProcess) -> None:
+    """Its first event is here while the server still writes."""
+    body = {**BODY, "stream": True, "max_tokens": 2_000}
+    with httpx.stream("POST", url + CHAT, json=body, timeout=60) as answer:
+        events = answer.iter_lines()
+        assert next(events).startswith("data: ")
+        running = httpx.get(server.url + "/v1/requests").json()
+        assert [one["state"] for one in running["data"]] == ["running"], running
+    for _ in range(100):  # who leaves the proxy leaves the server
+        if not httpx.get(server.url + "/v1/requests").json()["data"]:
+            return
+        time.sleep(0.1)
+    pytest.fail("a stream that nobody reads goes on")
+
+
+def test_whole_answers_streams_and_errors_pass(url: str) -> None:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for number in range(20):
+            assert client.post(CHAT, json=BODY).json()["usage"]["completion_tokens"] == 30
+            lines = client.post(CHAT, content=STREAMED).text.splitlines()
+            assert lines.count("data: [DONE]") == 1, number
+        assert client.post(CHAT, content="{").json()["error"]["code"]
+        assert client.get("/v1/models").json()["data"]
+        large = client.post(
+            "/tokenize", json={"content": "word " * 100_000}, headers={"expect": "100-continue"}
+        )
+        assert large.json().get("count") or large.status_code in (400, 413)
+
+
+def test_a_connection_that_a_proxy_has_kept_is_good_for_the_next_request(url: str) -> None:
+    """Longer than servers keep them by default, and than this one waits for the rest of a request's head."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        assert client.get("/health").status_code == 200
+        time.sleep(31)
+        assert client.post(CHAT, json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize("through", ["--http2", "--http2-prior-knowledge", "--http1.0", "--http1.1"])
+def test_curl(server: ServerProcess, through: str) -> None:
+    """HTTP/2 without TLS is what this server does not speak: a request that only offers it is answered."""
+    command = [tool("curl"), "-sS", "-N", through, server.url + CHAT, "-d", STREAMED, "-w", "%{http_code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if through == "--http2-prior-knowledge":
+        assert done.returncode != 0
+        return
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("data: [DONE]\n\n200")
+
+
+def test_javas_client(server: ServerProcess) -> None:
+    command = [tool("java"), str(_SOURCES / "Wire.java"), server.url + CHAT]
+    for body, last in ((STREAMED, "data: [DONE]"), (json.dumps(BODY), "}")):
+        done = subprocess.run([*command, body, "5"], capture_output=True, text=True, timeout=100)
+        lines = done.stdout.splitlines()
+        assert len(lines) == 5, done.stderr
+        assert all(line.startswith("200\t") and line.endswith(last) for line in lines)
+
+
+def test_a_reader_that_ends_events_at_every_empty_line(server: ServerProcess) -> None:
+    """Also beside so many others that it waits, and is told so in comments."""
+    tool("go")
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(timeout=100))
+        body = {**BODY, "stream": True, "max_tokens": 1_500}
+        for _ in range(8):
+            stack.enter_context(client.stream("POST", server.url + CHAT, json=body))
+        command = ["go", "run", str(_SOURCES / "wire.go"), server.url + CHAT, STREAMED, "20"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert [line.split()[::2] for line in done.stdout.splitlines()] == [["200", "true"]] * 20, done.stdout
