@@ -24,6 +24,10 @@ class GrammarSource(enum.Enum):
     """A list of texts, as JSON."""
     GBNF = "gbnf"
     """A client's own."""
+    LARK = "lark"
+    """A client's own, for the text that a tool takes."""
+    RUST_REGEX = "rust_regex"
+    """A client's own, in the syntax that terminals of Lark have."""
     PARTS = "parts"
     """Our own rules, as GBNF: the root's expression, then lines of rules. They refer to `parts`."""
 
@@ -37,6 +41,9 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What cannot be enforced is refused; else it is left out and named."""
     is_flexible: bool = False
     """White space may stand between the tokens of JSON."""
+    text_end: str = ""
+    """Texts of LARK and RUST_REGEX stand raw before this mark if it can be in none of them; else they are
+    JSON strings."""
     parts: Mapping[str, bytes] = {}
     """What grammars are made of, by the names that `text` has for them."""
 
@@ -52,6 +59,8 @@ class MadeGrammar(msgspec.Struct, frozen=True, tag="made"):
     """JSON pointers within the schema, each with a keyword that is left out there."""
     share: float = 0.0
     """What a schema cost, as a share of what one may cost."""
+    is_raw: bool = False
+    """Texts stand raw before the order's `text_end`."""
 
 
 class RefusedGrammar(msgspec.Struct, frozen=True, tag="refused"):

@@ -117,6 +117,8 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
     """All that it accepts is JSON, whose first character tells it from the marker of a tool call."""
     share: float = 0.0
     """What it cost, as a share of what one schema may cost. It counts each time, be it remembered or not."""
+    is_raw: bool = False
+    """The text that a tool takes stands raw in a call, not as a JSON string."""
 
 
 class ModelGrammars:
@@ -155,6 +157,12 @@ class ModelGrammars:
             raise InvalidRequest(message, param=param)
         return self._plain(GrammarSource.GBNF, param, gbnf)
 
+    def of_tool_text(self, source: GrammarSource, text: str, param: str, *, text_end: str) -> CheckedGrammar:
+        """The text that a tool takes, by a client's Lark or regular expression. `text_end`: the mark before
+        which it may stand raw; "": it is a JSON string."""
+        made = self._made(source, param, text, text_end=text_end)
+        return CheckedGrammar(made.lark, made.rules, share=made.share, is_raw=made.is_raw)
+
     def composed(self, root: str, parts: Mapping[str, bytes], param: str) -> str:
         """The Lark of parts that are put together: `root` is GBNF, and names them."""
         return self._made(GrammarSource.PARTS, param, root, parts=parts).lark
@@ -171,6 +179,7 @@ class ModelGrammars:
         *,
         pointer: str = "",
         strict: bool = True,
+        text_end: str = "",
         parts: Mapping[str, bytes] = NO_PARTS,
     ) -> MadeGrammar:
         """Orders are known by their digests, so that long ones are not held. A refusal is remembered too: a
@@ -181,6 +190,7 @@ class ModelGrammars:
             pointer=pointer,
             is_strict=strict,
             is_flexible=self.is_flexible,
+            text_end=text_end,
             parts=parts,
         )
         made = self._known.get_or_make(_digest(order), partial(self._make, order), _num_bytes)
@@ -192,7 +202,9 @@ class ModelGrammars:
 
 def _digest(order: GrammarOrder) -> bytes:
     kind = f"{order.source.value} {order.is_strict} {order.is_flexible} {len(order.text)} "
-    found = hashlib.sha256((kind + order.text + order.pointer).encode(errors="surrogatepass"))
+    found = hashlib.sha256(
+        (kind + order.text + order.pointer + order.text_end).encode(errors="surrogatepass")
+    )
     for name, part in order.parts.items():
         found.update(f"{name} {len(part)} ".encode() + part)
     return found.digest()

@@ -24,10 +24,14 @@ from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
 from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
+from openai_cpu_server.structured.lark.meaning import MOST_RULES, lark_rules
+from openai_cpu_server.structured.lark.reading import MOST_CHARACTERS
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals
 from openai_cpu_server.structured.options import (
     Budget,
+    GrammarTooLarge,
+    InvalidGrammar,
     InvalidSchema,
     Limits,
     Options,
@@ -39,6 +43,7 @@ from openai_cpu_server.structured.options import (
 )
 from openai_cpu_server.structured.scalars.numbers import INTEGER, NUMBER
 from openai_cpu_server.structured.scalars.regex import full_language
+from openai_cpu_server.structured.scalars.rust_regex import rust_language
 from openai_cpu_server.structured.schema.document import Json, Scope
 from openai_cpu_server.structured.schema.evaluation import Evaluation, expanded
 from openai_cpu_server.structured.schema.nodes import JsonKind, PropertyCount, Scalars
@@ -52,10 +57,12 @@ from openai_cpu_server.structured.writing.grammar import (
     GrammarBuilder,
     composed,
     packed,
+    pruned,
     unpacked,
     without_characters,
 )
 from openai_cpu_server.structured.writing.json_text import Punctuation
+from openai_cpu_server.structured.writing.tool_text import tool_text
 
 _MOST_LISTED = 400
 """The most values of which unique items may be."""
@@ -67,6 +74,8 @@ class CompiledGrammar(msgspec.Struct, frozen=True):
     """Keywords that were left out: where the options allow that, and formats that others contradict."""
     share: float = 0.0
     """What a schema cost, as a share of what one may cost."""
+    is_raw: bool = False
+    """Texts stand raw in a call, not as JSON strings."""
 
 
 def compile_schema(schema: Json, options: Options | None = None, pointer: str = "") -> CompiledGrammar:
@@ -265,13 +274,14 @@ def grammar_maker(
     def make(order: GrammarOrder) -> Union[MadeGrammar, RefusedGrammar]:
         try:
             compiled = _compiled(order, unknown)
-            num_read = len(order.text) if order.source is GrammarSource.GBNF else 0
+            num_read = len(order.text) if order.source in _READ else 0
             translation = Translation(compiled.rules, num_read=num_read)
             lark = translation.text()
             check(lark if has_own_numbers else translation.text(numbered_from(BYTES_AND_END)))
             for part in translation.intersections():
                 check(part)
-        except InvalidRequest as error:
+        except InvalidRequest as raised:
+            error = _named(raised, order.source)
             path = (
                 error.path if isinstance(error, (UnsupportedSchema, InvalidSchema, SchemaTooLarge)) else None
             )
@@ -281,9 +291,28 @@ def grammar_maker(
             rules=packed(compiled.rules),
             unenforced=tuple((each.path, each.keyword) for each in compiled.unenforced),
             share=compiled.share,
+            is_raw=compiled.is_raw,
         )
 
     return make
+
+
+_READ = (GrammarSource.GBNF, GrammarSource.LARK)
+_CALLED = {
+    GrammarSource.REGEX: "The pattern",
+    GrammarSource.RUST_REGEX: "The pattern",
+    GrammarSource.CHOICES: "The list of choices",
+    GrammarSource.GBNF: "The grammar",
+    GrammarSource.LARK: "The grammar",
+    GrammarSource.PARTS: "The grammar of all tools and the answer together",
+}
+
+
+def _named(error: InvalidRequest, source: GrammarSource) -> InvalidRequest:
+    """Limits are told of what the client has sent."""
+    if isinstance(error, SchemaTooLarge) and source in _CALLED:
+        return GrammarTooLarge(_CALLED[source], error)
+    return error
 
 
 def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
@@ -301,6 +330,11 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
             return CompiledGrammar(without_characters(choice_rules(json.loads(order.text)), unknown))
         case GrammarSource.GBNF:
             return CompiledGrammar(without_characters(_of_client(order.text), unknown))
+        case GrammarSource.LARK:
+            return _tool_input(lark_rules(order.text), order, unknown)
+        case GrammarSource.RUST_REGEX:
+            language = rust_language(order.text, Limits())
+            return _tool_input(language_rules(language, order.text), order, unknown)
         case GrammarSource.PARTS:
             parts = {rule: unpacked(part) for rule, part in order.parts.items()}
             return CompiledGrammar(composed(order.text, parts))
@@ -313,12 +347,26 @@ def _of_client(gbnf: str) -> Rules:
     return rules
 
 
+def _tool_input(rules: Rules, order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
+    """The text that a tool takes, as it stands in a call. Raises InvalidGrammar if there is none."""
+    kept = pruned(rules)
+    if not kept:
+        raise InvalidGrammar(1, 1, "no text matches")
+    text = tool_text(without_characters(kept, unknown), order.text_end)
+    share = len(order.text) / MOST_CHARACTERS + len(kept) / MOST_RULES
+    return CompiledGrammar(text.rules, share=share, is_raw=text.is_raw)
+
+
 def regex_rules(pattern: str) -> Rules:
     """The grammar of texts that match the pattern as a whole, anchors or not.
     Raises InvalidPattern, SchemaTooLarge."""
+    return language_rules(full_language(pattern, Limits()), pattern)
+
+
+def language_rules(language: Expr, pattern: str) -> Rules:
+    """The grammar of a pattern's texts. Raises SchemaTooLarge; InvalidSchema if there are none."""
     budget = Budget(Limits())
     grammar, plain = GrammarBuilder(budget), PlainLanguages(budget)
-    language = full_language(pattern, budget.limits)
     if plain.is_empty(language):
         raise InvalidSchema("", f"nothing matches the pattern {pattern[:80]!r}")
     simple = plain.simplified(language)

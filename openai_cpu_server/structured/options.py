@@ -39,7 +39,17 @@ class SchemaTooLarge(InvalidRequest):
         place = "" if path is None else f"{path or '/'}: "
         super().__init__(f"{place}The schema is too large: more than {value} {named}; {advice}.")
         self.limit = limit
+        self.value = value
         self.path = path
+
+
+class GrammarTooLarge(InvalidRequest):
+    """The same for what is no schema: `what` names it."""
+
+    def __init__(self, what: str, found: SchemaTooLarge) -> None:
+        named, advice = _OTHERS.get(found.limit, (_LIMITS[found.limit][0], "make it smaller"))
+        message = f"{what} is too large: more than {found.value} {named}; {advice}."
+        super().__init__(message, code="invalid_grammar")
 
 
 _LIMITS = {
@@ -76,6 +86,16 @@ _LIMITS = {
     "grammar": ("characters of the grammar", "remove properties, or split the schema into several requests"),
 }
 """By the limit's name: what it counts, and what to change."""
+
+
+_OTHERS = {
+    "values": ("choices", "give fewer, or a pattern"),
+    "text": ("characters", "make it shorter"),
+    "depth": ("levels of nesting", "nest groups less"),
+    "regex_states": ("states of an automaton", "use smaller counts, and simpler look-around"),
+    "regex_work": ("steps for automata", "use simpler patterns"),
+    "grammar": ("characters of the grammar", "make it shorter"),
+}
 
 
 class InvalidPattern(InvalidRequest):

@@ -182,14 +182,6 @@ async def test_all_kinds_of_items_come_in(http: httpx.AsyncClient) -> None:
 ELSEWHERE: list[tuple[list[Json], list[tuple[str, object]], str]] = [
     (
         [
-            {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin ö"},
-            {"type": "custom_tool_call_output", "call_id": "c", "output": "Done!"},
-        ],
-        [("assistant", 'apply_patch {"input": "*** Begin ö"}'), ("tool", "Done!")],
-        "input[1] (custom_tool_call),input[2] (custom_tool_call_output)",
-    ),
-    (
-        [
             {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}},
             {"type": "local_shell_call_output", "id": "c", "output": "a.py"},
         ],

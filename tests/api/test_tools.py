@@ -159,7 +159,7 @@ def test_a_template_without_tools_gets_a_system_message() -> None:
         ({"tools": [tool("f", {"enum": []})]}, "tools[0].function.parameters", "invalid_schema"),
         ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
         ({"tools": TOOLS, "tool_choice": 5}, "tool_choice", "invalid_type"),
-        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type", "invalid_value"),
+        ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice.type", "invalid_value"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function"}},
             "tool_choice.function",

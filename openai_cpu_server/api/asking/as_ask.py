@@ -8,20 +8,55 @@ from typing import Union
 import msgspec
 import pydantic_core
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedForm, AskedMessage, AskedTexts
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedForm,
+    AskedFunction,
+    AskedMessage,
+    AskedText,
+    AskedTexts,
+)
 from openai_cpu_server.api.asking.body import (
     GenerationBody,
     JsonObject,
     ResponseFormat,
     SharedBody,
     StructuredOutputs,
+    Syntax,
 )
 from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
+from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored
 from openai_cpu_server.json_size import check_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.conversation import with_bound_results
+from openai_cpu_server.prompt.tool_formats import INPUT
+
+_SYNTAXES = {"lark": GrammarSource.LARK, "regex": GrammarSource.RUST_REGEX}
+_FOLLOWS = {
+    "lark": "It must match this Lark grammar:",
+    "regex": "It must match this regular expression as a whole:",
+}
+
+
+def custom_tool(
+    name: str, description: str | None, given: Syntax | None, path: str, grammar_path: str
+) -> AskedFunction:
+    """A tool that takes a text. To models it is shown as a function with one parameter, which is described by
+    the grammar. `grammar_path`: where that stands."""
+    told = "Any text." if given is None else f"{_FOLLOWS[given.syntax]}\n{given.definition}"
+    parameters: JsonObject = {
+        "type": "object",
+        "properties": {INPUT: {"type": "string", "description": told}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    at = f"{grammar_path}.definition"
+    text = AskedText() if given is None else AskedText(_SYNTAXES[given.syntax], given.definition, at)
+    return AskedFunction(name, path, at, description, parameters, text=text)
+
 
 Make = Callable[[ModelGrammars, str], CheckedGrammar]
 

@@ -14,6 +14,7 @@ from typing import Union
 import msgspec
 from pydantic import JsonValue
 
+from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
@@ -50,6 +51,15 @@ class ToolUse(enum.Enum):
     """One call of the one function."""
 
 
+class AskedText(msgspec.Struct, frozen=True):
+    """The text that a custom tool takes."""
+
+    source: GrammarSource | None = None
+    """In what its grammar is written; None: any text."""
+    definition: str = ""
+    path: str = ""
+
+
 class AskedFunction(msgspec.Struct, frozen=True):
     """A function of the client's that the model may call."""
 
@@ -59,6 +69,8 @@ class AskedFunction(msgspec.Struct, frozen=True):
     description: str | None = None
     parameters: JsonObject | None = None
     is_strict: bool = False
+    text: AskedText | None = None
+    """It is a custom tool; `parameters` show that as the one that a function has."""
 
 
 class AskedTools(msgspec.Struct, frozen=True, kw_only=True):

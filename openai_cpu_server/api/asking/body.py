@@ -240,6 +240,31 @@ class OpenBody(Body):
     is_open: ClassVar[bool] = True
 
 
+def _format_kind(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"<{kind}>" if kind in ("grammar", "text") else None
+
+
+CUSTOM_FORMAT = Discriminator(
+    _format_kind,
+    custom_error_type="custom_format",
+    custom_error_message="Input should be an object with the type 'grammar' or 'text'",
+)
+
+
+class AnyText(OpenBody):
+    """The format of a custom tool that takes any text."""
+
+    type: Literal["text"]
+
+
+class Syntax(OpenBody):
+    """The grammar of the text that a custom tool takes."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=200_000)]
+
+
 class JsonSchemaFormat(Body):
     name: Name
     description: str | None = None

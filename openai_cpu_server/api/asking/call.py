@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import PurePath
 
 import msgspec
@@ -21,6 +21,7 @@ from openai_cpu_server.prompt.tool_formats import (
     HarmonyReader,
     OutputReader,
     Part,
+    TextCallReader,
     TextReader,
     ThinkingText,
     ToolFormat,
@@ -69,6 +70,8 @@ class ToolCallStyle(msgspec.Struct, frozen=True):
 
     functions: Mapping[str, frozenset[str]] = {}
     """For each function that may be called: its parameters that stand in the output as raw text."""
+    custom: frozenset[str] = frozenset()
+    """The names of custom tools, whose calls are shown with a text."""
 
     def reader(self) -> OutputReader:
         return self.form.reader(self.functions, at_start=self.at_start)
@@ -106,8 +109,12 @@ class PartsReader:
     """Makes parts of one output's events: the engine has told thoughts from the answer, and the tool format's
     reader finds the calls in that."""
 
-    def __init__(self, answer: OutputReader, *, hides_thoughts: bool = False) -> None:
+    def __init__(
+        self, answer: OutputReader, *, custom: Collection[str] = (), hides_thoughts: bool = False
+    ) -> None:
+        """`custom`: the names of custom tools."""
         self._answer = answer
+        self._texts = TextCallReader(custom)
         self._hides_thoughts = hides_thoughts
 
     @property
@@ -128,6 +135,7 @@ class PartsReader:
         parts: list[Part] = [ThinkingText(thoughts)] if thoughts else []
         parts += self._answer.feed(answer) if answer else ()
         parts += self._answer.finish() if has_ended else ()
+        parts = self._texts.read(parts)
         if self._hides_thoughts:
             return [part for part in parts if not isinstance(part, ThinkingText)]
         return parts
@@ -181,7 +189,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         answer = TextReader() if self.tool_calls is None else self.tool_calls.reader()
         if thinking is not None and thinking.form.has_channels:
             answer = thinking.channels(answer)
-        return PartsReader(answer, hides_thoughts=thinking is not None and thinking.is_hidden)
+        custom = () if self.tool_calls is None else self.tool_calls.custom
+        is_hidden = thinking is not None and thinking.is_hidden
+        return PartsReader(answer, custom=custom, hides_thoughts=is_hidden)
 
     def prompt_of(self, index: int) -> Prompt:
         return self.prompts[index // self.best_of]

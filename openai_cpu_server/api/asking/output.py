@@ -7,13 +7,23 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedFunction, AskedTools, JsonObject, ToolUse
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedForm,
+    AskedFunction,
+    AskedText,
+    AskedTools,
+    JsonObject,
+    ToolUse,
+)
 from openai_cpu_server.api.asking.call import CallThinking, ToolCallStyle
+from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
-from openai_cpu_server.prompt.tool_formats import Callee, Parameter, Spelling, ToolFormat
+from openai_cpu_server.prompt.tool_formats import INPUT, Callee, Parameter, Spelling, ToolFormat
+from openai_cpu_server.prompt.tool_formats.text_calls import OBJECT_HEAD, OBJECT_TAIL
 
 
 class ToolPlan(msgspec.Struct, frozen=True):
@@ -266,6 +276,7 @@ class ToolOutputs:
             plan.is_legacy,
             at_start=is_auto and answer is not None,
             functions={each.callee.name: self._form.raw_parameters(each.callee) for each in offers},
+            custom=frozenset(each.name for each in plan.callable if each.text is not None),
         )
         return PlannedOutput(constraint, unenforced, style, is_free=is_auto and answer is None)
 
@@ -315,6 +326,8 @@ class ToolOutputs:
 
     def _offer(self, index: int, function: AskedFunction, most_sets: int) -> _OfferedFunction:
         """`most_sets`: its parameters come in any order if there are no more sets of them."""
+        if function.text is not None and function.text.source is not None:
+            return self._text_offer(f"f{index}", function, function.text, function.text.source)
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
             message = f"Invalid schema for function '{function.name}': its type must be 'object'."
@@ -331,6 +344,19 @@ class ToolOutputs:
         return _OfferedFunction(
             Callee(function.name, rule), {rule: grammar.rules}, grammar.unenforced, grammar.share
         )
+
+    def _text_offer(
+        self, rule: str, function: AskedFunction, text: AskedText, source: GrammarSource
+    ) -> _OfferedFunction:
+        """A custom tool whose text has a grammar."""
+        form = self._form
+        grammar = self._grammars.of_tool_text(source, text.definition, text.path, text_end=form.text_end)
+        head, tail = self._spelling.gbnf(OBJECT_HEAD), self._spelling.gbnf(OBJECT_TAIL)
+        parameter = Parameter(
+            INPUT, is_required=True, rule=rule, is_text=grammar.is_raw, is_ruled=grammar.is_raw
+        )
+        callee = Callee(function.name, f"({head} {rule} {tail})", (parameter,))
+        return _OfferedFunction(callee, {rule: grammar.rules}, (), grammar.share)
 
 
 class _OfferedFunction(msgspec.Struct, frozen=True):

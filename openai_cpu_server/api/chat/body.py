@@ -9,7 +9,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.body import (
+    CUSTOM_FORMAT,
     MAX_TOOLS,
+    AnyText,
     ForeignKind,
     GenerationBody,
     JsonObject,
@@ -19,6 +21,7 @@ from openai_cpu_server.api.asking.body import (
     ReasoningBody,
     Several,
     Some,
+    Syntax,
     TextOrList,
     TopLogprobs,
     by_type,
@@ -33,7 +36,7 @@ from openai_cpu_server.prompt.template import to_json
 
 def _refuse_choice(kind: object) -> object:
     if isinstance(kind, str) and kind != "function":
-        message = "the choice of a tool of type '{kind}' is not supported, only 'function'"
+        message = "the choice of a tool of type '{kind}' is not supported, only 'function' and 'custom'"
         raise PydanticCustomError("tool_type", message, {"kind": kind[:64]})
     return kind
 
@@ -55,8 +58,37 @@ class Tool(OpenBody):
     function: Function
 
 
+class NestedGrammarFormat(OpenBody):
+    type: Literal["grammar"]
+    grammar: Syntax
+
+
+class Custom(OpenBody):
+    name: Name
+    description: str | None = None
+    format: (
+        Annotated[
+            Union[Annotated[NestedGrammarFormat, Tag("<grammar>")], Annotated[AnyText, Tag("<text>")]],
+            CUSTOM_FORMAT,
+        ]
+        | None
+    ) = None
+
+
+class ChatTextTool(OpenBody):
+    """A tool that takes a text, which may have a grammar."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+
 AnyTool = Annotated[
-    Union[Annotated[Tool, Tag("<function>")], Annotated[ForeignKind, Tag("<other>")]], by_type("function")
+    Union[
+        Annotated[Tool, Tag("<function>")],
+        Annotated[ChatTextTool, Tag("<custom>")],
+        Annotated[ForeignKind, Tag("<other>")],
+    ],
+    by_type("function", "custom"),
 ]
 """A tool of another type, of a service of its own or of a form that there is not here, is left out."""
 
@@ -70,12 +102,21 @@ class NamedTool(Body):
     function: FunctionName
 
 
+class NamedCustom(Body):
+    type: Literal["custom"]
+    custom: FunctionName
+
+
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
     tools: Some[
         Annotated[
-            Union[Annotated[NamedTool, Tag("<function>")], Annotated[ForeignKind, Tag("<other>")]],
-            by_type("function"),
+            Union[
+                Annotated[NamedTool, Tag("<function>")],
+                Annotated[NamedCustom, Tag("<custom>")],
+                Annotated[ForeignKind, Tag("<other>")],
+            ],
+            by_type("function", "custom"),
         ]
     ]
 
@@ -90,13 +131,14 @@ def _choice_kind(value: object) -> str | None:
         return "<mode>"
     if not isinstance(value, dict):
         return None
-    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
+    return {"allowed_tools": "<allowed>", "custom": "<custom>"}.get(str(value.get("type")), "<named>")
 
 
 ToolChoice = Annotated[
     Union[
         Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
         Annotated[NamedTool, Tag("<named>")],
+        Annotated[NamedCustom, Tag("<custom>")],
         Annotated[AllowedChoice, Tag("<allowed>")],
     ],
     Discriminator(

@@ -32,7 +32,7 @@ from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import wrong
 from openai_cpu_server.models.served import ShownPieces
-from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part, ThinkingText
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, CallText, Part, ThinkingText
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -41,21 +41,36 @@ class CalledFunction(msgspec.Struct, frozen=True):
     """JSON text."""
 
 
+class CalledCustom(msgspec.Struct, frozen=True):
+    """The call of a custom tool."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     type: str = "function"
-    function: CalledFunction
+    function: Union[CalledFunction, UnsetType] = UNSET
+    custom: Union[CalledCustom, UnsetType] = UNSET
+
+    @classmethod
+    def of(cls, call_id: str, called: CalledFunction | CalledCustom) -> ToolCall:
+        if isinstance(called, CalledCustom):
+            return cls(id=call_id, type="custom", custom=called)
+        return cls(id=call_id, function=called)
 
 
-def called_functions(parts: Sequence[Part]) -> list[CalledFunction]:
-    """The functions in their order; the last one's arguments may be cut."""
-    found: list[CalledFunction] = []
+def called_functions(parts: Sequence[Part]) -> list[CalledFunction | CalledCustom]:
+    """The functions in their order; the last one's arguments or text may be cut."""
+    found: list[CalledFunction | CalledCustom] = []
     for part in parts:
         if isinstance(part, CallBegin):
-            found.append(CalledFunction(part.name, ""))
-        elif isinstance(part, CallArguments):
+            found.append(CalledCustom(part.name, "") if part.takes_text else CalledFunction(part.name, ""))
+        elif isinstance(part, (CallArguments, CallText)):
             last = found.pop()
-            found.append(CalledFunction(last.name, last.arguments + part.text))
+            said = last.input if isinstance(last, CalledCustom) else last.arguments
+            found.append(type(last)(last.name, said + part.text))
     return found
 
 
@@ -134,7 +149,7 @@ class ChatRenderer:
             return message
         if style is not None and style.is_legacy:
             return msgspec.structs.replace(message, function_call=functions[0])
-        calls = [ToolCall(id=self._new_id(), function=function) for function in functions]
+        calls = [ToolCall.of(self._new_id(), function) for function in functions]
         return msgspec.structs.replace(message, tool_calls=calls)
 
 
@@ -218,24 +233,26 @@ class _PartsChoice:
         return _delta(self._index, b'{"role":"assistant","content":' + content + b"}")
 
     def _part(self, part: Part) -> bytes:
-        if isinstance(part, (CallBegin, CallArguments)):
+        if isinstance(part, (CallBegin, CallArguments, CallText)):
             return self._call(part)
         if isinstance(part, ThinkingText):
             thoughts = json_text(part.text)
             return b'{"reasoning_content":' + thoughts + b',"reasoning":' + thoughts + b"}"
         return b'{"content":' + json_text(part.text) + b"}"
 
-    def _call(self, part: CallBegin | CallArguments) -> bytes:
-        """A call's first delta has the name, those behind it the arguments as they come."""
+    def _call(self, part: CallBegin | CallArguments | CallText) -> bytes:
+        """A call's first delta has the name, those behind it the arguments or the text as they come."""
         is_legacy = self._style is not None and self._style.is_legacy
-        if isinstance(part, CallArguments):
-            function = b'{"arguments":' + json_text(part.text) + b"}"
-            head = b'{"tool_calls":[{"index":%d,"function":' % (self._num_calls - 1)
-        else:
-            function = b'{"name":' + json_text(part.name) + b',"arguments":""}'
-            head = b'{"tool_calls":[{"index":%d,"id":"%s","type":"function","function":'
-            head %= (self._num_calls, self._new_id().encode())
+        if isinstance(part, CallBegin):
+            kind, said = (b"custom", b"input") if part.takes_text else (b"function", b"arguments")
+            function = b'{"name":%b,"%b":""}' % (json_text(part.name), said)
+            head = b'{"tool_calls":[{"index":%d,"id":"%s","type":"%b","%b":'
+            head %= (self._num_calls, self._new_id().encode(), kind, kind)
             self._num_calls += 1
+        else:
+            kind, said = (b"custom", b"input") if isinstance(part, CallText) else (b"function", b"arguments")
+            function = b'{"%b":%b}' % (said, json_text(part.text))
+            head = b'{"tool_calls":[{"index":%d,"%b":' % (self._num_calls - 1, kind)
         return (b'{"function_call":' + function + b"}") if is_legacy else head + function + b"}]}"
 
     def _end(self, finish: Finish) -> bytes:

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import adapted_names, generation_ask
+from openai_cpu_server.api.asking.as_ask import adapted_names, custom_tool, generation_ask
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -23,10 +23,13 @@ from openai_cpu_server.api.asking.thinking import thinking_of
 from openai_cpu_server.api.chat.body import (
     AllowedChoice,
     ChatBody,
+    ChatTextTool,
     Function,
     FunctionName,
     LegacyFunction,
+    NamedCustom,
     NamedTool,
+    NestedGrammarFormat,
     Tool,
     checked_messages,
     told_in_words,
@@ -82,8 +85,11 @@ def _tools(body: ChatBody) -> AskedTools | None:
     if not body.tools:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
         return None
-    given = [(f"tools[{index}].function", tool) for index, tool in enumerate(body.tools)]
-    functions = [_asked(tool.function, path) for path, tool in given if isinstance(tool, Tool)]
+    functions = [
+        _asked_tool(tool, f"tools[{index}]")
+        for index, tool in enumerate(body.tools)
+        if not isinstance(tool, ForeignKind)
+    ]
     if not functions:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
         return None
@@ -98,16 +104,28 @@ def _choice(body: ChatBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
             return ToolUse.AUTO, None
         case "none":
             return None, None
-        case NamedTool(function=FunctionName(name=name)):
+        case NamedTool(function=FunctionName(name=name)) | NamedCustom(custom=FunctionName(name=name)):
             return ToolUse.NAMED, (name,)
         case AllowedChoice(allowed_tools=allowed):
-            named = tuple(tool.function.name for tool in allowed.tools if isinstance(tool, NamedTool))
+            named = tuple(_name(tool) for tool in allowed.tools if not isinstance(tool, ForeignKind))
             if not named:
                 path = "tool_choice.allowed_tools.tools"
                 raise wrong(f"'{path}' names no function.", path)
             return ToolUse(allowed.mode), named
         case mode:
             return ToolUse(mode), None
+
+
+def _name(tool: NamedTool | NamedCustom) -> str:
+    return tool.function.name if isinstance(tool, NamedTool) else tool.custom.name
+
+
+def _asked_tool(tool: Tool | ChatTextTool, path: str) -> AskedFunction:
+    if isinstance(tool, Tool):
+        return _asked(tool.function, f"{path}.function")
+    given, at = tool.custom, f"{path}.custom"
+    grammar = given.format.grammar if isinstance(given.format, NestedGrammarFormat) else None
+    return custom_tool(given.name, given.description, grammar, at, f"{at}.format.grammar")
 
 
 def _other_tools(body: ChatBody) -> list[str]:

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from openai_cpu_server.api.asking.as_ask import (
     any_object,
     check_stream_options,
+    custom_tool,
     one_form,
     schema_form,
     shared_ask,
@@ -32,10 +33,14 @@ from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
 from openai_cpu_server.api.responses.body import (
     AllowedToolsChoice,
     FunctionTool,
+    GrammarFormat,
     NamedFunction,
+    NamespaceTool,
     ResponsesBody,
     TextFormat,
+    TextTool,
 )
+from openai_cpu_server.api.responses.objects import IN_NAMESPACE
 from openai_cpu_server.errors import missing, wrong, wrong_value
 
 LOGPROBS = "message.output_text.logprobs"
@@ -57,15 +62,21 @@ _TIERS = {"fast": "priority", "priority": "priority", "flex": "flex"}
 _PATH = "input"
 
 
-def functions_of(body: ResponsesBody) -> list[tuple[int, FunctionTool]]:
-    """The tools that there are here, with their places in the body."""
-    return [(index, tool) for index, tool in enumerate(body.tools or ()) if isinstance(tool, FunctionTool)]
+def _places(body: ResponsesBody) -> Iterator[tuple[str, str, FunctionTool | TextTool | ForeignKind]]:
+    """All tools, each with its place in the body and what stands before its name."""
+    for index, tool in enumerate(body.tools or ()):
+        at = f"tools[{index}]"
+        if isinstance(tool, NamespaceTool):
+            yield from (
+                (f"{at}.tools[{i}]", f"{tool.name}{IN_NAMESPACE}", x) for i, x in enumerate(tool.tools)
+            )
+        else:
+            yield at, "", tool
 
 
 def left_out(body: ResponsesBody) -> list[str]:
     """The tools that there are not, as a header names them."""
-    tools = enumerate(body.tools or ())
-    return [tool.named(f"tools[{index}]") for index, tool in tools if isinstance(tool, ForeignKind)]
+    return [tool.named(at) for at, _, tool in _places(body) if isinstance(tool, ForeignKind)]
 
 
 def check_supported(body: ResponsesBody) -> None:
@@ -126,21 +137,22 @@ def _of_format(given: TextFormat) -> Iterator[AskedForm]:
 
 def _tools(body: ResponsesBody) -> AskedTools | None:
     """Without functions only a demand for one is wrong."""
-    use, chosen = _choice(body)
-    functions = [_function(tool, f"tools[{index}]") for index, tool in functions_of(body)]
+    places = _places(body)
+    functions = [_asked(tool, at, stem) for at, stem, tool in places if not isinstance(tool, ForeignKind)]
     if not functions:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
         return None
+    use, chosen = _choice(body, [each.name for each in functions])
     several = body.parallel_tool_calls is not False
     return AskedTools(functions=tuple(functions), use=use, chosen=chosen, several=several)
 
 
-def _choice(body: ResponsesBody) -> tuple[ToolUse | None, tuple[str, ...] | None]:
+def _choice(body: ResponsesBody, known: Sequence[str]) -> tuple[ToolUse | None, tuple[str, ...] | None]:
     match body.tool_choice:
-        case NamedFunction(name=name):
-            return ToolUse.NAMED, (name,)
+        case NamedFunction(name=name, namespace=namespace):
+            return ToolUse.NAMED, (_meant(name, namespace, known),)
         case AllowedToolsChoice(mode=mode, tools=tools):
-            return ToolUse(mode), _allowed(tools)
+            return ToolUse(mode), _allowed(tools, known)
         case "none":
             return None, None
         case "required":
@@ -149,16 +161,32 @@ def _choice(body: ResponsesBody) -> tuple[ToolUse | None, tuple[str, ...] | None
             return ToolUse.AUTO, None
 
 
-def _allowed(tools: Sequence[Mapping[str, JsonValue]]) -> tuple[str, ...]:
-    """Tools that there are not are left out, as in the list of all."""
-    given = [tool.get("name") for tool in tools if tool.get("type") == "function"]
-    named = tuple(name for name in given if isinstance(name, str))
+def _meant(name: str, namespace: object, known: Sequence[str]) -> str:
+    """A tool of a namespace may go by its name alone, where no other one has that."""
+    if isinstance(namespace, str):
+        return namespace + IN_NAMESPACE + name
+    found = [each for each in known if each.rpartition(IN_NAMESPACE)[2] == name]
+    return found[0] if len(found) == 1 else name
+
+
+def _allowed(tools: Sequence[Mapping[str, JsonValue]], known: Sequence[str]) -> tuple[str, ...]:
+    """Tools that there are not are left out, as in the list of all. A namespace is all of its tools."""
+    named: list[str] = []
+    for tool in tools:
+        name = tool.get("name")
+        if tool.get("type") == "namespace":
+            named += [each for each in known if each.startswith(f"{name}{IN_NAMESPACE}")]
+        elif tool.get("type") in ("function", "custom") and isinstance(name, str):
+            named.append(_meant(name, tool.get("namespace"), known))
     if not named:
         raise wrong("'tool_choice.tools' names no function.", "tool_choice.tools")
-    return named
+    return tuple(named)
 
 
-def _function(tool: FunctionTool, path: str) -> AskedFunction:
-    is_strict = bool(tool.strict)
+def _asked(tool: FunctionTool | TextTool, path: str, stem: str) -> AskedFunction:
+    name = stem + tool.name
+    if isinstance(tool, TextTool):
+        grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
+        return custom_tool(name, tool.description, grammar, path, f"{path}.format")
     at = f"{path}.parameters"
-    return AskedFunction(tool.name, path, at, tool.description, tool.parameters, is_strict=is_strict)
+    return AskedFunction(name, path, at, tool.description, tool.parameters, is_strict=bool(tool.strict))

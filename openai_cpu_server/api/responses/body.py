@@ -8,8 +8,10 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValu
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.body import (
+    CUSTOM_FORMAT,
     MAX_TOOLS,
     AdapterName,
+    AnyText,
     Budget,
     Effort,
     ForeignKind,
@@ -18,6 +20,7 @@ from openai_cpu_server.api.asking.body import (
     Name,
     Several,
     SharedBody,
+    Syntax,
     TextOrList,
     TopLogprobs,
     by_type,
@@ -80,16 +83,36 @@ class SentMessageItem(EchoedBody):
     content: Content
 
 
+ToolName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class SentFunctionCall(EchoedBody):
     type: Literal["function_call"]
     id: ItemId | None = None
     call_id: CallId
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: ToolName
+    namespace: ToolName | None = None
     arguments: str
 
 
 class SentFunctionOutput(EchoedBody):
     type: Literal["function_call_output"]
+    id: ItemId | None = None
+    call_id: CallId
+    output: Content
+
+
+class SentCustomCall(EchoedBody):
+    type: Literal["custom_tool_call"]
+    id: ItemId | None = None
+    call_id: CallId
+    name: ToolName
+    namespace: ToolName | None = None
+    input: str
+
+
+class SentCustomOutput(EchoedBody):
+    type: Literal["custom_tool_call_output"]
     id: ItemId | None = None
     call_id: CallId
     output: Content
@@ -114,7 +137,17 @@ class ItemReference(EchoedBody):
     id: ItemId
 
 
-_ITEM_KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
+_ITEM_KINDS = frozenset(
+    {
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+        "item_reference",
+    }
+)
 
 
 def _item_kind(value: object) -> str:
@@ -130,6 +163,8 @@ InputItem = Annotated[
         Annotated[SentMessageItem, Tag("<message>")],
         Annotated[SentFunctionCall, Tag("<function_call>")],
         Annotated[SentFunctionOutput, Tag("<function_call_output>")],
+        Annotated[SentCustomCall, Tag("<custom_tool_call>")],
+        Annotated[SentCustomOutput, Tag("<custom_tool_call_output>")],
         Annotated[SentReasoning, Tag("<reasoning>")],
         Annotated[ItemReference, Tag("<item_reference>")],
         Annotated[ForeignKind, Tag("<other>")],
@@ -147,16 +182,60 @@ class FunctionTool(EchoedBody):
     strict: bool | None = None
 
 
+class GrammarFormat(Syntax):
+    type: Literal["grammar"]
+
+
+class TextTool(EchoedBody):
+    """A tool that takes a text, which may have a grammar."""
+
+    type: Literal["custom"]
+    name: Name
+    description: str | None = None
+    format: (
+        Annotated[
+            Union[Annotated[GrammarFormat, Tag("<grammar>")], Annotated[AnyText, Tag("<text>")]],
+            CUSTOM_FORMAT,
+        ]
+        | None
+    ) = None
+
+
+InNamespace = Annotated[
+    Union[
+        Annotated[FunctionTool, Tag("<function>")],
+        Annotated[TextTool, Tag("<custom>")],
+        Annotated[ForeignKind, Tag("<other>")],
+    ],
+    by_type("function", "custom"),
+]
+
+
+class NamespaceTool(EchoedBody):
+    """Tools with a name in common."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: str | None = None
+    tools: Annotated[list[InNamespace], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
 Tool = Annotated[
-    Union[Annotated[FunctionTool, Tag("<function>")], Annotated[ForeignKind, Tag("<other>")]],
-    by_type("function"),
+    Union[
+        Annotated[FunctionTool, Tag("<function>")],
+        Annotated[TextTool, Tag("<custom>")],
+        Annotated[NamespaceTool, Tag("<namespace>")],
+        Annotated[ForeignKind, Tag("<other>")],
+    ],
+    by_type("function", "custom", "namespace"),
 ]
 """A tool that OpenAI runs itself, or of a form that there is not here, is left out."""
 
 
 class NamedFunction(EchoedBody):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
 
 
 class AllowedToolsChoice(EchoedBody):
@@ -167,7 +246,7 @@ class AllowedToolsChoice(EchoedBody):
 
 def _refuse_choice(kind: object) -> object:
     if isinstance(kind, str):
-        message = "the choice of a tool of type '{kind}' is not supported, only 'function'"
+        message = "the choice of a tool of type '{kind}' is not supported, only 'function' and 'custom'"
         raise PydanticCustomError("tool_type", message, {"kind": kind[:64]})
     return kind
 
@@ -182,13 +261,15 @@ def _choice_kind(value: object) -> str | None:
     if not isinstance(value, dict):
         return None
     kind = value.get("type")
-    return f"<{kind}>" if kind in ("function", "allowed_tools") else "<other>"
+    if kind in ("function", "custom"):
+        return "<named>"
+    return "<allowed_tools>" if kind == "allowed_tools" else "<other>"
 
 
 ToolChoice = Annotated[
     Union[
         Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
-        Annotated[NamedFunction, Tag("<function>")],
+        Annotated[NamedFunction, Tag("<named>")],
         Annotated[AllowedToolsChoice, Tag("<allowed_tools>")],
         Annotated[OtherChoice, Tag("<other>")],
     ],

@@ -7,11 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET
 
 from openai_cpu_server.api.asking.ask import AskedMessage, EarlierAnswer
 from openai_cpu_server.api.asking.body import ForeignKind, words_in
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.objects import (
+    IN_NAMESPACE,
+    CallItem,
+    CustomCallItem,
+    CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputText,
@@ -27,6 +32,10 @@ from openai_cpu_server.api.responses.objects import (
 )
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.tool_formats import INPUT
+
+_CALLS = (FunctionCallItem, CustomCallItem)
+_SENT_OUTPUTS = (schema.SentFunctionOutput, schema.SentCustomOutput)
 
 
 class SourcedItem(msgspec.Struct, frozen=True):
@@ -54,7 +63,7 @@ def told_in_words(given: str | Sequence[schema.InputItem] | None) -> list[str]:
     """Items and parts of kinds that there are not here, as a header names them."""
     names: list[str] = []
     for index, one in enumerate(given if isinstance(given, list) else ()):
-        content = getattr(one, "output" if isinstance(one, schema.SentFunctionOutput) else "content", None)
+        content = getattr(one, "output" if isinstance(one, _SENT_OUTPUTS) else "content", None)
         kinds = [(one, f"input[{index}]")]
         kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
         names += [kind.named(at) for kind, at in kinds if isinstance(kind, ForeignKind)]
@@ -116,19 +125,25 @@ class _Turn:
         """Whether it is still the same message: thoughts come first, then text, then calls."""
         if sourced.answer is not self.answer:
             return False
-        return isinstance(sourced.item, FunctionCallItem) or not (self.texts or self.calls)
+        return isinstance(sourced.item, _CALLS) or not (self.texts or self.calls)
 
     def add(self, item: Item) -> None:
         match item:
             case ReasoningItem():
                 self.thoughts += [part.text for part in item.content]
             case FunctionCallItem():
-                function = {"name": item.name, "arguments": item.arguments}
-                self.calls.append({"id": item.call_id, "type": "function", "function": function})
+                self._call(item, item.arguments)
+            case CustomCallItem():
+                self._call(item, to_json({INPUT: item.input}))
             case MessageItem():
                 self.texts.append(parts_text(item.content))
-            case FunctionCallOutputItem():
+            case FunctionCallOutputItem() | CustomCallOutputItem():
                 raise AssertionError("the result of a call is not the assistant's")
+
+    def _call(self, item: CallItem, arguments: str) -> None:
+        stem = "" if item.namespace is UNSET else f"{item.namespace}{IN_NAMESPACE}"
+        function = {"name": stem + item.name, "arguments": arguments}
+        self.calls.append({"id": item.call_id, "type": "function", "function": function})
 
     def message(self) -> AskedMessage:
         """Whether thoughts of before are shown to the model is for its template to say."""
@@ -151,13 +166,13 @@ def _closed(turn: _Turn | None) -> list[AskedMessage]:
 
 
 def _is_assistants(item: Item) -> bool:
-    return isinstance(item, (FunctionCallItem, ReasoningItem)) or (
+    return isinstance(item, (*_CALLS, ReasoningItem)) or (
         isinstance(item, MessageItem) and item.role == "assistant"
     )
 
 
 def _message(item: Item) -> Mapping[str, object]:
-    if isinstance(item, FunctionCallOutputItem):
+    if isinstance(item, (FunctionCallOutputItem, CustomCallOutputItem)):
         return {"role": "tool", "content": parts_text(item.output), "tool_call_id": item.call_id}
     assert isinstance(item, MessageItem)
     assert item.role in ("user", "system", "developer"), "the schema refuses other roles"
@@ -192,13 +207,16 @@ def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Ite
     match given:
         case schema.SentMessageItem():
             return _message_item(given)
-        case schema.SentFunctionCall(call_id=call_id, name=name, arguments=arguments):
-            item_id = given.id or new_item_id(FunctionCallItem)
-            return FunctionCallItem(id=item_id, call_id=call_id, name=name, arguments=arguments)
-        case schema.SentFunctionOutput():
-            item_id = given.id or new_item_id(FunctionCallOutputItem)
+        case schema.SentFunctionCall() | schema.SentCustomCall():
+            return _call_item(given)
+        case schema.SentFunctionOutput() | schema.SentCustomOutput():
+            kind = (
+                FunctionCallOutputItem
+                if isinstance(given, schema.SentFunctionOutput)
+                else CustomCallOutputItem
+            )
             output = given.output if isinstance(given.output, str) else _parts(given.output, is_output=False)
-            return FunctionCallOutputItem(id=item_id, call_id=given.call_id, output=output)
+            return kind(id=given.id or new_item_id(kind), call_id=given.call_id, output=output)
         case schema.SentReasoning():
             return ReasoningItem(
                 id=given.id or new_item_id(ReasoningItem),
@@ -212,6 +230,25 @@ def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Ite
             return found[given.id]
         case _:
             raise AssertionError("the schema refuses other items")
+
+
+def _call_item(given: schema.SentFunctionCall | schema.SentCustomCall) -> CallItem:
+    namespace = given.namespace or UNSET
+    if isinstance(given, schema.SentFunctionCall):
+        return FunctionCallItem(
+            id=given.id or new_item_id(FunctionCallItem),
+            call_id=given.call_id,
+            name=given.name,
+            namespace=namespace,
+            arguments=given.arguments,
+        )
+    return CustomCallItem(
+        id=given.id or new_item_id(CustomCallItem),
+        call_id=given.call_id,
+        name=given.name,
+        namespace=namespace,
+        input=given.input,
+    )
 
 
 def _message_item(given: schema.SentMessageItem) -> MessageItem:

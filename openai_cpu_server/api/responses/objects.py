@@ -8,12 +8,12 @@ from typing import Union
 
 import msgspec
 
+from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import TokenEntry
 from openai_cpu_server.api.asking.resolve import served_tier
 from openai_cpu_server.api.parts import ListPage
 from openai_cpu_server.api.responses import body as schema
-from openai_cpu_server.api.responses.as_ask import functions_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.http.parse import Body
@@ -57,12 +57,33 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="typ
     status: str = "completed"
     call_id: str
     name: str
+    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
     arguments: str
     """JSON text."""
 
 
 class FunctionCallOutputItem(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"
+):
+    id: str
+    status: str = "completed"
+    call_id: str
+    output: Union[str, tuple[Part, ...]]
+
+
+class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """The call of a tool that takes a text."""
+
+    id: str
+    status: str = "completed"
+    call_id: str
+    name: str
+    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
+    input: str
+
+
+class CustomCallOutputItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call_output"
 ):
     id: str
     status: str = "completed"
@@ -78,14 +99,21 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     encrypted_content: None = None
 
 
-OutputItem = Union[MessageItem, FunctionCallItem, ReasoningItem]
-Item = Union[MessageItem, FunctionCallItem, FunctionCallOutputItem, ReasoningItem]
+CallItem = Union[FunctionCallItem, CustomCallItem]
+OutputItem = Union[MessageItem, FunctionCallItem, CustomCallItem, ReasoningItem]
+Item = Union[
+    MessageItem, FunctionCallItem, FunctionCallOutputItem, CustomCallItem, CustomCallOutputItem, ReasoningItem
+]
 PREFIXES: dict[type, str] = {
     MessageItem: "msg_",
     FunctionCallItem: "fc_",
     FunctionCallOutputItem: "fc_",
+    CustomCallItem: "ctc_",
+    CustomCallOutputItem: "ctco_",
     ReasoningItem: "rs_",
 }
+IN_NAMESPACE = "."
+"""Stands between a namespace and the name of its tool, as models see it. No other tool's name has it."""
 _DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 
 
@@ -249,7 +277,7 @@ def new_response(
         temperature=1.0 if body.temperature is None else body.temperature,
         text=_text(body.text),
         tool_choice=_choice(body.tool_choice),
-        tools=tuple(_function(tool) for _, tool in functions_of(body)),
+        tools=tuple(_tool(tool) for tool in body.tools or () if not isinstance(tool, ForeignKind)),
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         truncation=body.truncation or "disabled",
@@ -277,8 +305,10 @@ def _choice(given: schema.ToolChoice | None) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(given)) if isinstance(given, str) else _raw(given)
 
 
-def _function(tool: schema.FunctionTool) -> msgspec.Raw:
-    """All of its fields, as clients' types demand."""
+def _tool(tool: schema.FunctionTool | schema.TextTool | schema.NamespaceTool) -> msgspec.Raw:
+    """All fields of a function, as clients' types demand."""
+    if not isinstance(tool, schema.FunctionTool):
+        return _raw(tool)
     fields = {
         "type": "function",
         "name": tool.name,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 import msgspec
+from msgspec import UNSET
 
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import (
@@ -23,6 +24,9 @@ from openai_cpu_server.api.asking.renderer import (
     one_line,
 )
 from openai_cpu_server.api.responses.objects import (
+    IN_NAMESPACE,
+    CallItem,
+    CustomCallItem,
     FunctionCallItem,
     MessageItem,
     OutputItem,
@@ -40,7 +44,14 @@ from openai_cpu_server.contract.messages import FinishReason, ModelLoading, Queu
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import ShownPieces
-from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText
+from openai_cpu_server.prompt.tool_formats import (
+    CallArguments,
+    CallBegin,
+    CallText,
+    Content,
+    Part,
+    ThinkingText,
+)
 
 NewItemId = Callable[[type], str]
 _ADDED, _DONE = "response.output_item.added", "response.output_item.done"
@@ -86,9 +97,10 @@ class ItemWriting:
                 return [*self._opened(MessageItem), *self._more(text, scores)]
             case ThinkingText(text):
                 return [*self._opened(ReasoningItem), *self._more(text, ())]
-            case CallBegin(name):
-                return self._begun(_CallWriter(self._place(FunctionCallItem), self._new_call_id(), name))
-            case CallArguments(text):
+            case CallBegin(name, takes_text):
+                kind = CustomCallItem if takes_text else FunctionCallItem
+                return self._begun(_CallWriter(kind, self._place(kind), self._new_call_id(), name))
+            case CallArguments(text) | CallText(text):
                 return self._more(text, ())
 
     def end(self, *, is_whole: bool) -> list[Chunk]:
@@ -211,33 +223,40 @@ class _ReasoningWriter:
 
 
 class _CallWriter:
-    def __init__(self, place: _ItemPlace, call_id: str, name: str) -> None:
+    def __init__(self, kind: type[CallItem], place: _ItemPlace, call_id: str, name: str) -> None:
+        self._kind = kind
         self._place = place
         self._call_id = call_id
-        self._name = name
+        self._namespace, _, self._name = name.rpartition(IN_NAMESPACE)
         self._texts: list[str] = []
+
+    @property
+    def _event(self) -> str:
+        """What the names of its events begin with."""
+        said = "function_call_arguments" if self._kind is FunctionCallItem else "custom_tool_call_input"
+        return f"response.{said}"
 
     def begin(self) -> list[Chunk]:
         return [self._place.item(_ADDED, self.item("in_progress"))]
 
     def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
         self._texts.append(text)
-        return [self._place.delta("response.function_call_arguments.delta", text)]
+        return [self._place.delta(f"{self._event}.delta", text)]
 
     def end(self, status: str) -> list[Chunk]:
-        arguments = "".join(self._texts)
-        kind = "response.function_call_arguments.done"
-        done = self._place.event(kind, name=self._name, arguments=arguments)
-        return [done, self._place.item(_DONE, self.item(status))]
+        item = self.item(status)
+        if isinstance(item, CustomCallItem):
+            done = self._place.event(f"{self._event}.done", input=item.input)
+        else:
+            done = self._place.event(f"{self._event}.done", name=item.name, arguments=item.arguments)
+        return [done, self._place.item(_DONE, item)]
 
-    def item(self, status: str) -> OutputItem:
-        return FunctionCallItem(
-            id=self._place.id,
-            status=status,
-            call_id=self._call_id,
-            name=self._name,
-            arguments="".join(self._texts),
-        )
+    def item(self, status: str) -> CallItem:
+        text, namespace = "".join(self._texts), self._namespace or UNSET
+        place, name = {"id": self._place.id, "call_id": self._call_id}, self._name
+        if self._kind is CustomCallItem:
+            return CustomCallItem(**place, status=status, name=name, namespace=namespace, input=text)
+        return FunctionCallItem(**place, status=status, name=name, namespace=namespace, arguments=text)
 
 
 ItemWriter = Union[_MessageWriter, _ReasoningWriter, _CallWriter]

@@ -75,6 +75,10 @@ class CallForm(msgspec.Struct, frozen=True):
     replaces_template: bool = False
 
     @property
+    def text_end(self) -> str:
+        return "" if self.parameters is None or self.parameters.is_python else self.parameters.raw_end
+
+    @property
     def splits_parameters(self) -> bool:
         return self.parameters is not None
 

@@ -39,6 +39,7 @@ class HarmonyFormat(msgspec.Struct, frozen=True):
 
     name: str = "harmony"
     marker: str = ""
+    text_end: str = ""
     splits_parameters: bool = False
     replaces_template: bool = False
 

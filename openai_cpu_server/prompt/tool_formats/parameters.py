@@ -96,6 +96,8 @@ class Parameters(msgspec.Struct, frozen=True):
         if parameter.choices:
             choices = " | ".join(quoted(choice) if choice else '""' for choice in parameter.choices)
             raw = f"({choices}) {spelling.literal(self.raw_end)}"
+        elif parameter.is_ruled:
+            raw = f"{parameter.rule} {spelling.literal(self.raw_end)}"
         elif self.is_python:
             raw = _PYTHON_STRING.strip()
         else:

@@ -161,6 +161,8 @@ def overlap(text: str, mark: str) -> int:
 
 class CallBegin(msgspec.Struct, frozen=True):
     name: str
+    takes_text: bool = False
+    """It is the call of a custom tool, with a text in place of arguments."""
 
 
 class OutputPiece(msgspec.Struct, frozen=True):

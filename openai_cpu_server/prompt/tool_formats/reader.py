@@ -30,7 +30,11 @@ class ThinkingText(OutputPiece, frozen=True):
     """A piece of what the model thinks before it answers."""
 
 
-Part = Union[ThinkingText, Content, CallBegin, CallArguments]
+class CallText(OutputPiece, frozen=True):
+    """A piece of the text that a custom tool is called with."""
+
+
+Part = Union[ThinkingText, Content, CallBegin, CallArguments, CallText]
 
 
 class OutputReader(Protocol):
@@ -197,6 +201,8 @@ class Parameter(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     is_boolean: bool = False
     """It is true or false."""
+    is_ruled: bool = False
+    """`rule` is that of the raw text, where not any text may stand."""
 
 
 class Callee(msgspec.Struct, frozen=True):
@@ -204,7 +210,7 @@ class Callee(msgspec.Struct, frozen=True):
 
     name: str
     rule: str
-    """The grammar's rule for its arguments as one JSON object."""
+    """The grammar's rule, or its expression, for its arguments as one JSON object."""
     parameters: tuple[Parameter, ...] = ()
     in_any_order: bool = False
     """They may be written in any order; else in theirs."""
@@ -226,6 +232,10 @@ class ToolFormat(Protocol):
     def marker(self) -> str:
         """The text (a control token by its name) behind which calls begin in free text; "": there is none,
         the whole output has a grammar."""
+
+    @property
+    def text_end(self) -> str:
+        """The mark that ends raw text in a call; "": texts are JSON strings there."""
 
     @property
     def splits_parameters(self) -> bool:

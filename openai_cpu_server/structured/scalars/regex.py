@@ -253,7 +253,11 @@ def search_language(pattern: str, limits: Limits) -> Expr:
 
 def full_language(pattern: str, limits: Limits) -> Expr:
     """The strings that match as a whole. Raises InvalidPattern."""
-    tree = _parsed(pattern, limits)
+    return language_of(pattern, _parsed(pattern, limits))
+
+
+def language_of(pattern: str, tree: Tree) -> Expr:
+    """The strings that a tree matches as a whole. Raises InvalidPattern, which shows the pattern."""
     if asserts(tree):
         return AssertionReader(pattern, tree).matched()
     return alt(*(w.body for w in _ways(pattern, tree)))

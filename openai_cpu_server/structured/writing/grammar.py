@@ -211,6 +211,12 @@ def _last(name: str, names: dict[str, str]) -> str:
     return name
 
 
+def pruned(rules: Rules) -> Rules:
+    """The rules that the root leads to and that can end, equal ones once; none if nothing at all matches."""
+    found = _productive(rules)
+    return _reachable(_merged(found)) if ROOT in found else {}
+
+
 def _reachable(rules: Rules) -> Rules:
     """The rules that the root leads to, in the order in which they are met."""
     order = {ROOT: rules[ROOT]}

@@ -146,6 +146,12 @@ def _facts(chars: CharSet) -> tuple[CharSet, bool, bool]:
     return raw, is_plain, not _ESCAPED - chars
 
 
+def needfully_escaped(chars: CharSet) -> Expr:
+    """One character of the set within a JSON string, with an escape only where it must have one."""
+    raw, others = chars - _MUST_ESCAPE, chars & _MUST_ESCAPE
+    return alt(*([Chars(raw)] if raw else []), *_escapes(others)) if others else Chars(raw)
+
+
 def plain_text(content: Expr) -> str | None:
     """The one string of a language that plainly has only one; else None."""
     items = content.items if isinstance(content, Seq) else (content,)

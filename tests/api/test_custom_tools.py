@@ -1,0 +1,253 @@
+"""Tools that take a text: enforced by their grammar in every format, shown as what they are in both APIs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
+from openai_cpu_server.api.chat.render import ChatRenderer
+from openai_cpu_server.api.responses.as_ask import left_out, response_ask
+from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.conversation import new_items, turns
+from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.prompt.tool_formats import (
+    TOOL_FORMATS,
+    CallBegin,
+    CallText,
+    Content,
+    WrittenCall,
+)
+from tests.api import calls
+from tests.api.calls import call, end, text
+from tests.api.following import Follower
+from tests.api.resolving import chat, refused
+from tests.api.test_render_responses import kinds, objects, stream, told
+from tests.structured.test_lark_reading import APPLY_PATCH, PATCH
+
+Json = dict[str, Any]
+FOLLOWER = Follower()
+
+
+def custom(name: str, definition: str = "", syntax: str = "lark") -> Json:
+    form: Json = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": name, "description": "Edits.", "format": form}}
+
+
+PATCHES = custom("apply_patch", APPLY_PATCH)
+PLAIN: Json = {"type": "custom", "custom": {"name": "note", "format": {"type": "text"}}}
+FUNCTION = {"type": "function", "function": {"name": "now"}}
+TOOLS = [PATCHES, PLAIN, FUNCTION]
+
+
+def accepts(of: Call, output: str) -> bool:
+    constraint = of.requests[0].constraint
+    assert constraint is not None
+    return FOLLOWER.accepts(constraint, output)
+
+
+def written(form: str, name: str, told: str) -> str:
+    """A call without white space in its JSON, as the server has it by default."""
+    found = TOOL_FORMATS[form].written([WrittenCall(name, {"input": told})])
+    if form == "command-r7b":
+        return found.replace('"input": ', '"input":')
+    for mark in ('"name": ', '"arguments": ', '"parameters": ', '"input": '):
+        found = found.replace(mark, mark.rstrip())
+    return found.replace(', "arguments"', ',"arguments"').replace(', "parameters"', ',"parameters"')
+
+
+def read(reader: PartsReader, pieces: list[str]) -> list[tuple[str, str]]:
+    parts = [part for piece in pieces for part in reader.read_texts("", piece, has_ended=False)]
+    found: list[tuple[str, str]] = []
+    for part in [*parts, *reader.read_texts("", "")]:
+        match part:
+            case CallBegin(name, takes_text):
+                found.append((name, "")) if takes_text else found.append((f"{name}()", ""))
+            case CallText(text=said):
+                found[-1] = (found[-1][0], found[-1][1] + said)
+            case Content(text=said):
+                raise AssertionError(said)
+    return found
+
+
+QUOTED = {
+    "pythonic": "",
+    "lfm2": "",
+    "glm": "{}",
+    "seed-oss": "{}",
+    "minimax": "{}",
+    "functiongemma": "<escape>{}<escape>",
+    "gemma4": '<|"|>{}<|"|>',
+}
+"""Formats with raw text that take a JSON string where the text might contain the mark behind it."""
+
+
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+def test_every_format_writes_and_reads_the_text(form: str) -> None:
+    of = chat(form=form, tokenizer=FOLLOWER.tokenizer, tools=TOOLS, tool_choice="required")
+    for name, said in (("apply_patch", PATCH), ("note", 'é "x"\t')):
+        output = written(form, name, said)
+        if form in QUOTED and name == "apply_patch":
+            quoted = json.dumps(said, ensure_ascii=False)
+            output = output.replace(QUOTED[form].format(said) or repr(said), quoted)
+        assert accepts(of, output), output
+        for pieces in ([output], list(output)):
+            assert read(of.reader(), pieces) == [(name, said)]
+    wrong = written(form, "apply_patch", PATCH.replace("*** Update", "*** Rename"))
+    assert not accepts(of, wrong)
+
+
+def test_escapes_that_are_cut_wait_for_their_end() -> None:
+    arguments = r'{ "input" : "a\ud83d\ude00\\\"\n\/é" }'
+    of = chat(form="hermes", tools=[PLAIN])
+    output = '<tool_call>\n{"name": "note", "arguments": ' + arguments + "}\n</tool_call>"
+    for pieces in ([output], list(output)):
+        assert read(of.reader(), pieces) == [("note", 'a😀\\"\n/é')]
+    assert read(of.reader(), [output[: output.index("ude00")]]) == [("note", "a")]
+
+
+def test_only_custom_tools_are_told_as_such() -> None:
+    of = chat(form="hermes", tools=TOOLS)
+    output = '<tool_call>\n{"name":"now","arguments":{}}\n</tool_call>'
+    assert read(of.reader(), [output]) == [("now()", "")]
+    assert read(of.reader(), [output + "\n" + written("hermes", "note", "x")]) == [
+        ("now()", ""),
+        ("note", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [custom("p", "start: x")]}, "tools[0].custom.format.grammar.definition", "no rule 'x'"),
+        ({"tools": [custom("p", "(a", "regex")]}, "tools[0].custom.format.grammar.definition", "missing ')'"),
+        ({"tools": [custom("p", "x", "gbnf")]}, "tools[0].custom.format.grammar.syntax", "'lark' or 'regex'"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom", "Missing"),
+        ({"tools": [PLAIN, PLAIN]}, "tools[1].custom.name", "several functions"),
+    ],
+)
+def test_a_wrong_tool_is_refused_by_its_place(fields: Json, param: str, message: str) -> None:
+    error = refused(**fields)
+    assert error.param == param
+    assert message in str(error)
+
+
+def test_chat_shows_a_custom_call_whole_and_in_pieces() -> None:
+    of = chat(form="hermes", tools=TOOLS, tool_choice={"type": "custom", "custom": {"name": "note"}})
+    assert not accepts(of, written("hermes", "apply_patch", PATCH))
+    style = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls", custom=frozenset({"note"}))
+    one = call(tool_calls=style)
+    output = written("hermes", "note", 'a"b')
+    steps = [text(0, output[:-20]), text(0, output[-20:]), end(0)]
+    numbers = itertools.count(1)
+    renderer = ChatRenderer(new_id=lambda: f"call_{next(numbers)}")
+    lines = "".join(calls.streamed(renderer, one, *steps)).split("\n")
+    events = [json.loads(x[6:]) for x in lines if x.startswith("data: {")]
+    deltas = [
+        x["choices"][0]["delta"]["tool_calls"][0]
+        for x in events
+        if x["choices"][0]["delta"].get("tool_calls")
+    ]
+    assert deltas[0] == {
+        "index": 0,
+        "id": "call_1",
+        "type": "custom",
+        "custom": {"name": "note", "input": ""},
+    }
+    assert "".join(delta["custom"]["input"] for delta in deltas) == 'a"b'
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    message = json.loads(calls.whole(renderer, one, *steps))["choices"][0]["message"]
+    assert message["tool_calls"] == [
+        {"id": "call_2", "type": "custom", "custom": {"name": "note", "input": 'a"b'}}
+    ]
+
+
+# -- Responses -----------------------------------------------------------------------------------------------
+
+RESPONSES_TOOLS: list[Json] = [
+    {
+        "type": "custom",
+        "name": "apply_patch",
+        "format": {"type": "grammar", "syntax": "lark", "definition": APPLY_PATCH},
+    },
+    {
+        "type": "namespace",
+        "name": "agents",
+        "description": "Tools for agents.",
+        "tools": [
+            {"type": "function", "name": "spawn", "parameters": {"type": "object", "properties": {}}},
+            {"type": "custom", "name": "tell"},
+            {"type": "web_search"},
+        ],
+    },
+    {"type": "local_shell"},
+]
+
+
+def body(**fields: object) -> ResponsesBody:
+    return ResponsesBody.model_validate({"input": "hi", "tools": RESPONSES_TOOLS, **fields})
+
+
+def names(given: ResponsesBody) -> list[str]:
+    asked = response_ask(given, turns(new_items(given.input, {}))).tools
+    assert asked is not None
+    return [each.name for each in asked.functions if asked.chosen is None or each.name in asked.chosen]
+
+
+def test_responses_know_custom_tools_and_namespaces() -> None:
+    assert names(body()) == ["apply_patch", "agents.spawn", "agents.tell"]
+    assert left_out(body()) == ["tools[1].tools[2] (web_search)", "tools[2] (local_shell)"]
+    for choice, chosen in (
+        ({"type": "function", "name": "spawn"}, ["agents.spawn"]),
+        ({"type": "custom", "name": "tell", "namespace": "agents"}, ["agents.tell"]),
+        ({"type": "custom", "name": "apply_patch"}, ["apply_patch"]),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}]},
+            ["agents.spawn", "agents.tell"],
+        ),
+    ):
+        assert names(body(tool_choice=choice)) == chosen
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_the_events_of_a_custom_call(is_cut: bool) -> None:
+    style = ToolCallStyle(TOOL_FORMATS["hermes"], "tool_calls", custom=frozenset({"agents.tell"}))
+    output = written("hermes", "agents.tell", "one\ntwo")
+    reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+    steps = [text(0, output[:-30]), text(0, "" if is_cut else output[-30:]), end(0, reason)]
+    events = objects(told(stream(call(tool_calls=style)), steps))
+    status = "incomplete" if is_cut else "completed"
+    item = {
+        "type": "custom_tool_call",
+        "id": "ctc_1",
+        "status": status,
+        "call_id": "call_1",
+        "name": "tell",
+        "namespace": "agents",
+        "input": events[-1]["response"]["output"][0]["input"],
+    }
+    assert "one\ntwo".startswith(item["input"])
+    assert is_cut or item["input"] == "one\ntwo"
+    assert events[-1]["response"]["output"] == [item]
+    said = [kind for kind in kinds(events)[2:-1] if kind != "custom_tool_call_input.delta"]
+    assert said == ["output_item.added", "custom_tool_call_input.done", "output_item.done"]
+    deltas = [x["delta"] for x in events if x["type"] == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == item["input"]
+    assert events[-3]["input"] == item["input"]
+
+
+def test_a_custom_call_of_before_is_shown_as_the_model_wrote_it() -> None:
+    given = body(
+        input=[
+            {"role": "user", "content": "edit"},
+            {"type": "custom_tool_call", "call_id": "c", "name": "tell", "namespace": "agents", "input": "ö"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
+        ]
+    )
+    shown = [message.fields for message in turns(new_items(given.input, {}))]
+    function = {"name": "agents.tell", "arguments": '{"input": "ö"}'}
+    assert shown[1]["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
+    assert shown[2] == {"role": "tool", "content": "Done", "tool_call_id": "c"}

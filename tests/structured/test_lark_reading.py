@@ -1,0 +1,161 @@
+"""Clients' Lark: which texts match it, how it stands in a call, and what is refused."""
+
+import pytest
+
+from openai_cpu_server.contract.grammar import GrammarOrder, GrammarSource, MadeGrammar, RefusedGrammar
+from openai_cpu_server.llama.grammar.grammar_check import GrammarCheck
+from openai_cpu_server.structured.compiler import grammar_maker
+from openai_cpu_server.structured.lark.meaning import lark_rules
+from tests.structured.making import check_rules
+
+APPLY_PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+"""What Codex sends with its tool `apply_patch`."""
+PATCH = "*** Begin Patch\n*** Update File: a b.py\n@@ def f\n-x = \"1\"\n+\ty = 'ü\\n'\n*** End Patch"
+SUMS = """
+?start: sum                              // left recursion, aliases and marks
+?sum: product | sum "+" product -> add
+    | sum "-" product           -> sub
+!product.2: atom | product "*" atom
+atom: NUMBER | "-" atom | "(" sum ")"
+%import common (NUMBER, WS_INLINE)
+%ignore WS_INLINE
+"""
+TEXTS = {
+    "patch": (APPLY_PATCH, [PATCH, PATCH + "\n"], [PATCH[:-1], PATCH.replace("@@", "@"), "", PATCH + "\n\n"]),
+    "sums": (SUMS, ["1", "1+2", " 1 - 2.5e3*(-3 + 4) ", "- -1"], ["", "1+", "1 2", "(1", "1**2"]),
+    "words": (  # a terminal is read as far as it goes
+        'start: NAME NAME\nNAME: /[a-z]+/\n%ignore " "',
+        ["a b", "ab   c ", "  a b"],
+        ["ab", "a", "a b c", "a1"],
+    ),
+    "greedy": ('start: /.+/ "x" | "y" /z*/ "a"', ["yza", "ya"], ["ax", "yz", "x"]),
+    "counts": (
+        'start: A ~ 2..3 ["b"] "c"{2} ("d" | "e")* X~2\nA: "a"\n_B: "q"\nX: "x".."z"',
+        ["aaccxy", "aaabccdedzz"],
+        ["accxx", "aaaaccxx", "aacccxx", "aaccx"],
+    ),
+    "case": ('start: "Select"i WS /from|to/i\nWS: " "+', ["sELECT  FROM", "select To"], ["selectfrom"]),
+    "regex": (
+        r'start: /(?s:.)(?i)[[:upper:]]\x{41}(?-i:b)[^a-c\d]\.\/"/',
+        ['\nqab-./"', 'xQAbé./"'],
+        ['\nqaB-./"', 'x1ab-./"', 'xqaba./"', 'xqab7./"'],
+    ),
+    "circle": (
+        'start: a\na: b "x" | "y"\nb: a "z" | "w"?',
+        ["y", "x", "wx", "yzx", "wxzx"],
+        ["", "zx", "yx"],
+    ),
+    "hidden": ('start: pre? start "." | "e"\npre: "p"?', ["e", "e.", "pe.", "pe..", "ppe.."], ["pe", "ppe."]),
+    "empty": ("start: /a*/", ["", "aa"], ["b"]),
+    "strings": (
+        'start: pair ("," pair)*\npair: ESCAPED_STRING ":" SIGNED_INT\n%import common.ESCAPED_STRING\n'
+        "%import common.SIGNED_INT\n%import common.WS -> SPACE\n%ignore SPACE",
+        ['"a\\"b" : -1', '"":1,\n"x":22'],
+        ['"a":', '"a"1', '"a\n":1'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_texts_that_lark_reads_match(name: str) -> None:
+    grammar, good, wrong = TEXTS[name]
+    check = check_rules(lark_rules(grammar))
+    fits = {
+        text: (found := check.check(text)).is_complete and found.accepted == found.size
+        for text in good + wrong
+    }
+    assert fits == {**dict.fromkeys(good, True), **dict.fromkeys(wrong, False)}
+
+
+MAKE = grammar_maker(GrammarCheck)
+
+
+def made(text: str, *, end: str = "", source: GrammarSource = GrammarSource.LARK) -> MadeGrammar:
+    found = MAKE(GrammarOrder(source=source, text=text, text_end=end))
+    assert isinstance(found, MadeGrammar), found
+    return found
+
+
+def takes(grammar: MadeGrammar, text: str) -> bool:
+    found = GrammarCheck(grammar.lark).check(text)
+    return found.is_complete and found.accepted == found.size
+
+
+@pytest.mark.parametrize("end", ["", "</arg_value>"])  # a line of a patch may contain such a mark
+def test_a_text_in_a_call_is_a_json_string(end: str) -> None:
+    grammar = made(APPLY_PATCH, end=end)
+    assert not grammar.is_raw
+    assert takes(grammar, '"*** Begin Patch\\n*** Add File: ü\\n+\\"\\\\\\t\\n*** End Patch"')
+    for wrong in (
+        '"*** Begin Patch\n*** Add File: a\\n+\\n*** End Patch"',
+        '"*** Begin Patch\\n*** Add',
+        PATCH,
+    ):
+        assert not takes(grammar, wrong)
+
+
+def test_a_text_is_raw_before_a_mark_that_it_cannot_contain() -> None:
+    assert made(APPLY_PATCH, end="\n</parameter>").is_raw
+    assert takes(made(APPLY_PATCH, end="\n</parameter>"), PATCH)
+    for grammar in (r"start: /[^<]*/ LF*", r'start: ("<" | "</" | "a")* LF*'):
+        whole = f"{grammar}\n%import common.LF"
+        assert made(whole, end="</x>").is_raw
+        assert not made(whole, end="\n").is_raw
+    assert not made('start: "<"* "/x>"', end="</x>").is_raw
+    assert not made("start: /a*/", end="aa").is_raw  # text and mark together could begin earlier
+
+
+def test_a_regular_expression_is_rusts() -> None:
+    grammar = made(r"(?i)select .+;", source=GrammarSource.RUST_REGEX)
+    assert takes(grammar, '"SeLect \\t\\r;"')
+    assert not takes(grammar, '"select \\n;"')
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        ("start: a", "line 1, column 8: there is no rule 'a'"),
+        ('begin: "a"', "there is no rule 'start'"),
+        ('start: "a', "line 1, column 8: a string without its closing"),
+        ('start: "a"\nstart: "b"', "line 2, column 1: 'start' is defined already"),
+        ("start: A\nA: start", "line 2, column 4: a terminal cannot name the rule 'start'"),
+        ('start: A\nA: B\nB: "x" A', "the terminal 'A' names itself"),
+        ('start: s{"a"}\ns{x}: x', "line 1, column 9: templates are not supported"),
+        ("%declare X\nstart: X", "'%declare' is not supported"),
+        ("start: <|end|>", "control tokens cannot be named"),
+        ("start: /a(/", "line 1, column 8: in /a(/, character 2: missing ')'"),
+        ("start: /a/x", "the flag 'x' is not supported"),
+        ('start: "\\q"', "unknown escape '\\q'"),
+        ("%import other.X\nstart: X", "only terminals of the module 'common'"),
+        ('start: start "a"', "no text matches"),
+        ('start: /[a-z]+/ "b"', "no text matches"),  # the first terminal takes the second one's text
+        ("start: " + "(" * 60 + '"a"' + ")" * 60, "more than 50 nested groups"),
+        ("start: /a{1,50000}b{1,50000}/", "The grammar is too large: more than 1500 states of an automaton"),
+        ("start: " + '"a" ' * 60_000, "more than 200000 characters"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(grammar: str, message: str) -> None:
+    found = MAKE(GrammarOrder(source=GrammarSource.LARK, text=grammar))
+    assert isinstance(found, RefusedGrammar)
+    assert message in found.message
+    assert found.code == "invalid_grammar"
