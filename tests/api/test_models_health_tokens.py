@@ -48,6 +48,26 @@ async def test_models_are_listed_with_their_facts(http: httpx.AsyncClient) -> No
     }
 
 
+async def test_codex_gets_its_catalog(http: httpx.AsyncClient) -> None:
+    listed = (await http.get("/v1/models?client_version=0.171.0")).json()
+    assert listed["data"] == (await http.get("/v1/models")).json()["data"]
+    first = listed["models"][0]
+    assert [model["slug"] for model in listed["models"]] == [card["id"] for card in listed["data"]]
+    assert (first["apply_patch_tool_type"], first["context_window"]) == ("freeform", 4096)
+    assert first["truncation_policy"] == {"mode": "tokens", "limit": 1024}
+    assert first["base_instructions"]
+    # Without these fields Codex 0.171 reads no catalog.
+    assert first.keys() >= {
+        "supported_reasoning_levels",
+        "support_verbosity",
+        "experimental_supported_tools",
+        "priority",
+        "supported_in_api",
+        "visibility",
+        "shell_type",
+    }
+
+
 async def test_an_unknown_model_is_not_found(http: httpx.AsyncClient) -> None:
     response = await http.get("/v1/models/team/other")
     assert response.status_code == 404

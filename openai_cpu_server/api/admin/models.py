@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import msgspec
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.parts import ModelKeeping, ServerParts
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import InvalidRequest, ServerError, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response as json_response
@@ -25,6 +25,8 @@ from openai_cpu_server.models.served import ServedModel
 
 logger = logging.getLogger(__name__)
 
+CODEX = "client_version"
+"""The parameter with which Codex asks."""
 _ACCEPTED = 202
 _AT_ONCE_S = 0.05
 """A caller who does not wait is told of failures that come so soon."""
@@ -70,6 +72,55 @@ class ModelList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
+class TruncationPolicy(msgspec.Struct, frozen=True):
+    limit: int
+    mode: str = "tokens"
+
+
+class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as Codex' catalog describes it: which tools it gets, and when its conversation is compacted."""
+
+    slug: str
+    display_name: str
+    description: str
+    priority: int
+    """The lower, the further above in the list."""
+    context_window: int | None
+    truncation_policy: TruncationPolicy
+    """Results of tools are cut there."""
+    supported_reasoning_levels: list[dict[str, str]]
+    supports_reasoning_summaries: bool
+    base_instructions: str
+    shell_type: str = "shell_command"
+    apply_patch_tool_type: str = "freeform"
+    """A custom tool with a grammar."""
+    supports_parallel_tool_calls: bool = True
+    support_verbosity: bool = False
+    input_modalities: tuple[str, ...] = ("text",)
+    experimental_supported_tools: tuple[()] = ()
+    visibility: str = "list"
+    supported_in_api: bool = True
+
+
+class CodexModelList(msgspec.Struct, frozen=True):
+    """Codex reads `models` alone; older versions, and others who send its parameter, read `data`."""
+
+    models: Sequence[CodexModel]
+    data: list[ModelCard]
+    object: str = "list"
+
+
+_INSTRUCTIONS = """\
+You are a coding agent that works in the user's folder.
+- Look at files before you change them. Use the shell to list, search and read files, and to run tests.
+- Change files with the tool `apply_patch`. Change as little as the task needs.
+- When a command or a patch fails, read what it says and try another way.
+- When the task is done, say in a few words what you did."""
+"""In place of Codex' own, which has thousands of tokens: they take a CPU a minute or more."""
+_EFFORTS = {"low": "Thinks little", "medium": "Thinks more", "high": "Thinks as much as it likes"}
+_RESULT_TOKENS = 10_000
+
+
 class AlwaysLoaded:
     """For models whose engines somebody else starts and ends."""
 
@@ -94,7 +145,14 @@ class ModelRoutes:
         cards = [model_card(self._models.choose(name, allowed)) for name in self._models.names(allowed)]
         routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
         cards += [router_card(name, router) for name, router in routers if router is not None]
+        if CODEX in request.query_params:
+            return json_response(CodexModelList(self._codex_models(allowed), cards))
         return json_response(ModelList(cards))
+
+    def _codex_models(self, allowed: Collection[str] | None) -> Sequence[CodexModel]:
+        chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
+        able = [each for each in chosen if each.model.kind is ModelKind.GENERATES]
+        return [codex_model(each, place) for place, each in enumerate(able)]
 
     async def one(self, request: Request) -> Response:
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
@@ -153,6 +211,25 @@ def model_card(chosen: ChosenModel) -> ModelCard:
     )
 
 
+def codex_model(chosen: ChosenModel, place: int) -> CodexModel:
+    info = chosen.model.engine.info
+    thinks = chosen.model.thinking is not None
+    context = info.context_limit if info else None
+    return CodexModel(
+        slug=chosen.name,
+        display_name=chosen.name,
+        description=info.description if info else "",
+        priority=place,
+        context_window=context,
+        truncation_policy=TruncationPolicy(min(_RESULT_TOKENS, (context or _RESULT_TOKENS) // 4)),
+        supported_reasoning_levels=(
+            [{"effort": effort, "description": told} for effort, told in _EFFORTS.items()] if thinks else []
+        ),
+        supports_reasoning_summaries=thinks,
+        base_instructions=_INSTRUCTIONS,
+    )
+
+
 def router_card(name: str, router: ModelRouter) -> ModelCard:
     return ModelCard(
         id=name,
@@ -198,7 +275,14 @@ def _flag(name: str, text: str | None) -> bool | None:
 
 _row = partial(RouteRow[ModelRoutes], access=INFERENCE, tag="Models")
 _rows = (
-    _row("GET", "/v1/models", lambda at: at.list, summary="The names that are served", answer=ModelList),
+    _row(
+        "GET",
+        "/v1/models",
+        lambda at: at.list,
+        summary="The names that are served",
+        query={CODEX: {"type": "string", "description": "Codex': the answer has its catalog, `models`, too"}},
+        answer=ModelList,
+    ),
     _row("GET", "/v1/models/{id:path}", lambda at: at.one, summary="One of them", answer=ModelCard),
     _row(
         "POST",

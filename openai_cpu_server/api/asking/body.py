@@ -241,7 +241,7 @@ class OpenBody(Body):
 
 
 def _format_kind(value: object) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>" if kind in ("grammar", "text") else None
 
 
