@@ -97,7 +97,7 @@ class FakeThreads:
     def __init__(self, most: int = 1) -> None:
         self.most = self.count = most
         self.waits: dict[int, float] = {}
-        self.idle = 0.0
+        self.idle = self.throttled = 0.0
 
     def use(self, count: int) -> None:
         assert 1 <= count <= self.most
@@ -108,6 +108,9 @@ class FakeThreads:
 
     def idle_s(self) -> float:
         return self.idle
+
+    def throttled_s(self) -> float:
+        return self.throttled
 
 
 class Panic(BaseException):

@@ -89,8 +89,9 @@ ALLOWED = {
     # that `api` provides and `server` hands over.
     "jobs": {"config.folders", "contract.figures", "errors", "json_size", "storage"},
     # Below `api`, which tells it of requests; the engine's client tells it of steps through a protocol of its
-    # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry.
-    "observe": {"", "contract", "errors"},
+    # own, and is looked at for gauges. It knows no HTTP; nobody else knows Prometheus or OpenTelemetry. What
+    # Linux counts of control groups is read where all of that is, which loads no llama.cpp.
+    "observe": {"", "contract", "errors", "llama.host"},
     # The files of the page: for it there is no HTTP.
     "page": set[str](),
     # What is HTTP: it knows keys and routes, and no family of the API. It is told what to serve.

@@ -274,6 +274,10 @@ class ThreadControl(Protocol):
         """Seconds in which the cores had nothing to do, all of them together, so far."""
         ...
 
+    def throttled_s(self) -> float:
+        """Seconds in which all threads stood still because a quota of CPU time was used up, so far."""
+        ...
+
 
 class NativeModel(Protocol):
     """Owns a model and its memory, whatever it computes. Of these only `interrupt` is for other threads."""

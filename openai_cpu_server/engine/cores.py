@@ -43,6 +43,8 @@ class CoresSeen(NamedTuple):
     """Of what all threads would have done undisturbed, by the cost model."""
     elapsed_s: float
     """What these steps took."""
+    throttled: float = 0.0
+    """The share of the time in which nothing ran because a quota was used up."""
 
     @property
     def most_lost(self) -> float:
@@ -175,12 +177,13 @@ class CoreWatch:
         self._lost_s: defaultdict[int, float] = defaultdict(float)
         self._began_s = self._clock()
         self._idle_s = self._threads.idle_s() if self.count < self._threads.most else 0.0
+        self._throttled_s = self._threads.throttled_s()
 
     def _decide(self) -> None:
         before, seen = self.count, self._seen()
         self._threads.use(self._choice.decide(seen, self._clock()))
         self._is_crowded = seen.is_disturbed and self.count == before
-        self._tell()
+        self._tell(seen)
 
     def _seen(self) -> CoresSeen:
         return CoresSeen(
@@ -188,6 +191,7 @@ class CoreWatch:
             free=self._free() if self.count < self._threads.most else 0.0,
             speed=self._alone_s / self._elapsed_s,
             elapsed_s=self._elapsed_s,
+            throttled=(self._threads.throttled_s() - self._throttled_s) / self._elapsed_s,
         )
 
     def _free(self) -> float:
@@ -195,9 +199,12 @@ class CoreWatch:
         own_idle_s = self.count * (span_s - self._elapsed_s)
         return (self._threads.idle_s() - self._idle_s - own_idle_s) / span_s
 
-    def _tell(self) -> None:
+    def _tell(self, seen: CoresSeen) -> None:
         now_s = self._clock()
         if self.count != self._told and now_s - self._told_s >= _TELL_S:
             self._told, self._told_s = self.count, now_s
-            why = "all have their cores again" if self.count == self._choice.most else "others use the cores"
+            is_all = self.count == self._choice.most
+            by_quota = "the control group's quota of CPU time is used up"
+            reason = by_quota if seen.throttled > _LOST / 2 else "others use the cores"
+            why = "all have their cores again" if is_all else reason
             logger.info("threads that compute: %d of %d (%s)", self.count, self._choice.most, why)

@@ -27,9 +27,19 @@ class ComputeThreads:
     One object serves all contexts that one thread computes with, because llama.cpp's threads do.
     """
 
-    def __init__(self, most: int, *, may_bind: bool = True, stat: Path = Path("/proc/stat")) -> None:
-        """`most` counts the computing threads, the caller's included. `stat`: for the sake of tests."""
+    def __init__(
+        self,
+        most: int,
+        *,
+        may_bind: bool = True,
+        stat: Path = Path("/proc/stat"),
+        machine: Machine | None = None,
+    ) -> None:
+        """`most` counts the computing threads, the caller's included. `stat` and `machine`: for the sake of
+        tests."""
         self.most = self.count = most
+        self._machine = machine or Machine()
+        self._quota_files = self._machine.quota_files()
         self._may_bind = may_bind
         self._stat = stat
         self._cpus = sorted(usable_cpus())
@@ -74,9 +84,17 @@ class ComputeThreads:
 
     def waits_s(self) -> dict[int, float]:
         """By thread, seconds in which it was ready and had no core, so far; {} where the system does not
-        tell."""
+        tell. Where it tells of no thread, those in which any of the control group's had none (PSI) are the
+        caller's."""
         told = {thread: delay.total_s() for thread, delay in self._delays.items()}
-        return {thread: waited_s for thread, waited_s in told.items() if waited_s is not None}
+        waits_s = {thread: waited_s for thread, waited_s in told.items() if waited_s is not None}
+        if not waits_s and (pressure_s := self._machine.cpu_pressure_s()) is not None:
+            return {threading.get_native_id(): pressure_s}
+        return waits_s
+
+    def throttled_s(self) -> float:
+        """Seconds in which all stood still because their control groups' quota was used up, so far."""
+        return sum(map(_throttled_s, self._quota_files)) / self.most
 
     def idle_s(self) -> float:
         """Seconds in which the CPUs that may be used had nothing to do, all of them together, so far."""
@@ -226,8 +244,10 @@ class Machine:
         process: Path = Path("/proc/self"),
         topology: Path = CPUS,
         usable: Callable[[], Collection[int]] = usable_cpus,
+        pressure: Path = Path("/proc/pressure/cpu"),
     ) -> None:
         """`usable`: the CPUs that the process may run on."""
+        self._pressure = pressure
         self._cgroups = cgroups
         self._process = process
         self._topology = topology
@@ -252,6 +272,27 @@ class Machine:
     def num_cpus(self) -> int:
         """Hardware threads that this process may use at once."""
         return max(1, min([len(self._usable()) or os.cpu_count() or 1, *self._cpu_quotas()]))
+
+    def throttled_s(self) -> float:
+        """Seconds in which CPUs were kept from this process's control groups because their quota was used up,
+        so far: for all of these CPUs together. 0.0 without a quota."""
+        return sum(map(_throttled_s, self.quota_files()))
+
+    def quota_files(self) -> list[Path]:
+        """Those that tell of it, for who looks often."""
+        return [file for group in self._groups("cpu") if (file := group / "cpu.stat").exists()]
+
+    def cpu_pressure_s(self) -> float | None:
+        """Seconds in which something in this process's control group, else on the machine, was ready and had
+        no core, so far; None: Linux does not tell (PSI)."""
+        groups = [group / "cpu.pressure" for group in self._groups("cpu")[:1]]
+        for file in (*groups, self._pressure):
+            for line in _lines(file):
+                kind, *fields = line.split()
+                told = dict(field.partition("=")[::2] for field in fields)
+                if kind == "some" and told.get("total", "").isdecimal():
+                    return int(told["total"]) / 1e6
+        return None
 
     def _memory_left(self) -> list[int]:
         return [
@@ -302,11 +343,25 @@ def _quota(group: Path) -> tuple[int | None, int | None]:
     return _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
 
 
+def _throttled_s(file: Path) -> float:
+    """Of the second version, which counts microseconds, or of the first with its nanoseconds."""
+    stat = dict(_pairs(file))
+    return stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, int]]:
+    """The names and numbers of a file's lines."""
+    for line in _lines(path):
+        name, _, number = line.partition(" ")
+        if number.isdecimal():
+            yield name, int(number)
+
+
 def _reclaimable(group: Path) -> int:
     """Bytes of file pages that count as used, but are freed when memory is short, as for the whole system."""
-    fields = dict(line.split(" ", 1) for line in _lines(group / "memory.stat"))
+    fields = dict(_pairs(group / "memory.stat"))
     names = ("inactive_file", "active_file")
-    return sum(int(fields.get(f"total_{name}", fields.get(name, "0"))) for name in names)
+    return sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in names)
 
 
 def _number(path: Path) -> int | None:

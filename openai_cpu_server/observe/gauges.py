@@ -18,6 +18,7 @@ from openai_cpu_server.contract.engine import Engine, EngineState, EngineStatus,
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
+from openai_cpu_server.llama.host import Machine
 
 _NO_KV = msgspec.convert(dict.fromkeys(KVStats.__struct_fields__, 0), KVStats)
 
@@ -67,6 +68,7 @@ class EngineGauges(Collector):
             "Threads that have computed the last step: fewer where others use the cores.",
             lambda one: one.status.threads_computing,
         )
+        yield from _cpu()
         yield from _requests(readings)
         yield from (_gauge(readings, *said) for said in _OF_KV)
         yield _evictions(readings)
@@ -111,6 +113,21 @@ def _node_gauge(
         for node, status in one.status.nodes.items():
             family.add_metric([one.model, node], value_of(status))
     return family
+
+
+def _cpu() -> Iterator[Metric]:
+    """What Linux counts for the control group that this process and the engines are in."""
+    machine = Machine()
+    yield CounterMetricFamily(
+        "ocs_cpu_throttled_seconds_total",
+        "Seconds of CPUs that the control groups' quota has taken away.",
+        machine.throttled_s(),
+    )
+    yield CounterMetricFamily(
+        "ocs_cpu_pressure_seconds_total",
+        "Seconds in which something in the control group was ready and had no core, where Linux tells it.",
+        machine.cpu_pressure_s() or 0.0,
+    )
 
 
 def _memory(readings: list[GaugeReading]) -> Metric:

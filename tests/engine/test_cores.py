@@ -34,6 +34,7 @@ class Machine(FakeThreads):
         if self.quota is not None and self.quota < self.count:
             elapsed_s *= self.count / self.quota
             shares = [1 - self.quota / self.count] * self.count
+            self.throttled += elapsed_s * shares[0]
         self.now_s += elapsed_s
         for thread in range(self.count):
             share = shares[thread] if thread < len(shares) else 0.0
@@ -117,6 +118,16 @@ def test_a_quota_is_kept_to_though_cores_are_idle() -> None:
     one.machine.quota = 2.0
     one.compute(20.0)
     assert one.counts.count(2) > 0.8 * len(one.counts)
+
+
+def test_the_log_says_that_a_quota_is_used_up(caplog: pytest.LogCaptureFixture) -> None:
+    one = Watched(cores=4)
+    one.machine.quota = 2.0
+    with caplog.at_level(logging.INFO):
+        one.compute(1.0)
+    assert [record.message for record in caplog.records] == [
+        "threads that compute: 2 of 4 (the control group's quota of CPU time is used up)"
+    ]
 
 
 def test_time_without_work_is_not_taken_for_free_cores() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openai_cpu_server.llama.host import Machine, cores_of, usable_cpus, usable_nodes
+from openai_cpu_server.llama.host import ComputeThreads, Machine, cores_of, usable_cpus, usable_nodes
 
 GIB = 2**30
 
@@ -80,6 +80,50 @@ def test_where_a_group_is_slowed_down_counts_as_its_limit(tmp_path: Path) -> Non
     }
     limited = machine(tmp_path, "0::/box\n", files)
     assert (limited.free_memory(), limited.total_memory()) == (GIB // 64, GIB // 32)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "seconds"),
+    [
+        (
+            "0::/a/b\n",
+            {"a/b/cpu.stat": "usage_usec 9\nthrottled_usec 1500000\n", "a/cpu.stat": "nr_periods 1\n"},
+            1.5,
+        ),
+        ("0::/a\n", {"a/cpu.stat": "throttled_usec 1000000\n", "cpu.stat": "throttled_usec 2000000\n"}, 3.0),
+        (
+            "3:cpu,cpuacct:/a\n",
+            {"cpuacct,cpu/a/cpu.stat": "nr_throttled 7\nthrottled_time 2500000000\n"},
+            2.5,
+        ),
+        ("0::/a\n", {}, 0.0),
+    ],
+)
+def test_time_that_a_quota_has_taken(
+    tmp_path: Path, membership: str, files: dict[str, str], seconds: float
+) -> None:
+    assert machine(tmp_path, membership, files).throttled_s() == seconds
+
+
+def test_pressure_is_the_groups_own_or_the_systems(tmp_path: Path) -> None:
+    told = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    system = tmp_path / "cpu"
+    system.write_text(told.format(9_000_000))
+    machine(tmp_path, "0::/box\n", {"box/cpu.pressure": told.format(2_500_000)})
+    folders = {"cgroups": tmp_path / "cgroups", "process": tmp_path / "process"}
+    assert Machine(**folders, pressure=system).cpu_pressure_s() == 2.5
+    (tmp_path / "cgroups" / "box" / "cpu.pressure").unlink()
+    assert Machine(**folders, pressure=system).cpu_pressure_s() == 9.0
+    assert Machine(**folders, pressure=tmp_path / "none").cpu_pressure_s() is None
+
+
+def test_where_linux_tells_of_no_thread_pressure_counts(tmp_path: Path) -> None:
+    pressure = tmp_path / "cpu"
+    pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=3000000\n")
+    nowhere = {"cgroups": tmp_path / "no", "process": tmp_path / "no"}
+    threads = ComputeThreads(2, machine=Machine(**nowhere, pressure=pressure))
+    assert list(threads.waits_s().values()) == [3.0]
+    assert ComputeThreads(2, machine=Machine(**nowhere, pressure=tmp_path / "no")).waits_s() == {}
 
 
 def test_a_group_over_its_limit_has_nothing_free(tmp_path: Path) -> None:
