@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from openai_cpu_server.api.asking.ask import AskedMessage
 from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.responses.as_ask import left_out, response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import new_items, turns
+from openai_cpu_server.api.responses.conversation import new_items, told_in_words, turns
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,
@@ -23,9 +24,13 @@ from openai_cpu_server.prompt.tool_formats import (
 )
 from tests.api import calls
 from tests.api.calls import call, end, text
+from tests.api.fake_engine import FakeEngine
 from tests.api.following import Follower
 from tests.api.resolving import chat, refused
+from tests.api.serving import rows
+from tests.api.talking import events
 from tests.api.test_render_responses import kinds, objects, stream, told
+from tests.api.test_responses import serving
 from tests.structured.test_lark_reading import APPLY_PATCH, PATCH
 
 Json = dict[str, Any]
@@ -251,3 +256,73 @@ def test_a_custom_call_of_before_is_shown_as_the_model_wrote_it() -> None:
     function = {"name": "agents.tell", "arguments": '{"input": "ö"}'}
     assert shown[1]["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
     assert shown[2] == {"role": "tool", "content": "Done", "tool_call_id": "c"}
+
+
+# -- over HTTP -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_custom_calls_go_the_way_of_all_calls() -> None:
+    """Whole, kept and gone on from; several at once; as a row of a batch."""
+    said = '<|tool_call|>{"name":"note","arguments":{"input":"a\\"b"}}'
+    flat = {"type": "custom", "name": "note"}
+    async with serving(FakeEngine(says=said)) as http:
+        body = {"input": "hi", "tools": [flat], "max_output_tokens": 200}
+        first = (await http.post("/v1/responses", json=body)).json()
+        (item,) = first["output"]
+        assert (item["type"], item["input"]) == ("custom_tool_call", 'a"b')
+        assert first["tools"] == [flat]
+        result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "noted"}
+        more = {**body, "input": [result], "previous_response_id": first["id"]}
+        second = await http.post("/v1/responses", json=more)
+        assert (second.status_code, "x-ignored-parameters" in second.headers) == (200, False)
+        listed = (await http.get(f"/v1/responses/{second.json()['id']}/input_items")).json()["data"]
+        assert [one["type"] for one in listed] == ["custom_tool_call_output"]
+        asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [PLAIN], "n": 2, "max_tokens": 200}
+        answer = (await http.post("/v1/chat/completions", json=asked)).json()
+    inputs = [choice["message"]["tool_calls"][0]["custom"]["input"] for choice in answer["choices"]]
+    assert inputs == ['a"b', 'a"b']
+    row = await rows(FakeEngine(says=said))("/v1/chat/completions", json.dumps(asked).encode(), "")
+    assert b'"custom":{"name":"note","input":"a\\"b"}' in row.body
+
+
+COMPACTED = {"type": "compaction", "encrypted_content": "openai-cpu-server:We wrote a.py."}
+
+
+@pytest.mark.anyio
+async def test_a_conversation_is_summed_up() -> None:
+    user = {"type": "message", "role": "user", "content": "write a.py"}
+    items = [user, {"role": "assistant", "content": "Done."}]
+    async with serving(FakeEngine(says="We wrote a.py.")) as http:
+        asked = {
+            "input": [*items, {"type": "compaction_trigger"}],
+            "tools": RESPONSES_TOOLS[:1],
+            "stream": True,
+        }
+        told = events(await http.post("/v1/responses", json=asked))
+        compacted = (await http.post("/v1/responses/compact", json={"input": items})).json()
+        later = {"input": [*compacted["output"], {"role": "user", "content": "go on"}]}
+        again = await http.post("/v1/responses", json=later)
+    (item,) = told[-1]["response"]["output"]  # type: ignore[index, call-overload]
+    assert item == {**COMPACTED, "id": item["id"]}
+    assert [each["type"] for each in told[-3:-1]] == [
+        "response.output_item.added",
+        "response.output_item.done",
+    ]
+    assert compacted["object"] == "response.compaction"
+    assert [one["type"] for one in compacted["output"]] == ["message", "compaction"]
+    assert again.status_code == 200
+    assert "x-ignored-parameters" not in again.headers
+
+
+def test_summaries_of_ours_are_shown_and_others_left_out() -> None:
+    other = {"type": "compaction", "encrypted_content": "gAAA"}
+    given = body(input=[COMPACTED, other, {"role": "user", "content": "go on"}])
+    shown = [message.text for message in turns(new_items(given.input, {}))]
+    assert shown == ["This is a summary of the conversation so far:\nWe wrote a.py.", "go on"]
+    assert told_in_words(given.input) == ["input[1] (compaction)"]
+    summing = response_ask(
+        body(input=[COMPACTED, {"type": "compaction_trigger"}]), [AskedMessage({"role": "user"})]
+    )
+    assert summing.tools is not None
+    assert (summing.tools.use, summing.tools.is_shown) == (None, True)

@@ -124,6 +124,26 @@ def test_codex_edits_a_file(codex: str, home: Path, *, has_catalog: bool) -> Non
     assert "Done, it greets now." in done.stdout
 
 
+def test_codex_compacts_over_a_websocket(codex: str, home: Path) -> None:
+    """Where the server stands in for OpenAI, Codex warms it up, and lets it sum up its conversations."""
+    outputs = ["Warm.", called("exec_command", cmd="ls"), "A summary.", "There is nothing."]
+    with scripted_server(home / "script.json", outputs) as url:
+        (home / "models.json").write_text(httpx.get(f"{url}/v1/models?client_version=0").text)
+        (home / "config.toml").write_text(
+            f'model = "{MODEL}"\nopenai_base_url = "{url}/v1"\nmodel_auto_compact_token_limit = 3000\n'
+            f'model_catalog_json = "{home / "models.json"}"\n'
+            'approval_policy = "never"\nsandbox_mode = "danger-full-access"\n'
+        )
+        command = [codex, "exec", "--skip-git-repo-check", "List the files."]
+        done = run(command, home, CODEX_HOME=str(home), CODEX_API_KEY="none")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("There is nothing.")
+    prompts = heard(home / "script.json")
+    assert len(prompts) == len(outputs)
+    assert "summary of the conversation so far:\nA summary." in prompts[-1]
+    assert prompts[2].startswith(prompts[1].removesuffix("<|assistant|>"))
+
+
 def test_claude_code_edits_a_file(claude: str, home: Path) -> None:
     file = home / "work" / "greet.py"
     file.write_text("print('hello')\n")

@@ -77,6 +77,8 @@ class AskedTools(msgspec.Struct, frozen=True, kw_only=True):
     functions: tuple[AskedFunction, ...]
     use: ToolUse | None = ToolUse.AUTO
     """None: none of them may be called."""
+    is_shown: bool = False
+    """They are shown also where none may be called, so that the prompt begins as those before it."""
     chosen: tuple[str, ...] | None = None
     """The names of those that may be called; None: all."""
     several: bool = True

@@ -31,7 +31,8 @@ class ToolPlan(msgspec.Struct, frozen=True):
     """All tools, for the chat template, as OpenAI writes them."""
     callable: tuple[AskedFunction, ...]
     """Those that the model may call."""
-    use: ToolUse
+    use: ToolUse | None
+    """None: they are only shown."""
     several: bool
     path: str
     is_legacy: bool
@@ -45,7 +46,7 @@ def tool_plan(asked: AskedTools | None) -> ToolPlan | None:
     chosen = asked.chosen
     if chosen is not None:
         _check_known(chosen, {function.name for function in asked.functions}, asked.choice_path)
-    if asked.use is None:
+    if asked.use is None and not asked.is_shown:
         return None
     return ToolPlan(
         shown=[_shown(function) for function in asked.functions],

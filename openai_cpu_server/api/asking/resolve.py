@@ -123,7 +123,7 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
 
 def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel, form: ToolFormat) -> PlannedOutput:
     answer = AnswerForm.of(ask.form, model.grammars)
-    if plan is None:
+    if plan is None or plan.use is None:
         return of_answer(answer)
     return ToolOutputs(form, model.grammars, model.tokenizer).of_plan(plan, answer)
 

@@ -93,7 +93,9 @@ def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
     if not messages:
         raise missing(_PATH)
     conversation = AskedConversation(messages, _PATH, may_forget=body.truncation == "auto")
-    ask = shared_ask(body, conversation, id_prefix="resp_", form=one_form(_forms(body)))
+    ask = shared_ask(
+        body, conversation, id_prefix="resp_", form=None if body.is_compacting else one_form(_forms(body))
+    )
     has_scores = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     limit = body.max_output_tokens
     return msgspec.structs.replace(
@@ -143,6 +145,8 @@ def _tools(body: ResponsesBody) -> AskedTools | None:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
         return None
     use, chosen = _choice(body, [each.name for each in functions])
+    if body.is_compacting:
+        return AskedTools(functions=tuple(functions), use=None, is_shown=True)
     several = body.parallel_tool_calls is not False
     return AskedTools(functions=tuple(functions), use=use, chosen=chosen, several=several)
 

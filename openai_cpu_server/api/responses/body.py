@@ -132,6 +132,25 @@ class SentReasoning(EchoedBody):
     """Other servers' thoughts, which nobody can read here."""
 
 
+OWN_SUMMARY = "openai-cpu-server:"
+"""What the `encrypted_content` of our summaries begins with. Behind it they are plain: they are the client's
+own."""
+
+
+class SentCompaction(EchoedBody):
+    """A summary of ours. What other services have summed up nobody can read here."""
+
+    type: Literal["compaction"]
+    id: ItemId | None = None
+    encrypted_content: str
+
+
+class CompactionTrigger(EchoedBody):
+    """At the end of all items: the response is to be a summary of them."""
+
+    type: Literal["compaction_trigger"]
+
+
 class ItemReference(EchoedBody):
     type: Literal["item_reference"] | None = None
     id: ItemId
@@ -144,6 +163,8 @@ _ITEM_KINDS = frozenset(
         "function_call_output",
         "custom_tool_call",
         "custom_tool_call_output",
+        "compaction",
+        "compaction_trigger",
         "reasoning",
         "item_reference",
     }
@@ -153,6 +174,8 @@ _ITEM_KINDS = frozenset(
 def _item_kind(value: object) -> str:
     fields = value if isinstance(value, dict) else {}
     kind = fields.get("type")
+    if kind == "compaction" and not str(fields.get("encrypted_content")).startswith(OWN_SUMMARY):
+        return "<other>"
     if kind is None:
         return "<item_reference>" if set(fields) - {"type"} == {"id"} else "<message>"
     return f"<{kind}>" if isinstance(kind, str) and kind in _ITEM_KINDS else "<other>"
@@ -166,6 +189,8 @@ InputItem = Annotated[
         Annotated[SentCustomCall, Tag("<custom_tool_call>")],
         Annotated[SentCustomOutput, Tag("<custom_tool_call_output>")],
         Annotated[SentReasoning, Tag("<reasoning>")],
+        Annotated[SentCompaction, Tag("<compaction>")],
+        Annotated[CompactionTrigger, Tag("<compaction_trigger>")],
         Annotated[ItemReference, Tag("<item_reference>")],
         Annotated[ForeignKind, Tag("<other>")],
     ],
@@ -334,6 +359,12 @@ class TurnFields(Body):
     """The name of one of the model's templates, such as `tool_use`."""
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
 
+    @property
+    def is_compacting(self) -> bool:
+        """The response is to be a summary of the conversation."""
+        last = self.input[-1] if isinstance(self.input, list) and self.input else None
+        return isinstance(last, CompactionTrigger)
+
 
 class InputTokensBody(TurnFields):
     """The body of `POST /v1/responses/input_tokens`: what of a response's body becomes its prompt."""
@@ -355,3 +386,11 @@ class ResponsesBody(SharedBody, TurnFields):
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: TopLogprobs | None = None
     prompt_cache_key: str | None = None
+
+    def compacting(self) -> ResponsesBody:
+        """The same, as one that asks for a summary, whole and not stored."""
+        given = self.input or []
+        items = [SentMessageItem(role="user", content=given)] if isinstance(given, str) else given
+        trigger = CompactionTrigger(type="compaction_trigger")
+        alone = {"store": False, "stream": None, "background": None, "stream_options": None}
+        return self.model_copy(update={"input": [*items, trigger], **alone})

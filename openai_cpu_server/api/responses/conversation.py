@@ -15,6 +15,7 @@ from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.objects import (
     IN_NAMESPACE,
     CallItem,
+    CompactionItem,
     CustomCallItem,
     CustomCallOutputItem,
     FunctionCallItem,
@@ -34,6 +35,11 @@ from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.prompt.template import to_json
 from openai_cpu_server.prompt.tool_formats import INPUT
 
+_SUM_UP = """\
+Sum up this conversation for somebody who goes on with it and has read nothing of it. Tell what is wanted, \
+what was decided and done, which files and facts matter, and what is left to do. Answer with the summary \
+alone."""
+_SUMMARY = "This is a summary of the conversation so far:\n"
 _CALLS = (FunctionCallItem, CustomCallItem)
 _SENT_OUTPUTS = (schema.SentFunctionOutput, schema.SentCustomOutput)
 
@@ -137,8 +143,8 @@ class _Turn:
                 self._call(item, to_json({INPUT: item.input}))
             case MessageItem():
                 self.texts.append(parts_text(item.content))
-            case FunctionCallOutputItem() | CustomCallOutputItem():
-                raise AssertionError("the result of a call is not the assistant's")
+            case FunctionCallOutputItem() | CustomCallOutputItem() | CompactionItem():
+                raise AssertionError("this is not the assistant's")
 
     def _call(self, item: CallItem, arguments: str) -> None:
         stem = "" if item.namespace is UNSET else f"{item.namespace}{IN_NAMESPACE}"
@@ -174,6 +180,8 @@ def _is_assistants(item: Item) -> bool:
 def _message(item: Item) -> Mapping[str, object]:
     if isinstance(item, (FunctionCallOutputItem, CustomCallOutputItem)):
         return {"role": "tool", "content": parts_text(item.output), "tool_call_id": item.call_id}
+    if isinstance(item, CompactionItem):
+        return {"role": "user", "content": _SUMMARY + item.encrypted_content.removeprefix(schema.OWN_SUMMARY)}
     assert isinstance(item, MessageItem)
     assert item.role in ("user", "system", "developer"), "the schema refuses other roles"
     return {"role": item.role, "content": parts_text(item.content)}
@@ -223,6 +231,11 @@ def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Ite
                 summary=tuple(SummaryText(part.text) for part in given.summary or ()),
                 content=tuple(ReasoningText(part.text) for part in given.content or ()),
             )
+        case schema.SentCompaction(encrypted_content=content):
+            return CompactionItem(id=given.id or new_item_id(CompactionItem), encrypted_content=content)
+        case schema.CompactionTrigger():
+            asked = (InputText(_SUM_UP),)
+            return MessageItem(id=new_item_id(MessageItem), role="user", content=asked)
         case schema.ItemReference():
             if given.id not in found:
                 message = f"Item with id '{given.id}' not found."

@@ -87,7 +87,9 @@ class RunningResponse:
         self._keep_alive_s = keep_alive_s
         self._request_id = request_id
         response = new_response(read.body, running.call, status, is_stored=read.is_stored)
-        self.stream = ResponseStream(running.call, running.model.pieces, response)
+        self.stream = ResponseStream(
+            running.call, running.model.pieces, response, is_compacting=read.body.is_compacting
+        )
 
     @property
     def response(self) -> ResponseObject:

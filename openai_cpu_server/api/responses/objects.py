@@ -99,10 +99,23 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     encrypted_content: None = None
 
 
+class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
+    """A summary, in place of all that was before it."""
+
+    id: str
+    encrypted_content: str
+
+
 CallItem = Union[FunctionCallItem, CustomCallItem]
-OutputItem = Union[MessageItem, FunctionCallItem, CustomCallItem, ReasoningItem]
+OutputItem = Union[MessageItem, FunctionCallItem, CustomCallItem, ReasoningItem, CompactionItem]
 Item = Union[
-    MessageItem, FunctionCallItem, FunctionCallOutputItem, CustomCallItem, CustomCallOutputItem, ReasoningItem
+    MessageItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    CustomCallItem,
+    CustomCallOutputItem,
+    ReasoningItem,
+    CompactionItem,
 ]
 PREFIXES: dict[type, str] = {
     MessageItem: "msg_",
@@ -111,6 +124,7 @@ PREFIXES: dict[type, str] = {
     CustomCallItem: "ctc_",
     CustomCallOutputItem: "ctco_",
     ReasoningItem: "rs_",
+    CompactionItem: "cmp_",
 }
 IN_NAMESPACE = "."
 """Stands between a namespace and the name of its tool, as models see it. No other tool's name has it."""
@@ -204,6 +218,16 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     usage: ResponseUsage | None = None
     user: str | None
     metadata: dict[str, str]
+
+
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What users have said, word for word, and a summary of all else."""
+
+    id: str
+    object: str = "response.compaction"
+    created_at: int
+    output: tuple[Union[MessageItem, CompactionItem], ...]
+    usage: ResponseUsage | None
 
 
 class ResponseDeleted(msgspec.Struct, frozen=True):

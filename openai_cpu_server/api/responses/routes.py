@@ -15,7 +15,14 @@ from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
 from openai_cpu_server.api.responses.making import ResponseMaker
-from openai_cpu_server.api.responses.objects import ItemList, ResponseDeleted, ResponseObject
+from openai_cpu_server.api.responses.objects import (
+    CompactedResponse,
+    CompactionItem,
+    ItemList,
+    MessageItem,
+    ResponseDeleted,
+    ResponseObject,
+)
 from openai_cpu_server.api.responses.socket import ResponsesExchange
 from openai_cpu_server.api.responses.stored import StoredResponses, logged_stream
 from openai_cpu_server.api.responses.stream import encoded
@@ -58,6 +65,24 @@ class ResponsesRoutes:
             return EventStream(making.running, making.stream, keep_alive_s=keep_alive_s, told=making.told())
         body = await while_connected(request.receive, making.whole)
         return Response(body, media_type="application/json", headers=dict(making.running.call.headers))
+
+    async def compact(self, request: Request) -> Response:
+        """A conversation as fewer items: what users have said, and a summary of all else."""
+        data, context = await unkept_body(request), context_of(request.scope)
+        read = await self._reader.read(data, context.identity, is_compacting=True)
+        making = await self._maker.begin(read, context)
+        context.body.release()
+        await while_connected(request.receive, making.whole)
+        response, (*items, _) = making.response, (one.item for one in (*read.earlier, *read.items))
+        said = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
+        summary = [item for item in response.output if isinstance(item, CompactionItem)]
+        compacted = CompactedResponse(
+            id=response.id,
+            created_at=response.created_at,
+            output=(*said, *summary),
+            usage=response.usage,
+        )
+        return json_response(compacted, headers=dict(making.running.call.headers))
 
     async def answer(self, data: bytes, context: RequestContext) -> bytes:
         """Answers a row of a batch job. It is stored only where it says so: the output file has it."""
@@ -121,6 +146,16 @@ _rows = (
         lambda at: at.socket.serve,
         access=INFERENCE,
         summary="OpenAI's WebSocket mode: response.create in, the events of a stream out",
+    ),
+    _row(
+        "POST",
+        "/v1/responses/compact",
+        lambda at: at.compact,
+        access=CALLS,
+        summary="A conversation as fewer items: what users have said, and a summary of all else",
+        body=ResponsesBody,
+        answer=CompactedResponse,
+        errors=GENERATION_ERRORS,
     ),
     _row(
         "POST",

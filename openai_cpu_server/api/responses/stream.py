@@ -23,9 +23,11 @@ from openai_cpu_server.api.asking.renderer import (
     new_tool_call_id,
     one_line,
 )
+from openai_cpu_server.api.responses.body import OWN_SUMMARY
 from openai_cpu_server.api.responses.objects import (
     IN_NAMESPACE,
     CallItem,
+    CompactionItem,
     CustomCallItem,
     FunctionCallItem,
     MessageItem,
@@ -83,8 +85,15 @@ class ItemWriting:
     """Writes the items in their order; one is open at a time."""
 
     def __init__(
-        self, numbers: EventNumbers, new_call_id: Callable[[], str], new_id: NewItemId = new_item_id
+        self,
+        numbers: EventNumbers,
+        new_call_id: Callable[[], str],
+        new_id: NewItemId = new_item_id,
+        *,
+        is_compacting: bool = False,
     ):
+        """`is_compacting`: the text is a summary, and thoughts are not told."""
+        self._is_compacting = is_compacting
         self._numbers = numbers
         self._new_call_id = new_call_id
         self._new_id = new_id
@@ -92,6 +101,9 @@ class ItemWriting:
         self._done: list[OutputItem] = []
 
     def write(self, part: Part, scores: Sequence[TokenEntry] = ()) -> list[Chunk]:
+        if self._is_compacting:
+            text = part.text if isinstance(part, Content) else ""
+            return [*self._opened(CompactionItem), *self._more(text, ())]
         match part:
             case Content(text):
                 return [*self._opened(MessageItem), *self._more(text, scores)]
@@ -105,7 +117,8 @@ class ItemWriting:
 
     def end(self, *, is_whole: bool) -> list[Chunk]:
         """Ends the last item. A response without any has an empty message."""
-        chunks = [] if self._open is not None or self._done else self._opened(MessageItem)
+        kind = CompactionItem if self._is_compacting else MessageItem
+        chunks = [] if self._open is not None or self._done else self._opened(kind)
         return chunks + self._closed("completed" if is_whole else "incomplete")
 
     def items(self, *, is_whole: bool = False) -> list[OutputItem]:
@@ -113,8 +126,8 @@ class ItemWriting:
         status = "completed" if is_whole else "incomplete"
         return self._done + ([self._open.item(status)] if self._open is not None else [])
 
-    def _opened(self, kind: type[MessageItem] | type[ReasoningItem]) -> list[Chunk]:
-        writer = _MessageWriter if kind is MessageItem else _ReasoningWriter
+    def _opened(self, kind: type[MessageItem] | type[ReasoningItem] | type[CompactionItem]) -> list[Chunk]:
+        writer = _OPENED[kind]
         return [] if isinstance(self._open, writer) else self._begun(writer(self._place(kind)))
 
     def _begun(self, writer: ItemWriter) -> list[Chunk]:
@@ -259,8 +272,34 @@ class _CallWriter:
         return FunctionCallItem(**place, status=status, name=name, namespace=namespace, arguments=text)
 
 
-ItemWriter = Union[_MessageWriter, _ReasoningWriter, _CallWriter]
+class _SummaryWriter:
+    """It is told whole."""
+
+    def __init__(self, place: _ItemPlace) -> None:
+        self._place = place
+        self._texts: list[str] = []
+
+    def begin(self) -> list[Chunk]:
+        return [self._place.item(_ADDED, self.item("in_progress"))]
+
+    def more(self, text: str, scores: Sequence[TokenEntry]) -> list[Chunk]:
+        self._texts.append(text)
+        return []
+
+    def end(self, status: str) -> list[Chunk]:
+        return [self._place.item(_DONE, self.item(status))]
+
+    def item(self, status: str) -> OutputItem:
+        return CompactionItem(id=self._place.id, encrypted_content=OWN_SUMMARY + "".join(self._texts))
+
+
+ItemWriter = Union[_MessageWriter, _ReasoningWriter, _CallWriter, _SummaryWriter]
 """Writes one item, from its first event to its last."""
+_OPENED: dict[type, type[_MessageWriter] | type[_ReasoningWriter] | type[_SummaryWriter]] = {
+    MessageItem: _MessageWriter,
+    ReasoningItem: _ReasoningWriter,
+    CompactionItem: _SummaryWriter,
+}
 
 
 class StreamStage(enum.Enum):
@@ -285,15 +324,16 @@ class ResponseStream(Renderer):
         now: Callable[[], float] = time.time,
         new_call_id: NewId = new_tool_call_id,
         new_item_id: NewItemId = new_item_id,
+        is_compacting: bool = False,
     ) -> None:
-        """`response`: as it is before anything has come."""
+        """`response`: as it is before anything has come. `is_compacting`: it is to be a summary."""
         self.response = response
         """As it is now; complete when the call has ended."""
         self._call = call
         self._pieces = pieces
         self._reader = call.reader()
         self._numbers = EventNumbers()
-        self._writing = ItemWriting(self._numbers, new_call_id, new_item_id)
+        self._writing = ItemWriting(self._numbers, new_call_id, new_item_id, is_compacting=is_compacting)
         self._now = now
         self._content_scores = ContentScores()
         self._tokens: list[int] = []

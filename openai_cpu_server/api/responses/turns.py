@@ -77,14 +77,18 @@ class ResponseReader:
         recent: LastResponse | None = None,
         *,
         stores_unasked: bool = True,
+        is_compacting: bool = False,
     ) -> AskedResponse:
         """`stores_unasked`: what is said when a body does not say whether it is to be stored.
+        `is_compacting`: a summary of it is wanted, which is neither stored nor streamed.
 
         Raises InvalidRequest, also for a response to go on from that there is not; StorageFull, DiskFull
         for one that cannot be stored.
         """
         reading = partial(parse, ResponsesBody, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
+        if is_compacting:
+            body = body.compacting()
         if body.store is None and not stores_unasked:
             body = body.model_copy(update={"store": False})
         read = await self.of_body(body, ignored, identity.holder or "", size=len(data), recent=recent)
