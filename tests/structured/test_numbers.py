@@ -108,6 +108,7 @@ def test_no_number_has_two_signs():
         *({"type": "integer"}, {"type": "number"}, {"type": "number", "minimum": 0}, {"minimum": 0.5}),
         *({"type": "integer", "minimum": 7}, {"exclusiveMinimum": 0}, {"maximum": 2.5}, {"multipleOf": 100}),
         *({"type": "number", "not": {"const": 3}}, {"exclusiveMinimum": -1.5}, {"maximum": 10**30}, True),
+        *({"type": "integer", "multipleOf": 7}, {"multipleOf": 0.5}, {"multipleOf": 3, "minimum": 1}),
     ],
 )
 def test_numbers_have_a_most_of_digits(schema):

@@ -47,6 +47,8 @@ from openai_cpu_server.structured.schema.nodes import (
 )
 
 _LARGEST_MODULUS = 1_000
+_MOST_COUNTED = 32
+"""So many remainders, times twice 20 digits, are within the bound of an automaton's states."""
 _MOST_MULTIPLES = 1_500
 """The most multiples between two bounds that are listed one by one."""
 _LARGEST_DOUBLE = Decimal(repr(sys.float_info.max))
@@ -190,9 +192,10 @@ def _base(branch: Branch, whole: Expr, plain: Expr) -> Expr:
 
 
 def _widths(parts: list[Expr]) -> tuple[Expr, Expr]:
-    """Integers and numbers, counted unless remainders are: both together have too many states."""
-    has_remainders = any(isinstance(x, Residue) for x in every_expression(parts))
-    return UNCOUNTED if has_remainders else (INTEGER, PLAIN)
+    """Integers and numbers, their digits counted unless that has too many states: one for each remainder and
+    number of digits."""
+    remainders = math.prod({x.modulus for x in every_expression(parts) if isinstance(x, Residue)})
+    return (INTEGER, PLAIN) if remainders <= _MOST_COUNTED else UNCOUNTED
 
 
 def _holds(fact: Fact, value: Decimal) -> bool:
