@@ -42,8 +42,8 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     is_flexible: bool = False
     """White space may stand between the tokens of JSON."""
     text_end: str = ""
-    """Texts of LARK and RUST_REGEX stand raw before this mark if it can be in none of them; else they are
-    JSON strings."""
+    """Texts of LARK and RUST_REGEX stand raw before this mark, and do not contain it; without a mark, or
+    where no text lacks it, they are JSON strings."""
     parts: Mapping[str, bytes] = {}
     """What grammars are made of, by the names that `text` has for them."""
 

@@ -24,7 +24,8 @@ from openai_cpu_server.structured.gbnf.parser import names_tokens, parse_gbnf
 from openai_cpu_server.structured.languages.charset import CharSet, of_bytes
 from openai_cpu_server.structured.languages.expr import NOTHING, Chars, Expr, Ref, Rules, Text, alt, literal
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
-from openai_cpu_server.structured.lark.meaning import MOST_RULES, lark_rules
+from openai_cpu_server.structured.languages.product import MOST_RULES
+from openai_cpu_server.structured.lark.meaning import lark_rules
 from openai_cpu_server.structured.lark.reading import MOST_CHARACTERS
 from openai_cpu_server.structured.lark.translation import Translation, numbered_from
 from openai_cpu_server.structured.logic.goals import Branch, Goal, Goals

@@ -101,9 +101,8 @@ def takes(grammar: MadeGrammar, text: str) -> bool:
     return found.is_complete and found.accepted == found.size
 
 
-@pytest.mark.parametrize("end", ["", "</arg_value>"])  # a line of a patch may contain such a mark
-def test_a_text_in_a_call_is_a_json_string(end: str) -> None:
-    grammar = made(APPLY_PATCH, end=end)
+def test_a_text_in_a_call_is_a_json_string() -> None:
+    grammar = made(APPLY_PATCH)
     assert not grammar.is_raw
     assert takes(grammar, '"*** Begin Patch\\n*** Add File: ü\\n+\\"\\\\\\t\\n*** End Patch"')
     for wrong in (
@@ -114,15 +113,38 @@ def test_a_text_in_a_call_is_a_json_string(end: str) -> None:
         assert not takes(grammar, wrong)
 
 
-def test_a_text_is_raw_before_a_mark_that_it_cannot_contain() -> None:
-    assert made(APPLY_PATCH, end="\n</parameter>").is_raw
-    assert takes(made(APPLY_PATCH, end="\n</parameter>"), PATCH)
-    for grammar in (r"start: /[^<]*/ LF*", r'start: ("<" | "</" | "a")* LF*'):
-        whole = f"{grammar}\n%import common.LF"
-        assert made(whole, end="</x>").is_raw
-        assert not made(whole, end="\n").is_raw
-    assert not made('start: "<"* "/x>"', end="</x>").is_raw
-    assert not made("start: /a*/", end="aa").is_raw  # text and mark together could begin earlier
+@pytest.mark.parametrize(
+    ("grammar", "end", "good", "wrong"),
+    [
+        (APPLY_PATCH, "\n</parameter>", [PATCH], [PATCH[:-1]]),
+        (
+            APPLY_PATCH,
+            "</arg_value>",
+            [PATCH, PATCH.replace("f", "</arg_valu")],
+            [PATCH.replace("f", "</arg_value>")],
+        ),
+        (
+            'start: ("<" | "</" | "x" | ">" | LF)*\nLF: /\\n/',
+            "</x>",
+            ["</", "<</x\n>", "</<x>"],
+            ["<</x>", "</x></"],
+        ),
+        ("start: /a*b?/", "aba", ["a", "", "b"], ["ab", "aab"]),  # nor may text and mark make it sooner
+    ],
+)
+def test_a_text_is_raw_before_a_mark_that_it_does_not_contain(
+    grammar: str, end: str, good: list[str], wrong: list[str]
+) -> None:
+    raw = made(grammar, end=end)
+    assert raw.is_raw
+    assert {text: takes(raw, text) for text in good + wrong} == {
+        **dict.fromkeys(good, True),
+        **dict.fromkeys(wrong, False),
+    }
+
+
+def test_a_text_that_has_the_mark_in_any_case_is_a_json_string() -> None:
+    assert takes(made('start: "</x>"', end="</x>"), '"</x>"')
 
 
 def test_a_regular_expression_is_rusts() -> None:
@@ -151,7 +173,9 @@ def test_a_regular_expression_is_rusts() -> None:
         ('start: /[a-z]+/ "b"', "no text matches"),  # the first terminal takes the second one's text
         ("start: " + "(" * 60 + '"a"' + ")" * 60, "more than 50 nested groups"),
         ("start: /a{1,50000}b{1,50000}/", "The grammar is too large: more than 1500 states of an automaton"),
-        ("start: " + '"a" ' * 60_000, "more than 200000 characters"),
+        ("start: " + '"a" ' * 30_000, "more than 100000 characters"),
+        ("start: " + " ".join(f'"{i}"' for i in range(1_001)), "more than 1000 terminals"),
+        ("start: " + "|".join(f"/\\p{{L}}{i}/" for i in range(60)), "more than 20000 ranges of characters"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(grammar: str, message: str) -> None:

@@ -262,7 +262,7 @@ class Syntax(OpenBody):
     """The grammar of the text that a custom tool takes."""
 
     syntax: Literal["lark", "regex"]
-    definition: Annotated[str, Field(min_length=1, max_length=200_000)]
+    definition: Annotated[str, Field(min_length=1, max_length=100_000)]
 
 
 class JsonSchemaFormat(Body):

@@ -16,8 +16,6 @@ from openai_cpu_server.structured.languages.expr import (
     ANY_CHAR,
     EMPTY,
     NOTHING,
-    ROOT,
-    Alt,
     Chars,
     Expr,
     Ref,
@@ -35,15 +33,13 @@ from openai_cpu_server.structured.languages.expr import (
 )
 from openai_cpu_server.structured.languages.left_recursion import FILLED, FilledRules, without_left_recursion
 from openai_cpu_server.structured.languages.lengths import PlainLanguages
+from openai_cpu_server.structured.languages.product import RuleProduct, merged
 from openai_cpu_server.structured.languages.rules import Nullables, users
 from openai_cpu_server.structured.lark.reading import START, LarkGrammar, fail, read_lark
 from openai_cpu_server.structured.options import Budget, InvalidGrammar, Limits
 
-MOST_RULES = 6_000
-"""Rules that are made of a client's, at most."""
-_MOST_UNROLLED = 16
-"""Rounds of a repetition that are written out, at most, where each may end in another way."""
-_FREE = CharSet(())
+_MOST_PAIRS = 2_000_000
+"""A tenth of a microsecond each."""
 _WHOLE = "whole."
 """No rule of a client's has a dot in its name."""
 
@@ -75,7 +71,8 @@ class _Terminals:
         self._read = read
         self._open: list[str] = []
         self.languages: dict[str, Expr] = {}
-        self._plain = PlainLanguages(Budget(Limits()))
+        self._budget = Budget(Limits())
+        self._plain = PlainLanguages(self._budget)
         self.rules: Rules = {}
         """Rules for the states of those that are too complex for one expression."""
         for name in read.terminals:
@@ -106,7 +103,7 @@ class _Terminals:
         return rebuilt(expr, [self._resolved(part) for part in expr.parts]) if expr.references else expr
 
     def _automaton(self, name: str) -> Automaton:
-        return build(self.languages[name], Budget(Limits()))
+        return build(self.languages[name], self._budget)
 
     def _first(self, name: str) -> CharSet:
         """The characters that it may begin with."""
@@ -134,7 +131,7 @@ class _Terminals:
         simple = self._plain.simplified(language)
         if simple is not None and not simple.is_extended:
             return simple
-        automaton = build(language, Budget(Limits()))
+        automaton = build(language, self._budget)
         names = [f"terminal.{len(self.rules)}.{state}" for state in range(len(automaton.edges))]
         self.rules |= state_rules(automaton, names, Chars)
         return Ref(names[0])
@@ -148,14 +145,14 @@ class _Neighbours:
         self._nullable = Nullables({**rules, **languages})
         self._first: dict[str, frozenset[str]] = {}
         self._last: dict[str, frozenset[str]] = {}
+        self._num_pairs = 0
         self._fill(self._first, 1)
         self._fill(self._last, -1)
 
     def _fill(self, known: dict[str, frozenset[str]], step: int) -> None:
         users_of, waiting = users(self._rules), dict.fromkeys(self._rules)
         while waiting:
-            name = next(iter(waiting))
-            del waiting[name]
+            name, _ = waiting.popitem()
             found = self._ends(self._rules[name], known, step)
             if found != known.get(name, frozenset()):
                 known[name] = found
@@ -172,6 +169,7 @@ class _Neighbours:
         return frozenset().union(*(self._ends(item, known, step) for item in parts))
 
     def following(self) -> dict[str, set[str]]:
+        """Raises InvalidGrammar for too many."""
         found: dict[str, set[str]] = {}
         for expr in every_expression(self._rules.values()):
             if isinstance(expr, Seq):
@@ -182,148 +180,43 @@ class _Neighbours:
 
     def _pair(self, items: Sequence[Expr], found: dict[str, set[str]]) -> None:
         for at, item in enumerate(items):
-            for name in self._ends(item, self._last, -1):
-                found.setdefault(name, set()).update(self._ends(seq(*items[at + 1 :]), self._first, 1))
+            behind = self._ends(seq(*items[at + 1 :]), self._first, 1)
+            before = self._ends(item, self._last, -1)
+            self._num_pairs += len(before) * len(behind)
+            if self._num_pairs > _MOST_PAIRS:
+                raise InvalidGrammar(1, 1, f"too ambiguous: more than {_MOST_PAIRS} pairs of terminals")
+            for name in before if behind else ():
+                found.setdefault(name, set()).update(behind)
 
 
-_Ways = dict[CharSet, Expr]
-"""Texts of an expression, by the characters that may not follow them."""
-_Key = tuple[str, CharSet]
-"""A rule, and the characters that may not follow what stands before it."""
-
-
-class _GreedyRules:
-    """Rules for each rule of a grammar, by what stands before it and by what may not follow it."""
+class _GreedyRules(RuleProduct[CharSet]):
+    """Rules of a grammar whose terminals are read as far as they go. A state is the characters that may not
+    follow."""
 
     def __init__(
         self, source: Rules, terminals: _Terminals, following: Mapping[str, Collection[str]]
     ) -> None:
         """`source`: references to rules and terminals, from the rule `_WHOLE` on. `following`: the terminals
         that may stand behind each. Raises InvalidGrammar."""
-        self._source = source
         self._terminals = terminals
-        self._known: dict[_Key, _Ways] = {}
-        self._users: dict[_Key, dict[_Key, None]] = {}
-        self._waiting: dict[_Key, None] = {}
-        self._names: dict[tuple[_Key, CharSet], str] = {}
         self._after = {name: self._clashing(name, following.get(name, ())) for name in terminals.languages}
-        self._here = (_WHOLE, _FREE)
-        self._of_rule(self._here)
-        self._spread()
+        super().__init__(source, _WHOLE, CharSet(()))
 
     def _clashing(self, name: str, following: Collection[str]) -> CharSet:
         """The characters that may not follow it, of those with which what may stand there begins."""
         firsts = {first for other in following for first in self._terminals.first(other).ranges}
         return self._terminals.extending(name) & CharSet.of(*firsts)
 
-    @property
-    def rules(self) -> Rules:
-        found = {
-            self._name(key, after): expr for key, ways in self._known.items() for after, expr in ways.items()
-        }
-        ends = self._known[_WHOLE, _FREE]
-        return {ROOT: alt(*(Ref(self._name((_WHOLE, _FREE), after)) for after in ends)), **found}
-
-    def _spread(self) -> None:
-        """Look at rules again until they end in no new way."""
-        while self._waiting:
-            self._here = key = next(iter(self._waiting))
-            del self._waiting[key]
-            before, found = self._known[key], self._ways(self._source[key[0]], key[1])
-            self._known[key] = found
-            if found.keys() > before.keys():
-                self._waiting |= self._users[key]
-            if len(self._names) + len(self._known) > MOST_RULES:
-                raise InvalidGrammar(
-                    1, 1, f"too large: more than {MOST_RULES} rules, each counted for each way to read it"
-                )
-
-    def _of_rule(self, key: _Key) -> _Ways:
-        self._users.setdefault(key, {})[self._here] = None
-        if key not in self._known:
-            self._known[key] = {}
-            self._waiting[key] = None
-        return {after: Ref(self._name(key, after)) for after in self._known[key]}
-
-    def _name(self, key: _Key, after: CharSet) -> str:
-        number = len(self._names)
-        return self._names.setdefault((key, after), f"{key[0].strip('_.')}.{number}")
-
-    def _ways(self, expr: Expr, before: CharSet) -> _Ways:
-        if isinstance(expr, Ref):
-            is_rule = expr.name in self._source
-            return self._of_rule((expr.name, before)) if is_rule else self._terminal(expr.name, before)
-        if isinstance(expr, Alt):
-            return _merged(self._ways(item, before) for item in expr.items)
-        if isinstance(expr, Repeat):
-            return self._rounds(expr, before)
-        assert isinstance(expr, Seq), expr
-        found: _Ways = {before: EMPTY}
-        for item in expr.items:
-            found = self._behind(found, item)
-        return found
-
-    def _behind(self, ways: _Ways, item: Expr) -> _Ways:
-        return _merged(
-            {after: seq(begun, expr) for after, expr in self._ways(item, before).items()}
-            for before, begun in ways.items()
-        )
-
-    def _rounds(self, expr: Repeat, before: CharSet) -> _Ways:
-        item, low, high = expr.item, expr.low, expr.high
-        nothing: _Ways = {before: EMPTY} if low == 0 else {}
-        first = self._ways(item, before)
-        if high == 1:
-            return _merged([nothing, first])
-        if len(first) <= 1:
-            after = next(iter(first), before)
-            others = self._ways(item, after)
-            if others.keys() <= {after}:
-                more = repeat(others.get(after, NOTHING), max(low - 1, 0), None if high is None else high - 1)
-                if after == before and low == 0:
-                    return {after: repeat(others.get(after, NOTHING), 0, high)}
-                return _merged([nothing, *({after: seq(start, more)} for start in first.values())])
-        return self._written_out(expr, before)
-
-    def _written_out(self, expr: Repeat, before: CharSet) -> _Ways:
-        """Rounds that may end in several ways."""
-        item, low, high = expr.item, expr.low, expr.high
-        if max(low, high or 0) > _MOST_UNROLLED:
-            place = f"{{{low},{high or ''}}}"
-            raise InvalidGrammar(
-                1, 1, f"a repetition {place} whose rounds may end in several ways is too long"
-            )
-        found: _Ways = {before: EMPTY}
-        for _ in range(low):
-            found = self._behind(found, item)
-        if high is None:
-            again = f"again.{item.serial}"
-            self._source[again] = alt(EMPTY, seq(self._filled(item), Ref(again)))
-            return self._behind(found, Ref(again))
-        ends = [found]
-        for _ in range(low, high):
-            found = self._behind(found, item)
-            ends.append(found)
-        return _merged(ends)
+    def _leaf(self, expr: Expr, before: CharSet) -> dict[CharSet, Expr]:
+        assert isinstance(expr, Ref), expr
+        language = self._terminals.restricted(expr.name, before & self._terminals.first(expr.name))
+        after = self._after[expr.name.rstrip(FILLED)]
+        ways: dict[CharSet, Expr] = {} if language is NOTHING else {after: language}
+        is_nullable = self._terminals.languages[expr.name].is_nullable
+        return merged([ways, {before | after: EMPTY}]) if is_nullable else ways
 
     def _filled(self, item: Expr) -> Expr:
-        """What is repeated, without the empty text."""
         made = FilledRules({**self._source, **self._terminals.languages})
         found = made.filled(item)
         self._source |= self._terminals.taken_from(made.rules)
         return found
-
-    def _terminal(self, name: str, before: CharSet) -> _Ways:
-        language = self._terminals.restricted(name, before & self._terminals.first(name))
-        after = self._after[name.rstrip(FILLED)]
-        ways: _Ways = {} if language is NOTHING else {after: language}
-        is_nullable = self._terminals.languages[name].is_nullable
-        return _merged([ways, {before | after: EMPTY}]) if is_nullable else ways
-
-
-def _merged(all_ways: Iterable[_Ways]) -> _Ways:
-    found: dict[CharSet, list[Expr]] = {}
-    for ways in all_ways:
-        for after, expr in ways.items():
-            found.setdefault(after, []).append(expr)
-    return {after: alt(*exprs) for after, exprs in found.items()}

@@ -21,6 +21,7 @@ from openai_cpu_server.structured.languages.expr import (
     Expr,
     Ref,
     alt,
+    every_expression,
     literal,
     optional,
     rebuilt,
@@ -31,7 +32,10 @@ from openai_cpu_server.structured.options import InvalidGrammar, InvalidPattern,
 from openai_cpu_server.structured.scalars.rust_regex import either_case, rust_language
 
 START = "start"
-MOST_CHARACTERS = 200_000
+MOST_CHARACTERS = 100_000
+_MOST_RULES, _MOST_TERMINALS = 2_000, 1_000
+_MOST_RANGES = 20_000
+"""Ranges of characters in all regular expressions; `\\p{L}` has 600."""
 _MOST_TIMES = 100_000
 _DEEPEST = 50
 _KINDS = {
@@ -156,11 +160,35 @@ def _unreadable(char: str) -> str:
     return unfinished.get(char, f"{char!r} begins no symbol of Lark")
 
 
-class _Reader:
-    def __init__(self, symbols: list[Symbol], *, is_common: bool = False) -> None:
+class _Cursor:
+    """Where in the text its reader is."""
+
+    def __init__(self, symbols: list[Symbol]) -> None:
         self._symbols = symbols
-        self._is_common = is_common
         self._next = 0
+
+    @property
+    def _here(self) -> Symbol:
+        return self._symbols[self._next]
+
+    def _taken(self) -> Symbol:
+        symbol = self._here
+        if symbol.kind == "end":
+            fail(symbol.place, "the grammar ends here, where more must follow")
+        self._next += 1
+        return symbol
+
+    def _takes(self, text: str) -> bool:
+        if self._here.text != text or self._here.kind == "text":
+            return False
+        self._next += 1
+        return True
+
+
+class _Reader(_Cursor):
+    def __init__(self, symbols: list[Symbol], *, is_common: bool = False) -> None:
+        super().__init__(symbols)
+        self._is_common = is_common
         self._rules: dict[str, Expr] = {}
         self._terminals: dict[str, Expr] = {}
         self._ignored: list[str] = []
@@ -168,6 +196,7 @@ class _Reader:
         self._defined: dict[str, Place] = {}
         self._unnamed: dict[Expr, str] = {}
         self._depth = 0
+        self._num_ranges = 0
 
     def grammar(self) -> LarkGrammar:
         while self._here.kind != "end":
@@ -175,6 +204,12 @@ class _Reader:
         for name, place in self._mentioned.items():
             if name not in self._defined:
                 fail(place, f"there is no {'rule' if name.islower() else 'terminal'} {name!r}")
+        for kind, found, most in (
+            ("rules", self._rules, _MOST_RULES),
+            ("terminals", self._terminals, _MOST_TERMINALS),
+        ):
+            if len(found) > most:
+                fail(self._here.place, f"more than {most} {kind}, those without names included")
         if START not in self._rules and not self._is_common:
             fail(self._here.place, f"there is no rule {START!r}, where every grammar begins")
         return LarkGrammar(self._rules, self._terminals, self._ignored, {**self._mentioned, **self._defined})
@@ -292,7 +327,7 @@ class _Reader:
         if symbol.kind == "text":
             return self._as_used(self._text(symbol), in_terminal)
         if symbol.kind == "regex":
-            return self._as_used(_regex(symbol), in_terminal)
+            return self._as_used(self._regex(symbol), in_terminal)
         if symbol.kind == "special":
             fail(symbol.place, "control tokens cannot be named: write characters")
         if symbol.kind not in ("rule", "terminal"):
@@ -335,6 +370,18 @@ class _Reader:
             seq(*(Chars(either_case(CharSet.chars(char))) for char in text)) if is_folded else literal(text)
         )
 
+    def _regex(self, symbol: Symbol) -> Expr:
+        body, _, flags = symbol.text[1:].rpartition("/")
+        try:
+            language = rust_language(body.replace("\\/", "/"), Limits(), flags)
+        except InvalidPattern as error:
+            fail(symbol.place, f"in {symbol.text[:80]}, character {error.position}: {error.reason}")
+        sets = [expr.set for expr in every_expression([language]) if isinstance(expr, Chars)]
+        self._num_ranges += sum(len(chars.ranges) for chars in sets)
+        if self._num_ranges > _MOST_RANGES:
+            fail(symbol.place, f"more than {_MOST_RANGES} ranges of characters in regular expressions")
+        return language
+
     def _counted(self, item: Expr) -> Expr:
         here = self._here
         if here.text in COUNT_MARKS and not (here.is_first and self._begins_definition()):
@@ -376,25 +423,6 @@ class _Reader:
             fail(self._symbols[self._next - 1].place, f"at least {low} and at most {high} times")
         return high
 
-    # Symbols
-
-    @property
-    def _here(self) -> Symbol:
-        return self._symbols[self._next]
-
-    def _taken(self) -> Symbol:
-        symbol = self._here
-        if symbol.kind == "end":
-            fail(symbol.place, "the grammar ends here, where more must follow")
-        self._next += 1
-        return symbol
-
-    def _takes(self, text: str) -> bool:
-        if self._here.text != text or self._here.kind == "text":
-            return False
-        self._next += 1
-        return True
-
 
 def _shown(symbol: Symbol) -> str:
     return "the end of the grammar" if symbol.kind == "end" else repr(symbol.text[:40])
@@ -425,14 +453,6 @@ def _range(low: str, symbol: Symbol, end: Symbol) -> CharSet:
     if len(low) != 1 or len(high) != 1 or high < low:
         fail(symbol.place, "a range is written with two characters, the lower one first")
     return CharSet.of((ord(low), ord(high)))
-
-
-def _regex(symbol: Symbol) -> Expr:
-    body, _, flags = symbol.text[1:].rpartition("/")
-    try:
-        return rust_language(body.replace("\\/", "/"), Limits(), flags)
-    except InvalidPattern as error:
-        fail(symbol.place, f"in {symbol.text[:80]}, character {error.position}: {error.reason}")
 
 
 def _resolved(expr: Expr, terminals: dict[str, Expr]) -> Expr:

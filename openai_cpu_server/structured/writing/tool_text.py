@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from openai_cpu_server.structured.languages.charset import ANY, CharSet
 from openai_cpu_server.structured.languages.expr import (
     ROOT,
-    Alt,
     Chars,
     Expr,
     Ref,
-    Repeat,
     Rules,
-    Seq,
     Text,
     literal,
     parts_first,
     rebuilt,
     seq,
 )
+from openai_cpu_server.structured.languages.product import RuleProduct, merged
+from openai_cpu_server.structured.options import InvalidGrammar
+from openai_cpu_server.structured.writing.grammar import pruned
 from openai_cpu_server.structured.writing.json_text import needfully_escaped
 
 
@@ -31,10 +31,17 @@ class ToolText(NamedTuple):
 
 
 def tool_text(rules: Rules, mark: str) -> ToolText:
-    """Raw text where `mark`, which ends that, can be in none of the texts; "": there is no such mark."""
-    if mark and not may_contain(rules, mark):
-        return ToolText(rules, is_raw=True)
-    return ToolText(_quoted(rules), is_raw=False)
+    """Raw texts, without those that contain `mark`, which ends them; "": there is no such mark. Where without
+    those nothing is left, or it is too much, they are JSON strings."""
+    kept = _without_mark(rules, mark) if mark else {}
+    return ToolText(kept, is_raw=True) if kept else ToolText(_quoted(rules), is_raw=False)
+
+
+def _without_mark(rules: Rules, mark: str) -> Rules:
+    try:
+        return pruned(_MarkFree(rules, mark).rules)
+    except InvalidGrammar:
+        return {}
 
 
 def _quoted(rules: Rules) -> Rules:
@@ -56,84 +63,34 @@ def _escaped(expr: Expr, parts: Mapping[Expr, Expr]) -> Expr:
     return rebuilt(expr, (parts[x] for x in expr.parts))
 
 
-def may_contain(rules: Rules, mark: str) -> bool:
-    """Whether some text might have the mark in it, or begin one together with the mark behind it."""
-    return _MarkSearch(rules, mark).finds()
+class _MarkFree(RuleProduct[int]):
+    """The texts that do not contain a mark. A state counts the characters of it that have come."""
 
-
-class _MarkSearch:
-    """Searches all texts for the mark at once. A state counts the characters that are found."""
-
-    def __init__(self, rules: Rules, mark: str) -> None:
-        self._rules = rules
+    def __init__(self, source: Rules, mark: str) -> None:
         self._mark = mark
         self._alphabet = [CharSet.chars(char) for char in dict.fromkeys(mark)]
         self._others = ANY - CharSet.chars(mark)
-        self._known: dict[tuple[str, int], frozenset[int]] = {}
-        self._users: dict[tuple[str, int], set[tuple[str, int]]] = {}
-        self._waiting: dict[tuple[str, int], None] = {}
-        self._here = (ROOT, 0)
+        super().__init__(dict(source), ROOT, 0)
 
-    def finds(self) -> bool:
-        self._of_rule(self._here)
-        while self._waiting:
-            self._here = key = next(iter(self._waiting))
-            del self._waiting[key]
-            found = self._ends(self._rules[key[0]], frozenset((key[1],)))
-            if found != self._known[key]:
-                self._known[key] = found
-                self._waiting |= dict.fromkeys(self._users[key])
-        return any(self._is_found(state) for state in self._known[ROOT, 0])
+    def _leaf(self, expr: Expr, before: int) -> dict[int, Expr]:
+        if isinstance(expr, Text):
+            return self._ways(literal(expr.text), before)
+        assert isinstance(expr, Chars), expr
+        ways: list[dict[int, Expr]] = [{0: Chars(expr.set & self._others)}] if expr.set & self._others else []
+        for each in self._alphabet:
+            after = self._next(before, chr(each.ranges[0][0]))
+            if expr.set & each and after < len(self._mark):
+                ways.append({after: Chars(each)})
+        return merged(ways)
 
-    def _is_found(self, state: int) -> bool:
+    def _may_end(self, state: int) -> bool:
+        """Not where the text's end and the mark behind it make the mark sooner."""
         for char in self._mark[:-1]:
             state = self._next(state, char)
-        return state == len(self._mark)
-
-    def _of_rule(self, key: tuple[str, int]) -> frozenset[int]:
-        self._users.setdefault(key, set()).add(self._here)
-        if key not in self._known:
-            self._known[key] = frozenset()
-            self._waiting[key] = None
-        return self._known[key]
-
-    def _ends(self, expr: Expr, states: frozenset[int]) -> frozenset[int]:
-        if isinstance(expr, Chars):
-            return self._over(expr.set, states)
-        if isinstance(expr, Ref):
-            return _union(self._of_rule((expr.name, state)) for state in states)
-        if isinstance(expr, Alt):
-            return _union(self._ends(item, states) for item in expr.items)
-        if isinstance(expr, (Seq, Text)):
-            for item in (
-                expr.items if isinstance(expr, Seq) else literal(expr.text).parts or (literal(expr.text),)
-            ):
-                states = self._ends(item, states)
-            return states
-        if isinstance(expr, Repeat):
-            return self._rounds(expr, states)
-        return frozenset((len(self._mark),))  # what is not plain may contain anything
-
-    def _rounds(self, expr: Repeat, states: frozenset[int]) -> frozenset[int]:
-        found = states if expr.low == 0 else frozenset()
-        for _ in range(len(self._mark) + 1 + min(expr.low, len(self._mark))):
-            states = self._ends(expr.item, states)
-            found |= states
-        return found
-
-    def _over(self, chars: CharSet, states: frozenset[int]) -> frozenset[int]:
-        whole = len(self._mark)
-        met = [each for each in self._alphabet if chars & each]
-        found = {self._next(state, chr(each.ranges[0][0])) for state in states for each in met}
-        resets = {whole if state == whole else 0 for state in states} if chars & self._others else set()
-        return frozenset(found | resets)
+            if state == len(self._mark):
+                return False
+        return True
 
     def _next(self, state: int, char: str) -> int:
-        if state == len(self._mark):
-            return state
         text = self._mark[:state] + char
         return next(size for size in range(len(text), -1, -1) if text.endswith(self._mark[:size]))
-
-
-def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
-    return frozenset().union(*sets)

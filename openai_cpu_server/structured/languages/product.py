@@ -1,0 +1,162 @@
+"""Rules times states: what a rule's texts are, by the state before them and the one behind.
+
+A state is whatever decides which texts may follow: characters that are forbidden there, how much of a mark
+has come. Who makes such a product says what one leaf of an expression does to a state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from openai_cpu_server.structured.languages.expr import (
+    EMPTY,
+    NOTHING,
+    ROOT,
+    Alt,
+    Expr,
+    Ref,
+    Repeat,
+    Rules,
+    Seq,
+    alt,
+    repeat,
+    seq,
+)
+from openai_cpu_server.structured.languages.left_recursion import FilledRules
+from openai_cpu_server.structured.options import InvalidGrammar
+
+S = TypeVar("S")
+MOST_RULES = 6_000
+"""Rules that are made of a client's, at most."""
+_MOST_UNROLLED = 16
+"""Rounds of a repetition that are written out, at most, where each may end in another way."""
+
+
+class RuleProduct(ABC, Generic[S]):
+    def __init__(self, source: Rules, whole: str, start: S) -> None:
+        """`whole`: the rule of all texts, which begin in the state `start`. Raises InvalidGrammar."""
+        self._source = source
+        self._known: dict[tuple[str, S], dict[S, Expr]] = {}
+        self._users: dict[tuple[str, S], dict[tuple[str, S], None]] = {}
+        self._waiting: dict[tuple[str, S], None] = {}
+        self._names: dict[tuple[str, S, S], str] = {}
+        self._whole = self._here = (whole, start)
+        self._of_rule(self._whole)
+        self._spread()
+
+    @abstractmethod
+    def _leaf(self, expr: Expr, before: S) -> dict[S, Expr]:
+        """The texts of an expression without parts, by the state behind them."""
+
+    def _may_end(self, state: S) -> bool:
+        """Whether the whole text may end there."""
+        return True
+
+    @property
+    def rules(self) -> Rules:
+        found = {
+            self._name(*key, after): expr for key, ways in self._known.items() for after, expr in ways.items()
+        }
+        ends = [after for after in self._known[self._whole] if self._may_end(after)]
+        return {ROOT: alt(*(Ref(self._name(*self._whole, after)) for after in ends)), **found}
+
+    def _spread(self) -> None:
+        """Look at rules again until they end in no new state."""
+        while self._waiting:
+            self._here = key = next(iter(self._waiting))
+            del self._waiting[key]
+            before, found = self._known[key], self._ways(self._source[key[0]], key[1])
+            self._known[key] = found
+            if found.keys() > before.keys():
+                self._waiting |= self._users[key]
+            if len(self._names) + len(self._known) > MOST_RULES:
+                message = f"too large: more than {MOST_RULES} rules, each counted for each way to read it"
+                raise InvalidGrammar(1, 1, message)
+
+    def _of_rule(self, key: tuple[str, S]) -> dict[S, Expr]:
+        self._users.setdefault(key, {})[self._here] = None
+        if key not in self._known:
+            self._known[key] = {}
+            self._waiting[key] = None
+        return {after: Ref(self._name(*key, after)) for after in self._known[key]}
+
+    def _name(self, rule: str, before: S, after: S) -> str:
+        number = len(self._names)
+        return self._names.setdefault((rule, before, after), f"{rule.strip('_.')}.{number}")
+
+    def _ways(self, expr: Expr, before: S) -> dict[S, Expr]:
+        if isinstance(expr, Ref) and expr.name in self._source:
+            return self._of_rule((expr.name, before))
+        if isinstance(expr, Alt):
+            return merged(self._ways(item, before) for item in expr.items)
+        if isinstance(expr, Repeat):
+            return self._rounds(expr, before)
+        if not isinstance(expr, Seq):
+            return self._leaf(expr, before)
+        found: dict[S, Expr] = {before: EMPTY}
+        for item in expr.items:
+            found = self._behind(found, item)
+        return found
+
+    def _behind(self, ways: dict[S, Expr], item: Expr) -> dict[S, Expr]:
+        return merged(
+            {after: seq(begun, expr) for after, expr in self._ways(item, before).items()}
+            for before, begun in ways.items()
+        )
+
+    def _rounds(self, expr: Repeat, before: S) -> dict[S, Expr]:
+        """A repetition stays one where all rounds but the first end as they begin."""
+        item, low, high = expr.item, expr.low, expr.high
+        nothing: dict[S, Expr] = {before: EMPTY} if low == 0 else {}
+        first = self._ways(item, before)
+        if high == 1:
+            return merged([nothing, first])
+        if len(first) > 1:
+            return self._written_out(expr, before)
+        after = next(iter(first), before)
+        others = self._ways(item, after)
+        if not others.keys() <= {after}:
+            return self._written_out(expr, before)
+        other = others.get(after, NOTHING)
+        if after == before:
+            return {after: repeat(other, low, high)}
+        more = repeat(other, max(low - 1, 0), None if high is None else high - 1)
+        return merged([nothing, *({after: seq(start, more)} for start in first.values())])
+
+    def _written_out(self, expr: Repeat, before: S) -> dict[S, Expr]:
+        """Rounds that may end in several states."""
+        item, low, high = expr.item, expr.low, expr.high
+        if max(low, high or 0) > _MOST_UNROLLED:
+            times = f"{{{low},{high or ''}}}"
+            raise InvalidGrammar(
+                1, 1, f"a repetition {times} whose rounds may end in several ways is too long"
+            )
+        found: dict[S, Expr] = {before: EMPTY}
+        for _ in range(low):
+            found = self._behind(found, item)
+        if high is None:
+            again = f"again.{item.serial}"
+            self._source[again] = alt(EMPTY, seq(self._filled(item), Ref(again)))
+            return self._behind(found, Ref(again))
+        ends = [found]
+        for _ in range(low, high):
+            found = self._behind(found, item)
+            ends.append(found)
+        return merged(ends)
+
+    def _filled(self, item: Expr) -> Expr:
+        """What is repeated, without the empty text."""
+        made = FilledRules(self._source)
+        found = made.filled(item)
+        self._source |= made.rules
+        return found
+
+
+def merged(all_ways: Iterable[dict[S, Expr]]) -> dict[S, Expr]:
+    found: dict[S, list[Expr]] = {}
+    for ways in all_ways:
+        for after, expr in ways.items():
+            found.setdefault(after, []).append(expr)
+    return {after: alt(*exprs) for after, exprs in found.items()}
