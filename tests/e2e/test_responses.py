@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -93,6 +94,36 @@ def test_a_function_is_called_and_its_result_gone_on_from(client: openai.OpenAI)
     resent: Any = [{"role": "user", "content": HI["input"]}, call.model_dump(exclude_none=True), result]
     third = client.responses.create(model="tiny", input=resent, store=False, max_output_tokens=8)
     assert third.store is False
+
+
+def test_a_custom_tools_text_obeys_its_grammar(client: openai.OpenAI) -> None:
+    """In responses and in chats, whole and streamed, and as history."""
+    grammar: Any = {"syntax": "lark", "definition": 'start: "level of " ("Rhine" | "Elbe") /[!?]{1,2}/'}
+    tool: Any = {"type": "custom", "name": "ask", "format": {"type": "grammar", **grammar}}
+    asked: Any = {**HI, "max_output_tokens": 100, "tools": [tool], "parallel_tool_calls": False}
+    with client.responses.stream(**asked, tool_choice="required") as stream:
+        deltas = [each.delta for each in stream if each.type == "response.custom_tool_call_input.delta"]
+        response = stream.get_final_response()
+    (call,) = response.output
+    assert call.type == "custom_tool_call"
+    assert re.fullmatch(r"level of (Rhine|Elbe)[!?]{1,2}", call.input)
+    assert "".join(deltas) == call.input
+    result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "high"}
+    later = client.responses.create(
+        **{**asked, "input": [result], "max_output_tokens": 1}, previous_response_id=response.id
+    )
+    assert later.status in ("completed", "incomplete")
+
+    form: Any = {"type": "grammar", "grammar": grammar}
+    tools: Any = [{"type": "custom", "custom": {"name": "ask", "format": form}}]
+    messages: Any = [{"role": "user", "content": "Ask."}]
+    chosen: Any = {"type": "custom", "custom": {"name": "ask"}}
+    answer = client.chat.completions.create(model="tiny", messages=messages, tools=tools, tool_choice=chosen)
+    (said,) = answer.choices[0].message.tool_calls
+    assert said.type == "custom"
+    assert re.fullmatch(r"level of (Rhine|Elbe)[!?]{1,2}", said.custom.input)
+    messages += [answer.choices[0].message, {"role": "tool", "tool_call_id": said.id, "content": "high"}]
+    assert client.chat.completions.create(model="tiny", messages=messages, max_tokens=1).choices
 
 
 def test_later_turns_find_their_prompts_computed(client: openai.OpenAI) -> None:
