@@ -331,11 +331,11 @@ def _compiled(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
             return CompiledGrammar(without_characters(choice_rules(json.loads(order.text)), unknown))
         case GrammarSource.GBNF:
             return CompiledGrammar(without_characters(_of_client(order.text), unknown))
-        case GrammarSource.LARK:
-            return _tool_input(lark_rules(order.text), order, unknown)
-        case GrammarSource.RUST_REGEX:
-            language = rust_language(order.text, Limits())
-            return _tool_input(language_rules(language, order.text), order, unknown)
+        case GrammarSource.LARK | GrammarSource.RUST_REGEX:
+            try:
+                return _tool_input(order, unknown)
+            except RecursionError:
+                raise InvalidGrammar(1, 1, "rules or groups are nested too deep") from None
         case GrammarSource.PARTS:
             parts = {rule: unpacked(part) for rule, part in order.parts.items()}
             return CompiledGrammar(composed(order.text, parts))
@@ -348,8 +348,12 @@ def _of_client(gbnf: str) -> Rules:
     return rules
 
 
-def _tool_input(rules: Rules, order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
+def _tool_input(order: GrammarOrder, unknown: CharSet) -> CompiledGrammar:
     """The text that a tool takes, as it stands in a call. Raises InvalidGrammar if there is none."""
+    if order.source is GrammarSource.LARK:
+        rules = lark_rules(order.text)
+    else:
+        rules = language_rules(rust_language(order.text, Limits()), order.text)
     kept = pruned(rules)
     if not kept:
         raise InvalidGrammar(1, 1, "no text matches")

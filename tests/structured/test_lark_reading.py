@@ -172,6 +172,11 @@ def test_a_regular_expression_is_rusts() -> None:
         ('start: start "a"', "no text matches"),
         ('start: /[a-z]+/ "b"', "no text matches"),  # the first terminal takes the second one's text
         ("start: " + "(" * 60 + '"a"' + ")" * 60, "more than 50 nested groups"),
+        ('start: "a"' + "?" * 5_000, "nested too deep"),
+        (
+            "start: T0\n" + "".join(f'T{i}: T{i + 1} "a"\n' for i in range(900)) + 'T900: "a"',
+            "nested too deep",
+        ),
         ("start: /a{1,50000}b{1,50000}/", "The grammar is too large: more than 1500 states of an automaton"),
         ("start: " + '"a" ' * 30_000, "more than 100000 characters"),
         ("start: " + " ".join(f'"{i}"' for i in range(1_001)), "more than 1000 terminals"),
