@@ -22,7 +22,9 @@ from openai_cpu_server.api.files import batches, files
 from openai_cpu_server.api.files.batches import RowRunner
 from openai_cpu_server.api.generate import routes as generate
 from openai_cpu_server.api.messages import routes as messages
+from openai_cpu_server.api.ollama import routes as ollama
 from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ServerParts
+from openai_cpu_server.api.pooling import ollama as ollama_pooling
 from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import routes as responses
 from openai_cpu_server.http.application import application
@@ -48,6 +50,8 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     pooling.EMBEDDING_ROOM,
     pooling.RERANKING_ROOM,
     generate.ROOM,
+    ollama.ROOM,
+    ollama_pooling.OLLAMA_ROOM,
     tokens.ROOM,
     model_rooms.ROOM,
     adapters.ROOM,

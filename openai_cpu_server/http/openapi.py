@@ -109,7 +109,7 @@ def _answer(row: RouteRow[Any]) -> JsonSchema:
         schema["x-events"] = [{"$ref": _SCHEMAS + name} for name in names]
     content: JsonSchema = {row.media: {"schema": schema}}
     if row.streams:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": row.stream_form}}
+        content[row.stream_media] = {"schema": {"type": "string", "description": row.stream_form}}
     return {"description": row.summary, "content": content}
 
 

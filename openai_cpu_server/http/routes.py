@@ -63,6 +63,7 @@ class RouteRow(Generic[R]):
     streams: bool = False
     stream_form: str = _CHUNKS
     """What a stream is made of."""
+    stream_media: str = "text/event-stream"
     events: tuple[type[msgspec.Struct], ...] = ()
     """What the events of a stream hold, where the answer is one in any case."""
     error: type[msgspec.Struct] = ErrorObject

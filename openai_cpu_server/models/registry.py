@@ -19,6 +19,7 @@ from openai_cpu_server.errors import (
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
+LATEST = "latest"
 _WORST_FIRST = (
     EngineState.FAILED,
     EngineState.STOPPED,
@@ -49,6 +50,7 @@ class ModelRegistry:
     """`allowed`: the names that a caller may use; None: all. Others do not exist for them.
 
     An adapter of a model is called `MODEL:ADAPTER`. Where a model has that very name, that is meant.
+    `MODEL:latest`, which Ollama's clients make of a name without a tag, is the model, if nothing else is.
     """
 
     def __init__(self, models: Sequence[ServedModel], routers: Sequence[ModelRouter] = ()) -> None:
@@ -107,7 +109,12 @@ class ModelRegistry:
         if name in self._by_name:
             return ChosenModel(name, self._by_name[name])
         base, colon, adapter = name.rpartition(":")
-        return ChosenModel(name, self._by_name[base], adapter) if colon and base in self._by_name else None
+        if not colon or base not in self._by_name:
+            return None
+        model = self._by_name[base]
+        if adapter == LATEST and name not in _adapted_names(model):
+            return ChosenModel(base, model)
+        return ChosenModel(name, model, adapter)
 
     def _adapted(self, name: str, adapter: str) -> ChosenModel | None:
         """The model of this name with the adapter that a field of its own names."""

@@ -49,7 +49,8 @@ always the same as nothing.
 _ERRORS = """\
 An error is OpenAI's object: `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, it
 is the last event. Where a field of the body is wrong, `param` names it. On the paths of
-[Anthropic's API](anthropic.md#errors) errors have the shape of that.
+[Anthropic's API](anthropic.md#errors) errors have the shape of that, and on those of
+[Ollama's](ollama.md#errors) they are `{"error": "..."}`.
 """
 _METRICS = """\
 `GET /metrics` answers in Prometheus' text format. [Monitoring](monitoring.md) says how to use it.

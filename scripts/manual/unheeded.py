@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from manual.table import table
 from openai_cpu_server.api.asking.body import GenerationBody, StreamOptions
 from openai_cpu_server.api.chat.body import Message
+from openai_cpu_server.api.ollama.body import OllamaBody, OllamaGenerateBody, OllamaOptions
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
+from openai_cpu_server.api.pooling.ollama import OllamaEmbedBody
 from openai_cpu_server.http.parse import Body
 
 _WHERE: Mapping[str, type[Body]] = {
@@ -17,6 +19,10 @@ _WHERE: Mapping[str, type[Body]] = {
     "a message": Message,
     "/v1/embeddings": EmbeddingBody,
     "/v1/rerank": RerankBody,
+    "/api/chat": OllamaBody,
+    "/api/generate": OllamaGenerateBody,
+    "`options` of these two": OllamaOptions,
+    "/api/embed": OllamaEmbedBody,
 }
 
 

@@ -35,7 +35,10 @@ def messages_error_of(response: httpx.Response) -> dict[str, object]:
 
 
 def told_error(response: httpx.Response) -> dict[str, object]:
-    """The error in the shape of the response's path: what is said of it in both, the message, is there."""
+    """The error in the shape of the response's path: what is said of it in all, the message, is there.
+    Ollama's has nothing else."""
+    if response.request.url.path.startswith("/api/"):
+        return {"message": response.json()["error"]}
     is_of_messages = response.request.url.path.startswith("/v1/messages")
     return messages_error_of(response) if is_of_messages else error_of(response)
 

@@ -105,7 +105,7 @@ def _listed(tokens: Tokens) -> str:
 
 
 def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall:
-    dimensions = _dimensions(body, asking.info.embedding_size)
+    dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
     inputs = _inputs(body, InputReader.of(asking, truncate=body.truncate))
     request = embed_request(inputs, body, asking, id_prefix="embd-")
     writer = EmbeddingWriter(
@@ -149,7 +149,8 @@ def _inputs(body: EmbeddingBody, reader: InputReader) -> tuple[Tokens, ...]:
     return tuple(reader.ids(*each) for each in zip(ids, params, strict=True))
 
 
-def _dimensions(body: EmbeddingBody, size: int) -> int | None:
-    if body.dimensions is not None and body.dimensions > size:
+def dimensions_of(asked: int | None, size: int) -> int | None:
+    """Raises InvalidRequest for more than the model's vectors have."""
+    if asked is not None and asked > size:
         raise wrong(f"Invalid value for 'dimensions': this model's vectors have {size}.", "dimensions")
-    return body.dimensions
+    return asked

@@ -1,0 +1,157 @@
+"""Ollama's bodies become an `Ask`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from openai_cpu_server.api.asking.as_ask import adapted_names, any_object, schema_form
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedForm,
+    AskedFunction,
+    AskedLimit,
+    AskedMessage,
+    AskedTexts,
+    AskedThinking,
+    AskedTools,
+)
+from openai_cpu_server.api.asking.body import LACKS
+from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
+from openai_cpu_server.api.asking.thinking import asked_thinking
+from openai_cpu_server.api.ollama.body import (
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaTool,
+)
+from openai_cpu_server.errors import InvalidRequest, wrong
+from openai_cpu_server.prompt.template import to_json
+
+_NO_EYES = LACKS["image"]
+
+
+def ollama_chat_ask(body: OllamaChatBody) -> Ask:
+    """Raises InvalidRequest, also for a question about pictures."""
+    given = body.messages or []
+    if given and given[-1].images:
+        at = f"messages[{len(given) - 1}].images"
+        raise InvalidRequest(f"Invalid value for '{at}': {_NO_EYES}.", param=at, code="unsupported_content")
+    messages = list(_messages(given))
+    unseen = [f"messages[{index}].images" for index, message in enumerate(given) if message.images]
+    conversation = AskedConversation(messages, "messages", may_forget=body.truncate is not False)
+    return _ask(body, conversation, tools=_tools(body.tools or []), told=unseen)
+
+
+def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
+    """Raises InvalidRequest for what a text that goes on as it is cannot have."""
+    prompt = body.prompt or ""
+    if body.raw and body.system:
+        raise wrong("'raw' and 'system' cannot be combined: a raw prompt is all of the prompt.", "system")
+    if body.suffix:
+        return _ask(body, AskedTexts([prompt], suffix=body.suffix))
+    if body.raw or not body.system:
+        return _ask(body, AskedTexts([prompt], is_said=not body.raw))
+    said = (("system", body.system), ("user", prompt))
+    messages = [AskedMessage({"role": role, "content": text}, path=role) for role, text in said]
+    return _ask(body, AskedConversation(messages, "prompt"))
+
+
+def _ask(
+    body: OllamaBody,
+    prompt: AskedConversation | AskedTexts,
+    *,
+    tools: AskedTools | None = None,
+    told: Sequence[str] = (),
+) -> Ask:
+    options = body.options or OllamaOptions()
+    messages = prompt.messages if isinstance(prompt, AskedConversation) else ()
+    stop, limit = options.stop or (), options.num_predict or 0
+    return Ask(
+        id_prefix="ollama-",
+        prompt=prompt,
+        sampling=sampling_of(options),
+        is_seeded=is_seed(options.seed),
+        ignored=adapted_names(told, messages),
+        model=body.model,
+        stream=body.stream is not False,
+        max_tokens=AskedLimit(limit, "options.num_predict", is_ceiling=True) if limit > 0 else None,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_path="options.stop",
+        form=_form(body),
+        tools=tools,
+        thinking=_thinking(body),
+    )
+
+
+def _form(body: OllamaBody) -> AskedForm | None:
+    if body.format is None or body.format == "":
+        return None
+    if isinstance(body.format, dict):
+        return schema_form(body.format, "format")
+    if body.format != "json":
+        raise wrong("Invalid value for 'format': expected 'json' or a JSON Schema.", "format")
+    return any_object("format")
+
+
+def _thinking(body: OllamaBody) -> AskedThinking:
+    match body.think:
+        case None:
+            return AskedThinking()
+        case bool(is_on):
+            return asked_thinking(switches=[("think", is_on)])
+        case effort:
+            return asked_thinking(efforts=[("think", effort)])
+
+
+def _tools(given: Sequence[OllamaTool]) -> AskedTools | None:
+    if not given:
+        return None
+    return AskedTools(functions=tuple(_function(tool, index) for index, tool in enumerate(given)))
+
+
+def _function(tool: OllamaTool, index: int) -> AskedFunction:
+    path, function = f"tools[{index}].function", tool.function
+    return AskedFunction(function.name, path, f"{path}.parameters", function.description, function.parameters)
+
+
+def _messages(given: Sequence[OllamaMessage]) -> Iterator[AskedMessage]:
+    """Ollama's calls need no ids, and results name their function at most: they belong to the calls in their
+    order."""
+    open_calls: list[tuple[str, str]] = []
+    for index, message in enumerate(given):
+        fields: dict[str, object] = {"role": message.role, "content": _content(message)}
+        if message.thinking and message.role == "assistant":
+            fields["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            fields["tool_calls"] = _calls(message, index, open_calls)
+        if message.role == "tool":
+            fields["tool_call_id"] = message.tool_call_id or _answered(message.tool_name, open_calls, index)
+        yield AskedMessage(fields, path=f"messages[{index}]")
+
+
+def _content(message: OllamaMessage) -> str:
+    unseen = f"[{_NO_EYES}]" if message.images else ""
+    return "\n".join(filter(None, (message.content, unseen)))
+
+
+def _calls(message: OllamaMessage, index: int, open_calls: list[tuple[str, str]]) -> list[dict[str, object]]:
+    made: list[dict[str, object]] = []
+    open_calls.clear()
+    for at, call in enumerate(message.tool_calls or ()):
+        key, name = call.id or f"call_{index}_{at}", call.function.name
+        open_calls.append((key, name))
+        function = {"name": name, "arguments": to_json(call.function.arguments or {})}
+        made.append({"id": key, "type": "function", "function": function})
+    return made
+
+
+def _answered(name: str | None, open_calls: list[tuple[str, str]], index: int) -> str:
+    """The id of the first open call of this function, or of any; one of its own where none is open."""
+    found = next((call for call in open_calls if name in (None, call[1])), None)
+    if found is None:
+        return f"result_{index}"
+    open_calls.remove(found)
+    return found[0]

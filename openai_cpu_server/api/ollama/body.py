@@ -1,0 +1,179 @@
+"""The bodies of `/api/chat`, `/api/generate` and `/api/show`, as Ollama's clients write them."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Union
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from openai_cpu_server.api.asking.body import (
+    Bias,
+    JsonObject,
+    Listed,
+    OpenBody,
+    Penalty,
+    RepeatPenalty,
+    SchemaOrText,
+    Seed,
+    Share,
+    Stop,
+    Temperature,
+    TopK,
+    TypicalP,
+)
+from openai_cpu_server.contract.request import COUNT
+from openai_cpu_server.http.parse import Body
+from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
+
+MAX_TOOLS = 512
+"""Home Assistant offers one for each thing that a house can do."""
+_RUNNER = Hint("the server's own options decide it, for all requests alike")
+_KEPT = Hint("the server decides how long models stay; without messages or a prompt, 0 unloads", (0, "0"))
+_NO_MIROSTAT = "this sampler is not built"
+
+
+_ALL = AfterValidator(lambda number: COUNT.most if number < 0 else number)
+
+
+class OllamaOptions(OpenBody):
+    """What is not known here Ollama ignores, too."""
+
+    hints: ClassVar[Hints] = dict.fromkeys(
+        (
+            "num_ctx",
+            "num_keep",
+            "num_batch",
+            "num_gpu",
+            "main_gpu",
+            "num_thread",
+            "numa",
+            "low_vram",
+            "use_mmap",
+            "use_mlock",
+            "f16_kv",
+            "vocab_only",
+            "logits_all",
+            "draft_num_predict",
+            "mirostat_tau",
+            "mirostat_eta",
+        ),
+        _RUNNER,
+    )
+    refusals: ClassVar[Refusals] = {
+        "mirostat": Refusal(_NO_MIROSTAT, (0,)),
+        "tfs_z": Refusal(_NO_MIROSTAT, (1, 1.0)),
+        "penalize_newline": Refusal("line ends are tokens as any other", (True,)),
+    }
+
+    num_predict: Annotated[int, Field(ge=-2, le=COUNT.most)] | None = None
+    """Below 1: all that the context leaves."""
+    stop: Stop | None = None
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: TypicalP | None = None
+    repeat_penalty: RepeatPenalty | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), _ALL] | None = None
+    """-1: all of the context."""
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+
+
+def _switch_or_word(value: object) -> str:
+    return "<switch>" if isinstance(value, bool) else "<word>"
+
+
+Think = Annotated[
+    Union[
+        Annotated[bool, Tag("<switch>")], Annotated[Literal["low", "medium", "high", "max"], Tag("<word>")]
+    ],
+    Discriminator(_switch_or_word),
+]
+KeepAlive = Union[str, int, float]
+
+
+class OllamaBody(Body):
+    hints: ClassVar[Hints] = {"keep_alive": _KEPT}
+    refusals: ClassVar[Refusals] = {
+        "logprobs": Refusal("'/v1/chat/completions' tells them", (False,)),
+        "top_logprobs": Refusal("'/v1/chat/completions' tells them", (0,)),
+        "shift": Refusal("an answer ends where the context does", (False,)),
+    }
+
+    model: str
+    stream: bool | None = None
+    """Absent: it streams."""
+    format: SchemaOrText | None = None
+    """`json`, or a JSON Schema."""
+    options: OllamaOptions | None = None
+    think: Think | None = None
+    keep_alive: KeepAlive | None = None
+    truncate: bool | None = None
+    """`false`: a conversation that is too long is refused; else its oldest messages are left out."""
+
+    @property
+    def unloads(self) -> bool:
+        """It says that the model is of no use any more."""
+        given = self.keep_alive
+        return given == 0 or (isinstance(given, str) and given.rstrip("hmsnu") in ("0", "-0"))
+
+
+class OllamaFunction(OpenBody):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+    description: str | None = None
+    parameters: JsonObject | None = None
+
+
+class OllamaTool(OpenBody):
+    type: Literal["function"] | None = None
+    function: OllamaFunction
+
+
+class OllamaCalled(OpenBody):
+    name: str
+    arguments: JsonObject | None = None
+
+
+class OllamaSentCall(OpenBody):
+    id: str | None = None
+    function: OllamaCalled
+
+
+class OllamaMessage(OpenBody):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Listed[str] | None = None
+    tool_calls: Listed[OllamaSentCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    messages: Listed[OllamaMessage] | None = None
+    """None at all: the model is loaded, or unloaded with a `keep_alive` of 0."""
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    refusals: ClassVar[Refusals] = {
+        **OllamaBody.refusals,
+        "template": Refusal("a request cannot bring a template; the model's own is used", ("",)),
+        "context": Refusal("send the conversation to '/api/chat'; its prefix is found in the cache", ([],)),
+        "images": Refusal("this model has no vision and cannot see images", ([],)),
+    }
+
+    prompt: str | None = None
+    """Nothing: as with `messages`."""
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class OllamaShowBody(OpenBody):
+    model: str | None = None
+    name: str | None = None
+    """The older name of it."""

@@ -1,0 +1,163 @@
+"""Models as Ollama tells of them: `/api/tags`, `/api/ps`, `/api/show`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import datetime, timezone
+
+import msgspec
+
+from openai_cpu_server.api.asking.call import fingerprint
+from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.models.registry import ChosenModel
+from openai_cpu_server.models.served import ServedModel
+
+_NEVER = "9999-12-31T23:59:59Z"
+_BILLION, _MILLION = 10**9, 10**6
+
+
+class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
+    parent_model: str = ""
+    format: str = "gguf"
+    family: str
+    families: list[str]
+    parameter_size: str
+    """Such as `4.0B`."""
+    quantization_level: str
+
+
+class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    model: str
+    """The same."""
+    modified_at: str
+    """When this server began to serve it."""
+    size: int
+    digest: str
+    """Equal for equal files and versions of this server. It is not the digest of the file."""
+    details: OllamaDetails
+
+
+class OllamaTags(msgspec.Struct, frozen=True):
+    models: list[OllamaModel]
+
+
+class OllamaRunning(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    model: str
+    size: int
+    """Memory of its process."""
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    """So late: how long it stays is known when there is need for its memory."""
+    size_vram: int = 0
+    context_length: int
+
+
+class OllamaProcesses(msgspec.Struct, frozen=True):
+    models: list[OllamaRunning]
+
+
+class OllamaShown(msgspec.Struct, frozen=True, kw_only=True):
+    license: str = ""
+    modelfile: str
+    parameters: str = ""
+    template: str
+    """The model's own, in Jinja."""
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(msgspec.Struct, frozen=True):
+    version: str
+
+
+def listed(chosen: ChosenModel) -> OllamaModel:
+    """Of a model that nothing is known of yet the numbers are 0."""
+    info = chosen.model.engine.info
+    return OllamaModel(
+        name=chosen.name,
+        model=chosen.name,
+        modified_at=_since(chosen.model),
+        size=info.file_bytes if info else 0,
+        digest=_digest(info, chosen),
+        details=_details(info, chosen.model),
+    )
+
+
+def running(chosen: ChosenModel, info: ModelInfo) -> OllamaRunning:
+    return OllamaRunning(
+        name=chosen.name,
+        model=chosen.name,
+        size=chosen.model.engine.status().engine_rss_bytes or info.file_bytes,
+        digest=_digest(info, chosen),
+        details=_details(info, chosen.model),
+        expires_at=_NEVER,
+        context_length=info.context_limit,
+    )
+
+
+def shown(chosen: ChosenModel) -> OllamaShown:
+    """Raises EngineUnavailable while nothing is known of it."""
+    info, model = chosen.model.loaded(), chosen.model
+    return OllamaShown(
+        modelfile=f"FROM {chosen.name}\n",
+        template=model.template_source or "",
+        details=_details(info, model),
+        model_info=_facts(info),
+        capabilities=capabilities(model),
+        modified_at=_since(model),
+    )
+
+
+def capabilities(model: ServedModel) -> list[str]:
+    """Ollama's words. Each model that has a template for chats can call tools here."""
+    if model.kind is not ModelKind.GENERATES:
+        return ["embedding"] if model.kind is ModelKind.EMBEDS else []
+    able = {
+        "tools": model.template_source is not None,
+        "insert": model.tokenizer.fim is not None,
+        "thinking": model.thinking is not None,
+    }
+    return ["completion", *(name for name, is_able in able.items() if is_able)]
+
+
+def _facts(info: ModelInfo) -> dict[str, str | int]:
+    """Under GGUF's names. The context is the one that requests may have here."""
+    family = info.architecture
+    facts: dict[str, str | int] = {
+        "general.architecture": family,
+        "general.parameter_count": info.num_parameters,
+        f"{family}.context_length": info.context_limit,
+        f"{family}.vocab_size": info.vocab_size,
+    }
+    if info.embedding_size:
+        facts[f"{family}.embedding_length"] = info.embedding_size
+    return facts
+
+
+def _details(info: ModelInfo | None, model: ServedModel) -> OllamaDetails:
+    family = info.architecture if info else ""
+    return OllamaDetails(
+        family=family,
+        families=[family] if family else [],
+        parameter_size=_in_words(info.num_parameters) if info else "",
+        quantization_level=re.sub(r"^MOSTLY_", "", (model.quantisation or "").upper()),
+    )
+
+
+def _in_words(number: int) -> str:
+    return f"{number / _BILLION:.1f}B" if number >= _BILLION else f"{number / _MILLION:.2f}M"
+
+
+def _digest(info: ModelInfo | None, chosen: ChosenModel) -> str:
+    facts = fingerprint(info, chosen.adapter_key) if info else chosen.name
+    return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def _since(model: ServedModel) -> str:
+    return datetime.fromtimestamp(model.created, timezone.utc).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,241 @@
+"""Ollama's answers: an object, or objects on lines; their counts, and durations in nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from typing import Union
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.renderer import (
+    Chunk,
+    GatheredAnswer,
+    Renderer,
+    content_of,
+    finish_reason,
+    one_line,
+    reasoning_of,
+)
+from openai_cpu_server.api.asking.route import UNKEPT, while_connected
+from openai_cpu_server.api.asking.running import RunningCall, chunks_of
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import Finish, TokenEvent
+from openai_cpu_server.http.context import ticket_of
+from openai_cpu_server.http.errors import ErrorObject, ErrorShape, error_object, failure_of, headers_of
+from openai_cpu_server.models.served import ShownPieces
+from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Part
+
+OLLAMA = "/api"
+NDJSON = "application/x-ndjson"
+_NS_PER_MS = 1e6
+
+
+class OllamaError(msgspec.Struct, frozen=True):
+    error: str
+
+
+def _response(error: Exception, request_id: str) -> Response:
+    said = OllamaError(error_object(error, request_id=request_id).error.message)
+    status, headers = failure_of(error).status, headers_of(error)
+    return Response(msgspec.json.encode(said), status, headers, media_type="application/json")
+
+
+SHAPE = ErrorShape(OLLAMA, _response)
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class OllamaFunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: msgspec.Raw
+
+
+class OllamaToolCall(msgspec.Struct, frozen=True):
+    function: OllamaFunctionCall
+
+
+class OllamaSaid(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message of the assistant's, or what is new of it."""
+
+    role: str
+    content: str
+    thinking: str = ""
+    tool_calls: tuple[OllamaToolCall, ...] = ()
+
+
+class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The whole answer, or a line of it. Only the last one, whose `done` is true, has what stands behind
+    that."""
+
+    model: str
+    created_at: str
+    message: Union[OllamaSaid, None] = None
+    """`/api/chat` has it."""
+    response: Union[str, None] = None
+    """`/api/generate` has it."""
+    thinking: str = ""
+    done: bool
+    done_reason: str = ""
+    """`stop` or `length`; `load` or `unload`, where nothing was asked."""
+    total_duration: int | None = None
+    load_duration: int | None = None
+    """Always 0: models are loaded before their requests' time begins."""
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+def _nanoseconds(milliseconds: float) -> int:
+    return round(milliseconds * _NS_PER_MS)
+
+
+def _ended(line: OllamaLine, finish: Finish, figures: Figures) -> OllamaLine:
+    return msgspec.structs.replace(
+        line,
+        done=True,
+        done_reason=finish_reason(finish),
+        total_duration=_nanoseconds(figures.latency_ms),
+        load_duration=0,
+        prompt_eval_count=figures.prompt_tokens,
+        prompt_eval_duration=_nanoseconds(figures.prefill_ms),
+        eval_count=figures.output_tokens,
+        eval_duration=_nanoseconds(figures.generation_ms),
+    )
+
+
+class OpenCalls:
+    """Ollama tells a call when it is whole. One that was cut is none."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+        self._arguments: list[str] = []
+
+    def read(self, parts: Sequence[Part]) -> tuple[OllamaToolCall, ...]:
+        """The calls that are whole now, for another part has begun."""
+        done: list[OllamaToolCall] = []
+        for part in parts:
+            if isinstance(part, CallArguments):
+                self._arguments.append(part.text)
+                continue
+            done += self.close()
+            if isinstance(part, CallBegin):
+                self._name = part.name
+        return tuple(done)
+
+    def close(self) -> tuple[OllamaToolCall, ...]:
+        """The last call, if there is one that is not told yet."""
+        name, text = self._name, "".join(self._arguments) or "{}"
+        self._name, self._arguments = None, []
+        if name is None:
+            return ()
+        try:
+            arguments = msgspec.json.decode(text, type=msgspec.Raw)
+        except (msgspec.DecodeError, RecursionError):
+            return ()
+        return (OllamaToolCall(OllamaFunctionCall(name, arguments)),)
+
+
+class OllamaRenderer:
+    def __init__(self, *, is_chat: bool) -> None:
+        self._is_chat = is_chat
+
+    def whole(
+        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+    ) -> bytes:
+        answer = answers[call.requests[0].id]
+        parts, calls = answer.parts(call.reader()), OpenCalls()
+        line = self.line(call.model, parts, (*calls.read(parts), *calls.close()))
+        return msgspec.json.encode(_ended(line, answer.ended, figures))
+
+    def stream(self, call: Call, pieces: ShownPieces) -> OllamaStream:
+        return OllamaStream(call, self)
+
+    def line(
+        self, model: str, parts: Sequence[Part] = (), calls: tuple[OllamaToolCall, ...] = ()
+    ) -> OllamaLine:
+        text, thoughts = content_of(parts), reasoning_of(parts)
+        if not self._is_chat:
+            return OllamaLine(model=model, created_at=now(), response=text, thinking=thoughts, done=False)
+        said = OllamaSaid(role="assistant", content=text, thinking=thoughts, tool_calls=calls)
+        return OllamaLine(model=model, created_at=now(), message=said, done=False)
+
+    def unasked(self, model: str, done_reason: str) -> OllamaLine:
+        """The answer to who has asked nothing, so that the model was loaded or unloaded."""
+        return msgspec.structs.replace(self.line(model), done=True, done_reason=done_reason)
+
+
+class OllamaStream(Renderer):
+    def __init__(self, call: Call, renderer: OllamaRenderer) -> None:
+        self._call = call
+        self._renderer = renderer
+        self._reader = call.reader()
+        self._calls = OpenCalls()
+        self._finish: Finish | None = None
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        parts = self._reader.read(event)
+        calls = self._calls.read(parts)
+        if event.finish is not None:
+            finish_reason(event.finish)
+            self._finish = event.finish
+            calls += self._calls.close()
+        if not (calls or content_of(parts) or reasoning_of(parts)):
+            return ()
+        return (_chunk(self._renderer.line(self._call.model, parts, calls)),)
+
+    def end(self, figures: Figures) -> Sequence[Chunk]:
+        assert self._finish is not None, "all sequences have ended"
+        return (_chunk(_ended(self._renderer.line(self._call.model), self._finish, figures)),)
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        return (Chunk(msgspec.json.encode(OllamaError(error.error.message))),)
+
+
+def _chunk(line: OllamaLine) -> Chunk:
+    return Chunk(one_line(msgspec.json.encode(line)))
+
+
+class JsonLines:
+    """The response of a call that streams. It owns the call: when it ends, however, that ends too."""
+
+    def __init__(self, running: RunningCall, renderer: Renderer) -> None:
+        self._running = running
+        self._renderer = renderer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ticket = ticket_of(scope)
+        try:
+            async with self._running:
+                await while_connected(receive, partial(self._send, scope, send))
+        except (ClientDisconnect, OSError):
+            ticket.client_gone()
+
+    async def _send(self, scope: Scope, send: Send) -> None:
+        headers = {**UNKEPT, **self._running.call.headers, "content-type": NDJSON}
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": encoded})
+        try:
+            async for said in self._running.tell(self._renderer):
+                await _tell(send, chunks_of(said, self._renderer))
+        except OSError:
+            raise
+        except Exception as error:
+            # The status is out already, so the last line says what went wrong.
+            ticket = ticket_of(scope)
+            ticket.failed(error)
+            await _tell(send, self._renderer.error(error_object(error, request_id=ticket.id)))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _tell(send: Send, chunks: Sequence[Chunk]) -> None:
+    if lines := b"".join(chunk.json + b"\n" for chunk in chunks):
+        await send({"type": "http.response.body", "body": lines, "more_body": True})

@@ -1,0 +1,138 @@
+"""`/api/embed` and `/api/embeddings`, Ollama's names for what `/v1/embeddings` does. They stand here, for
+this family alone knows how texts become vectors; the family `ollama` says how their failures look."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Union
+
+import msgspec
+from pydantic import Field, Tag
+
+from openai_cpu_server.api.asking.body import TEXT_OR_LIST, NonEmpty, Several
+from openai_cpu_server.api.asking.call import ModelContext
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.pooling.body import MAX_INPUTS, PoolingBody, PoolingCall, Rows
+from openai_cpu_server.api.pooling.embed import InputReader, dimensions_of, embed_request
+from openai_cpu_server.api.pooling.render import as_numbers, checked, normalised
+from openai_cpu_server.api.pooling.routes import PoolingFamily, PoolingRoute
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.http.keys import CALLS
+from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.http.unheeded import Hint, Hints
+from openai_cpu_server.models.registry import Ability
+
+_NS_PER_MS = 1e6
+_HINTS: Hints = {
+    "options": Hint("they are for answers and for Ollama's own runner"),
+    "keep_alive": Hint("the server decides how long models stay"),
+}
+
+
+class OllamaEmbedBody(PoolingBody):
+    """A `truncate` that is absent is true, as Ollama has it."""
+
+    hints: ClassVar[Hints] = _HINTS
+
+    input: Annotated[
+        Union[
+            Annotated[NonEmpty, Tag("<text>")],
+            Annotated[list[NonEmpty], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
+        ],
+        TEXT_OR_LIST,
+    ]
+    dimensions: Several | None = None
+
+
+class OllamaOldEmbedBody(PoolingBody):
+    hints: ClassVar[Hints] = _HINTS
+
+    prompt: NonEmpty
+
+
+class OllamaVectors(msgspec.Struct, frozen=True, kw_only=True):
+    """It describes the answer, whose bytes a writer puts together."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    """Nanoseconds."""
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaVector(msgspec.Struct, frozen=True):
+    embedding: list[float]
+
+
+class _VectorsWriter(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    prompt_tokens: int
+    dimensions: int | None
+
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
+        vectors = b",".join(as_numbers(normalised(checked(rows)[:, : self.dimensions])))
+        counts = (round(figures.latency_ms * _NS_PER_MS), self.prompt_tokens)
+        tail = b'"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % counts
+        return b'{"model":%b,"embeddings":[%b],%b' % (msgspec.json.encode(self.model), vectors, tail)
+
+
+def _one_vector(rows: Rows, figures: Figures) -> bytes:
+    """As the model gives it: the older route tells vectors of any length."""
+    return b'{"embedding":%b}' % b"".join(as_numbers(checked(rows)))
+
+
+def _vectors(body: OllamaEmbedBody, asking: ModelContext) -> PoolingCall:
+    dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    params = ["input"] if isinstance(body.input, str) else [f"input[{at}]" for at in range(len(texts))]
+    inputs = InputReader.of(asking, truncate=body.truncate is not False).texts(texts, params)
+    request = embed_request(inputs, body, asking, id_prefix="ollama-")
+    writer = _VectorsWriter(model=asking.chosen.name, prompt_tokens=request.num_tokens, dimensions=dimensions)
+    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+
+
+def _vector(body: OllamaOldEmbedBody, asking: ModelContext) -> PoolingCall:
+    inputs = InputReader.of(asking, truncate=True).texts([body.prompt], ["prompt"])
+    request = embed_request(inputs, body, asking, id_prefix="ollama-")
+    return PoolingCall(work=request, timeout_s=body.timeout, render=_one_vector)
+
+
+class OllamaEmbedRoutes:
+    def __init__(self, parts: ServerParts) -> None:
+        new = PoolingFamily(OllamaEmbedBody, Ability.EMBED, _vectors)
+        old = PoolingFamily(OllamaOldEmbedBody, Ability.EMBED, _vector)
+        self.new = PoolingRoute(new, parts.models, parts.options)
+        self.old = PoolingRoute(old, parts.models, parts.options)
+
+
+class OllamaEmbedError(msgspec.Struct, frozen=True):
+    error: str
+
+
+_rows = (
+    RouteRow[OllamaEmbedRoutes](
+        "POST",
+        "/api/embed",
+        lambda at: at.new.create,
+        access=CALLS,
+        summary="Texts as vectors, as Ollama tells them",
+        tag="Ollama",
+        body=OllamaEmbedBody,
+        answer=OllamaVectors,
+        error=OllamaEmbedError,
+        errors=GENERATION_ERRORS,
+    ),
+    RouteRow[OllamaEmbedRoutes](
+        "POST",
+        "/api/embeddings",
+        lambda at: at.old.create,
+        access=CALLS,
+        summary="A text as a vector, by Ollama's older name",
+        tag="Ollama",
+        body=OllamaOldEmbedBody,
+        answer=OllamaVector,
+        error=OllamaEmbedError,
+        errors=GENERATION_ERRORS,
+    ),
+)
+OLLAMA_ROOM = RouteRoom[ServerParts, OllamaEmbedRoutes](OllamaEmbedRoutes, _rows)

@@ -1,0 +1,184 @@
+"""Ollama's routes: what its clients send, the lines that they read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.models.registry import ModelRegistry
+from tests.api.asgi import exchange
+from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, api, client, embedding_model, eventually, num_live, served
+from tests.api.talking import chat, complete
+from tests.fakes import FAKE_EMBEDDER
+
+pytestmark = pytest.mark.anyio
+Json = dict[str, Any]
+HI = [{"role": "user", "content": "hi"}]
+FIXED = {"num_predict": 8, "seed": 1, "temperature": 0}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells it.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALL = '<|tool_call|>{"name":"weather","arguments":{"city":"Rome"}}'
+COUNTS = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count"}
+
+
+async def talk(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
+    return await http.post("/api/chat", json={"model": "fake", "messages": HI, "options": FIXED, **fields})
+
+
+async def generate(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
+    body = {"model": "fake", "prompt": "hi", "options": FIXED, "stream": False, **fields}
+    return await http.post("/api/generate", json=body)
+
+
+def lines(response: httpx.Response) -> list[Json]:
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+async def test_an_answer_streams_unless_it_is_told_not_to(http: httpx.AsyncClient) -> None:
+    whole, told = (await talk(http, stream=False)).json(), lines(await talk(http))
+    expected = (await chat(http)).json()["choices"][0]["message"]["content"]
+    assert whole["message"] == {"role": "assistant", "content": expected}
+    assert "".join(line["message"]["content"] for line in told) == expected
+    assert [line["done"] for line in told] == [False] * (len(told) - 1) + [True]
+    for last in (whole, told[-1]):
+        assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 8)
+        assert last.keys() >= COUNTS
+        assert last["total_duration"] >= last["eval_duration"] >= 0
+
+
+async def test_a_prompt_is_said_or_raw_or_has_a_system(http: httpx.AsyncClient) -> None:
+    said, raw = (await generate(http)).json(), (await generate(http, raw=True)).json()
+    assert said["response"] == (await chat(http)).json()["choices"][0]["message"]["content"]
+    assert raw["response"] == (await complete(http)).json()["choices"][0]["text"]
+    under_system = (await generate(http, system="be brief")).json()
+    conversation = [{"role": "system", "content": "be brief"}, *HI]
+    as_chat = (await talk(http, messages=conversation, stream=False)).json()
+    assert under_system["prompt_eval_count"] == as_chat["prompt_eval_count"]
+    assert "".join(line["response"] for line in lines(await generate(http, stream=True))) == said["response"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_calls_of_tools_come_whole_with_their_arguments_as_an_object(stream: bool) -> None:
+    async with client(api(FakeEngine(says=CALL))) as http:
+        response = await talk(http, tools=[WEATHER], options={"num_predict": 200}, stream=stream)
+    told = lines(response) if stream else [response.json()]
+    calls = [call for line in told for call in line["message"].get("tool_calls", ())]
+    assert calls == [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}]
+    assert told[-1]["done_reason"] == "stop"
+
+
+async def test_results_belong_to_the_calls_before_them(engine: FakeEngine) -> None:
+    function = {"name": "weather", "arguments": {"city": "Rome"}}
+    said = [*HI, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+    said.append({"role": "tool", "tool_name": "weather", "content": "warm"})
+    async with client(api(engine)) as http:
+        response = await talk(http, messages=said, tools=[WEATHER], stream=False)
+    assert response.status_code == 200
+    assert "result without a call" not in response.headers.get("x-ignored-parameters", "")
+
+
+@pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
+async def test_formats_are_enforced(form: object) -> None:
+    async with client(api(FakeEngine(says='{"a": 1}'))) as http:
+        answer = (await talk(http, format=form, options={"num_predict": 50}, stream=False)).json()
+    assert json.loads(answer["message"]["content"]) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"format": "xml"}, "format"),
+        ({"options": {"temperature": "hot"}}, "options.temperature"),
+        ({"options": {"mirostat": 2}}, "options.mirostat"),
+        ({"messages": [{"role": "user", "content": "what?", "images": ["aGk="]}]}, "no vision"),
+        ({"model": "nobody"}, "nobody"),
+    ],
+)
+async def test_errors_are_one_text(http: httpx.AsyncClient, fields: Json, said: str) -> None:
+    response = await talk(http, **fields)
+    assert response.status_code == (404 if "model" in fields else 400)
+    assert response.json().keys() == {"error"}
+    assert said in response.json()["error"]
+
+
+@pytest.mark.parametrize("field", [{"template": "{{ .Prompt }}"}, {"context": [1]}, {"images": ["aGk="]}])
+async def test_what_would_change_an_answer_is_refused(http: httpx.AsyncClient, field: Json) -> None:
+    response = await generate(http, **field)
+    assert (response.status_code, next(iter(field)) in response.json()["error"]) == (400, True)
+
+
+async def test_what_is_for_ollamas_runner_is_ignored_and_named(http: httpx.AsyncClient) -> None:
+    response = await talk(http, options={**FIXED, "num_ctx": 8192}, keep_alive="5m", stream=False)
+    assert response.headers["x-ignored-parameters"] == "options.num_ctx,keep_alive"
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
+async def test_who_asks_nothing_loads_the_model(http: httpx.AsyncClient, path: str, field: str) -> None:
+    answer = (await http.post(path, json={"model": "fake"})).json()
+    assert (answer["done"], answer["done_reason"], field in answer) == (True, "load", True)
+    kept = await http.post(path, json={"model": "fake", "keep_alive": 0})
+    assert (kept.status_code, kept.json()["error"]) == (400, "This server's models stay in memory.")
+
+
+@pytest.mark.parametrize(("name", "status"), [("ann", 403), ("root", 400)])
+async def test_unloading_is_for_administrators(tmp_path: Path, name: str, status: int) -> None:
+    """This server's models stay, so one who may unload is told that."""
+    keys = key_ring(tmp_path, ann="", root='scopes = ["inference", "admin"]')
+    async with client(create_api(served(FakeEngine()), OPTIONS, keys=keys).app) as http:
+        body = {"model": "fake", "messages": [], "keep_alive": "0s"}
+        assert (await http.post("/api/chat", json=body, headers=of(name))).status_code == status
+
+
+async def test_a_client_who_leaves_ends_its_answer() -> None:
+    engine = FakeEngine(is_held=True)
+    async with exchange(api(engine), "/api/chat", {"model": "fake", "messages": HI}) as one:
+        await eventually(lambda: num_live(engine) == 1)
+        one.disconnect()
+        await eventually(lambda: num_live(engine) == 0)
+
+
+async def test_models_are_listed_and_shown(http: httpx.AsyncClient) -> None:
+    tags = (await http.get("/api/tags")).json()["models"]
+    assert [model["name"] for model in tags] == ["fake", "team/fake"]
+    assert tags[0].keys() >= {"model", "modified_at", "size", "digest", "details"}
+    assert len((await http.get("/api/ps")).json()["models"]) == 1
+    shown = (await http.post("/api/show", json={"model": "fake:latest"})).json()
+    assert shown["capabilities"][0] == "completion"
+    family = shown["model_info"]["general.architecture"]
+    assert shown["model_info"][f"{family}.context_length"] > 0
+    assert (await http.get("/api/version")).json()["version"].count(".") == 2
+    assert (await http.head("/")).status_code == 200
+
+
+async def test_a_name_without_a_tag_is_the_latest(http: httpx.AsyncClient) -> None:
+    assert (await talk(http, model="team/fake:latest", stream=False)).json()["model"] == "team/fake"
+    assert (await talk(http, model="fake:7b")).status_code == 404
+
+
+async def test_texts_become_vectors() -> None:
+    model = embedding_model(FakeEngine(FAKE_EMBEDDER), "fake")
+    async with client(create_api(ModelRegistry([model]), OPTIONS).app) as http:
+        many = (await http.post("/api/embed", json={"model": "fake", "input": ["a", "b"]})).json()
+        one = (await http.post("/api/embeddings", json={"model": "fake", "prompt": "a"})).json()
+        wrong = await http.post("/api/embed", json={"model": "fake", "input": ["a", 3]})
+        shown = (await http.post("/api/show", json={"model": "fake"})).json()
+    assert len(many["embeddings"]) == 2
+    assert sum(number**2 for number in many["embeddings"][0]) == pytest.approx(1)
+    assert (many["prompt_eval_count"] > 0, many["total_duration"] > 0) == (True, True)
+    assert len(one["embedding"]) == len(many["embeddings"][0])
+    assert (wrong.status_code, wrong.json().keys()) == (400, {"error"})
+    assert shown["capabilities"] == ["embedding"]
