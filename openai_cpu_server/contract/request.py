@@ -53,6 +53,9 @@ REPEAT_PENALTY = Bounds(0.01, 100.0)
 USAGE_PENALTY = Bounds(-2.0, 2.0)
 """`presence_penalty` and `frequency_penalty`."""
 LOGIT_BIAS = Bounds(-100.0, 100.0)
+TOP_N_SIGMA = Bounds(0.0, 100.0)
+DRY_MULTIPLIER = Bounds(0.0, 100.0)
+DRY_BASE = Bounds(1.0, 100.0)
 TOP_K = WholeBounds(1, MOST_INT)
 COUNT = WholeBounds(0, MOST_INT)
 """Tokens, choices, items."""
@@ -187,6 +190,26 @@ class Priority(enum.IntEnum):
         return self.name.lower()
 
 
+class DryPenalty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a token loses that would go on repeating (DRY, as llama.cpp has it): `multiplier` * `base` ** (n -
+    `allowed_length`) behind n tokens that stood there before in the same order, if n is not less."""
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    last_n: int | None = None
+    """So many tokens are looked at, prompt included; None: all."""
+    breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    """No repetition goes on over a token that has one of these."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its numbers are within their bounds."""
+        last_n = 0 if self.last_n is None else self.last_n
+        is_strong = DRY_MULTIPLIER.hold(self.multiplier) and DRY_BASE.hold(self.base)
+        return is_strong and COUNT.hold(self.allowed_length) and COUNT.hold(last_n)
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose the next token. The defaults leave the model's distribution as it is."""
 
@@ -206,6 +229,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     """Subtracted for each time that a token is in the output so far (OpenAI's)."""
     logit_bias: dict[int, float] = {}
+    top_n_sigma: float = 0.0
+    """Only tokens whose logit is at most so many standard deviations below the largest; 0: all."""
+    xtc_probability: float = 0.0
+    """How often all tokens but the last of those with a probability of `xtc_threshold` are left out (XTC)."""
+    xtc_threshold: float = 0.1
+    dry: DryPenalty | None = None
+    min_tokens: int = 0
+    """No token ends the generation before so many."""
+    stop_tokens: tuple[int, ...] = ()
+    """They end it as the model's own end tokens do."""
     scored: tuple[int, ...] = ()
     """Tokens that are told behind the likeliest ones, where log-probabilities are asked for."""
     ignore_eos: bool = False
@@ -221,6 +254,10 @@ _SAMPLING_BOUNDS: Mapping[str, Bounds | WholeBounds] = {
     "repeat_last_n": COUNT,
     "presence_penalty": USAGE_PENALTY,
     "frequency_penalty": USAGE_PENALTY,
+    "top_n_sigma": TOP_N_SIGMA,
+    "xtc_probability": SHARE,
+    "xtc_threshold": SHARE,
+    "min_tokens": COUNT,
 }
 
 
@@ -321,6 +358,8 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
                 return name
         if sampling.top_k is not None and not TOP_K.hold(sampling.top_k):
             return "top_k"
+        if sampling.dry is not None and not sampling.dry.is_sound:
+            return "dry"
         if not COUNT.hold(self.max_tokens):
             return "max_tokens"
         if not all(map(LOGIT_BIAS.hold, sampling.logit_bias.values())):
@@ -329,6 +368,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
             ("tokens", self.tokens),
             ("logit_bias", tuple(sampling.logit_bias)),
             ("scored", sampling.scored),
+            ("stop_tokens", sampling.stop_tokens),
         ):
             if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
                 return name

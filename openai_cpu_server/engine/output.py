@@ -131,7 +131,7 @@ class SequenceOutput:
         """`piece`: what a token adds to the text; `name`: the same, with control tokens by their names."""
         self._sequence = sequence
         self._piece = piece
-        self._end_tokens = end_tokens
+        self._end_tokens = end_tokens.union(sequence.request.sampling.stop_tokens)
         self._num_tokens = num_told
         """Tokens of the output that were looked at; forced ones behind its end do not count."""
         self._num_forced = 0

@@ -58,10 +58,8 @@ GENERATION_REFUSALS: Refusals = {
     "repetition_penalty": Refusal("its name here is 'repeat_penalty'", (1, 1.0)),
     "length_penalty": Refusal("it is for beam search, which is not done", (1, 1.0)),
     "use_beam_search": Refusal("beam search is not done", (False,)),
-    "min_tokens": Refusal("answers have no least length", (0,)),
     "mirostat": Refusal("this sampler is not built", (0,)),
     "prompt_logprobs": Refusal("'echo' with 'logprobs' of /v1/completions tells them"),
-    "stop_token_ids": Refusal("'stop' takes texts", ([],)),
     "skip_special_tokens": Refusal("special tokens are never shown", (True,)),
     "include_stop_str_in_output": Refusal("stop strings are never shown", (False,)),
 }

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,6 +174,7 @@ class SlotTable:
             scratch_slot=loaded.set_aside.scratch,
             empty_slot=loaded.set_aside.padding,
         )
+        self._piece = partial(loaded.vocabulary.piece, special=True)
         self._scratch = Scratch(loaded.info.vocab_size)
         self._open_slots: dict[int, OpenSlot] = {}
 
@@ -256,7 +258,13 @@ class SlotTable:
         assert 0 <= verb.slot < info.max_seqs, f"there is no slot {verb.slot}"
         assert verb.slot not in self._open_slots, f"slot {verb.slot} is open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
-        sampler = Sampler(verb, self._scratch, vocab_size=info.vocab_size, end_tokens=info.end_tokens)
+        sampler = Sampler(
+            verb,
+            self._scratch,
+            vocab_size=info.vocab_size,
+            end_tokens=info.end_tokens,
+            piece=self._piece,
+        )
         constrained = None
         if verb.constraint is not None:
             constrained = self._constraints.start_beside(verb.constraint, verb.output)

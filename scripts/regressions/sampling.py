@@ -22,6 +22,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 0.8, "top_p": 0.95},
     "top_k, top_p": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
     "min_p": {"temperature": 0.8, "min_p": 0.05},
+    "top_n_sigma": {"temperature": 0.8, "top_n_sigma": 1.0},
+    "XTC": {"temperature": 0.8, "xtc_probability": 1.0},
     "frequency penalty": {"temperature": 0.8, "frequency_penalty": 0.5},
 }
 _LIKELY = np.linspace(24, 12, 40, dtype=np.float32)
@@ -42,7 +44,13 @@ def run(asked: argparse.Namespace) -> None:
     for what, allowed in masks.items():
         for name, parameters in _PARAMETERS.items():
             opened = Open(0, Sampling(seed=7, **parameters), (1,))
-            sampler = Sampler(opened, scratch, vocab_size=asked.vocabulary, end_tokens=frozenset({2}))
+            sampler = Sampler(
+                opened,
+                scratch,
+                vocab_size=asked.vocabulary,
+                end_tokens=frozenset({2}),
+                piece=b"%d".__mod__,
+            )
             times = []
             for _ in range(asked.times):
                 began_s = time.thread_time()

@@ -20,7 +20,7 @@ from openai_cpu_server.api.generate.routes import GenerateBatchBody, GenerateBod
 from openai_cpu_server.api.messages.body import CountBody, MessagesBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.contract.request import GenerationRequest, Sampling
+from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.parse import Body, parse
 
@@ -49,11 +49,19 @@ FLOATS = {
     ),
     "presence_penalty": (["-2", "0", "5e-324", "2"], ["-2.0001", "2.0001", "1e39", "-1e300"]),
     "frequency_penalty": (["-2", "0", "5e-324", "2"], ["-2.0001", "2.0001", "1e39", "-1e300"]),
+    "top_n_sigma": (["-1", "0", "5e-324", "100"], ["-1.0001", "100.001", "1e39"]),
+    "xtc_probability": (["0", "5e-324", "1"], ["-5e-324", "1.0000001", "1e39"]),
+    "xtc_threshold": (["0", "5e-324", "1"], ["-5e-324", "1.0000001", "1e39"]),
+    "dry_multiplier": (["0", "5e-324", "100"], ["-5e-324", "100.001", "1e39"]),
+    "dry_base": (["1", "100"], ["0.999", "-1", "100.001", "1e39"]),
     "timeout": (["0.001", "0.5", "1e9"], ["0", "-1", "5e-324", "1.1e9", "1e39", "1e308"]),
 }
 INTEGERS = {
     "top_k": (["-1", "0", "1", str(2**31 - 1)], ["-2", "1.5", *HUGE]),
     "repeat_last_n": (["0", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
+    "dry_allowed_length": (["0", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
+    "dry_penalty_last_n": (["-1", "0", str(2**31 - 1)], ["-2", "0.5", *HUGE]),
+    "min_tokens": (["0", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
     "n": (["1", "2"], ["0", "-1", *HUGE]),
     "best_of": (["1"], ["0", "-1", *HUGE]),
     "max_tokens": (["1", str(2**31 - 1)], ["-1", "0.5", *HUGE]),
@@ -188,6 +196,13 @@ def test_what_float32_cannot_hold_becomes_what_it_means(
         ("logit_bias", {9: 1.0}),
         ("logit_bias", {-1: 1.0}),
         ("scored", (9,)),
+        ("stop_tokens", (9,)),
+        ("min_tokens", -1),
+        ("xtc_probability", float("nan")),
+        ("top_n_sigma", -1.0),
+        ("dry", DryPenalty(multiplier=float("nan"))),
+        ("dry", DryPenalty(multiplier=1.0, base=0.5)),
+        ("dry", DryPenalty(multiplier=1.0, last_n=-1)),
     ],
 )
 def test_the_engine_holds_to_the_same_bounds(name: str, value: object) -> None:

@@ -13,7 +13,7 @@ from openai_cpu_server.api.asking.call import ModelContext
 from openai_cpu_server.api.asking.prompts import last_turn
 from openai_cpu_server.api.asking.resolve import fingerprint, resolve
 from openai_cpu_server.api.chat.routes import CHAT
-from openai_cpu_server.contract.request import Priority, Sampling
+from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from openai_cpu_server.http.context import Sender
 from openai_cpu_server.models.served import ServedTemplate
@@ -58,6 +58,16 @@ def test_every_sampling_field_arrives() -> None:
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         logit_bias={"7": 100, "300": -100},
+        top_n_sigma=1.5,
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
+        dry_multiplier=0.8,
+        dry_base=2,
+        dry_allowed_length=3,
+        dry_penalty_last_n=100,
+        dry_sequence_breakers=["\n", "x"],
+        min_tokens=2,
+        stop_token_ids=[9, 10],
         ignore_eos=True,
         stop=["a", "b"],
         user="ann",
@@ -74,6 +84,12 @@ def test_every_sampling_field_arrives() -> None:
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         logit_bias={7: 100.0, 300: -100.0},
+        top_n_sigma=1.5,
+        xtc_probability=0.5,
+        xtc_threshold=0.2,
+        dry=DryPenalty(multiplier=0.8, base=2.0, allowed_length=3, last_n=100, breakers=("\n", "x")),
+        min_tokens=2,
+        stop_tokens=(9, 10),
         ignore_eos=True,
     )
     assert (request.stop, request.client) == (("a", "b"), "user:ann")
@@ -84,6 +100,33 @@ def test_the_newer_names_of_user() -> None:
     assert request.client == "user:bob"
     (request,) = chat(user="ann", safety_identifier="bob").requests
     assert request.client == "user:ann"
+
+
+@pytest.mark.parametrize(
+    "off",
+    [
+        {"dry_multiplier": 0, "dry_base": 2},
+        {"dry_base": 2, "dry_sequence_breakers": []},
+        {"dry_multiplier": 1, "dry_penalty_last_n": 0},
+        {"top_n_sigma": -1},
+        {"xtc_probability": 0},
+        {"min_tokens": 0, "stop_token_ids": []},
+    ],
+)
+def test_samplers_can_be_off(off: dict[str, object]) -> None:
+    assert chat(seed=5, **off).requests[0].sampling == Sampling(seed=5)
+
+
+def test_dry_looks_at_all_tokens_unless_told_otherwise() -> None:
+    for all_of_them in ({}, {"dry_penalty_last_n": -1}):
+        (request,) = chat(dry_multiplier=1, **all_of_them).requests
+        assert request.sampling.dry == DryPenalty(multiplier=1.0)
+
+
+def test_a_token_that_there_is_not_stops_nothing() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(stop_token_ids=[10**6])
+    assert refused.value.param == "stop_token_ids"
 
 
 @pytest.mark.parametrize("top_k", [0, -1])

@@ -281,7 +281,13 @@ def test_no_parameter_allows_what_the_grammar_forbids(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_grammar_wins_over_parameters_that_forbid_all_it_allows(temperature: float) -> None:
     sampling = Sampling(seed=1, temperature=temperature, logit_bias={4: -np.inf}, ignore_eos=True)
-    sampler = Sampler(Open(0, sampling, (1,)), Scratch(8), vocab_size=8, end_tokens=frozenset({2}))
+    sampler = Sampler(
+        Open(0, sampling, (1,)),
+        Scratch(8),
+        vocab_size=8,
+        end_tokens=frozenset({2}),
+        piece=b"%d".__mod__,
+    )
     logits = np.linspace(1, 0, 8, dtype=np.float32)
     for only in (4, 2):
         assert sampler.choose(logits, np.arange(8) == only) == only

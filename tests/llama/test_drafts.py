@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from openai_cpu_server.contract.messages import EngineOptions, TokenEvent
-from openai_cpu_server.contract.request import Constraint, GenerationRequest, Sampling
+from openai_cpu_server.contract.messages import EngineOptions, FinishReason, TokenEvent
+from openai_cpu_server.contract.request import Constraint, DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import Close, Drafted, Open, Sample, Save, Span, Step, num_right
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
@@ -40,7 +41,10 @@ def rows(count: int) -> npt.NDArray[np.float32]:
 
 def slot(seed: int, **parameters: object) -> OpenSlot:
     opened_at = Open(0, Sampling(seed=seed, **parameters), prompt=(5, 6))  # type: ignore[arg-type]
-    return OpenSlot(opened_at, Sampler(opened_at, SCRATCH, vocab_size=SIZE, end_tokens=frozenset({2})))
+    return OpenSlot(
+        opened_at,
+        Sampler(opened_at, SCRATCH, vocab_size=SIZE, end_tokens=frozenset({2}), piece=b"%d".__mod__),
+    )
 
 
 def chosen_along(
@@ -292,6 +296,37 @@ def test_a_whole_engine_says_the_same_with_and_without(backend: LlamaBackend) ->
     assert {i: e.tokens for i, e in drafting.items()} == {i: e.tokens for i, e in plain.items()}
     assert sum(drafts_of(event)[1] for event in drafting.values()) > 0
     assert all(drafts_of(event) == (0, 0) for event in plain.values())
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"temperature": 0, "dry": DryPenalty(multiplier=0.7)},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.01, "top_n_sigma": 3.0},
+        {"temperature": 0, "min_tokens": 40, "stop_tokens": tuple(range(300))},
+    ],
+    ids=str,
+)
+def test_samplers_that_remember_say_the_same_with_drafts_and_when_taken_up_again(
+    backend: LlamaBackend, parameters: dict[str, Any]
+) -> None:
+    sampling = Sampling(**{"seed": 5, **parameters})
+    requests = [
+        GenerationRequest(id=str(n), tokens=(PROMPT * 3)[n : n + 90], max_tokens=60, sampling=sampling)
+        for n in range(3)
+    ]
+    plain, drafting = answers(backend, OFF, *requests), answers(backend, ALWAYS, *requests)
+    assert {i: e.tokens for i, e in drafting.items()} == {i: e.tokens for i, e in plain.items()}
+    for request in requests:
+        whole = plain[request.id].tokens
+        again = answers(backend, OFF, request, told=whole[:25])[request.id].tokens
+        assert again == whole[25:]
+        if sampling.stop_tokens:
+            finish = plain[request.id].finish
+            assert finish is not None
+            assert finish.reason is FinishReason.STOP
+            assert len(whole) >= 40
+            assert not set(whole[:40]) & set(sampling.stop_tokens)
 
 
 def test_the_demo_model_says_the_same_in_fewer_steps() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
+import random
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.request import DryPenalty, Sampling
 from openai_cpu_server.contract.step import Open
+from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.sampling.adjustments import DryRepetitions
 from openai_cpu_server.llama.sampling.sampler import (
     BadLogits,
     Sampler,
@@ -31,7 +37,7 @@ def sampler(
     prompt: tuple[int, ...] = (5,), output: tuple[int, ...] = (), end: frozenset[int] = END, **parameters
 ) -> Sampler:
     opened = Open(0, Sampling(**{"seed": 7, **parameters}), prompt, output)
-    return Sampler(opened, SCRATCH, vocab_size=SIZE, end_tokens=end)
+    return Sampler(opened, SCRATCH, vocab_size=SIZE, end_tokens=end, piece=b"%d".__mod__)
 
 
 def samples(count: int, logits: np.ndarray = LOGITS, **parameters) -> list[int]:
@@ -323,3 +329,82 @@ def test_of_equally_good_ones_the_first_are_told() -> None:
     lonely = np.full(SIZE, -np.inf, np.float32)
     lonely[9] = 1.0
     assert [token for token, _ in sampler().score(lonely, 9, 2).top] == [9, 0]
+
+
+def test_only_what_is_within_so_many_standard_deviations_is_drawn() -> None:
+    floor = LOGITS.max() - 1.0 * LOGITS.std()
+    assert set(samples(2_000, top_n_sigma=1.0, temperature=5.0)) <= set(np.flatnonzero(floor <= LOGITS))
+    assert len(set(samples(500, top_n_sigma=1.5, temperature=5.0))) > 5
+    banned = {BEST_FIRST[0]: -np.inf}
+    assert BEST_FIRST[0] not in samples(200, top_n_sigma=0.01, logit_bias=banned)
+
+
+def test_top_choices_are_left_out_but_for_the_last() -> None:
+    logits = np.full(SIZE, -9.0, np.float32)
+    logits[[4, 5, 6, 7]] = [3.0, 2.5, 2.0, 0.0]  # 0.47, 0.29, 0.17, 0.02
+    assert set(samples(500, logits, xtc_probability=1.0, xtc_threshold=0.1, min_p=0.01)) == {6, 7}
+    assert set(samples(200, logits, xtc_probability=1.0, xtc_threshold=0.4)) >= {4, 5}, "it is the only one"
+    often = samples(4_000, logits, xtc_probability=0.5, xtc_threshold=0.1, top_k=3)
+    assert 0.45 < Counter(often)[4] / len(often) / 0.51 / 0.5 < 1.2, "half of the time it is left out"
+    assert set(samples(50, logits, xtc_probability=1.0, temperature=0)) == {4}, "greedy is greedy"
+
+
+def test_nothing_ends_before_the_least_number_of_tokens() -> None:
+    logits = np.zeros(SIZE, np.float32)
+    logits[[2, 10, 77]] = [30.0, 20.0, 25.0]
+    found = samples(6, logits, temperature=0, min_tokens=3, stop_tokens=(77,))
+    assert found[3:] == [2, 2, 2]
+    assert not {2, 10, 77} & set(found[:3])
+    resumed = sampler(output=(5, 5), temperature=0, min_tokens=3)
+    assert resumed.choose(logits) not in (2, 10)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("seed", range(8))
+def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, seed: int) -> None:
+    rng = random.Random(seed)
+    known = [vocabulary.encode(text, add_special=False, parse_special=False)[0] for text in "abcde\n:"]
+    penalty = DryPenalty(
+        multiplier=rng.choice([0.5, 1.0, 3.0]),
+        base=rng.choice([1.0, 1.75, 3.0]),
+        allowed_length=rng.choice([1, 2, 4]),
+        last_n=rng.choice([None, 12, 60]),
+    )
+    breakers = [each.encode() for each in penalty.breakers]
+    native = llama_cpp.llama_sampler_init_dry(
+        vocabulary.native,
+        penalty.multiplier,
+        penalty.base,
+        penalty.allowed_length,
+        10_000 if penalty.last_n is None else penalty.last_n,
+        (ctypes.c_char_p * len(breakers))(*breakers),
+        len(breakers),
+    )
+    size = vocabulary.vocab_size
+    records = (llama_cpp.llama_token_data * size)()
+    tokens = list(rng.choices(known, weights=[9, 9, 9, 5, 3, 1, 1], k=rng.choice([0, 9, 80])))
+    ours = DryRepetitions(penalty, tokens, functools.partial(vocabulary.piece, special=True))
+    for token in tokens:
+        llama_cpp.llama_sampler_accept(native, token)
+    for _ in range(80):
+        for token in range(size):
+            records[token] = llama_cpp.llama_token_data(token, 0.0, 0.0)
+        array = llama_cpp.llama_token_data_array(records, size, -1, False)
+        llama_cpp.llama_sampler_apply(native, ctypes.byref(array))
+        expected = {records[i].id: records[i].logit for i in range(size) if records[i].logit}
+        logits = np.zeros(size, np.float32)
+        ours.apply(logits)
+        assert {int(token): logits[token] for token in np.flatnonzero(logits)} == pytest.approx(expected)
+        token = rng.choices(known, weights=[9, 9, 9, 5, 3, 1, 1])[0]
+        ours.accept(token)
+        llama_cpp.llama_sampler_accept(native, token)
+    llama_cpp.llama_sampler_free(native)
+
+
+def test_a_breaker_may_lie_over_several_tokens() -> None:
+    penalty = DryPenalty(multiplier=1.0, allowed_length=1, breakers=("12",))
+    for tokens, is_cut in (((5, 1, 3, 5, 1), False), ((5, 1, 2, 5, 1, 2), True), ((5, 12, 5, 12), True)):
+        found = DryRepetitions(penalty, tokens, b"%d".__mod__)
+        logits = np.zeros(20, np.float32)
+        found.apply(logits)
+        assert (not logits.any()) == is_cut

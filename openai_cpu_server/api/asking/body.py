@@ -14,11 +14,14 @@ from pydantic_core import PydanticCustomError
 from openai_cpu_server.contract.request import (
     COLDEST,
     COUNT,
+    DRY_BASE,
+    DRY_MULTIPLIER,
     LOGIT_BIAS,
     REPEAT_PENALTY,
     SHARE,
     SMALLEST,
     TEMPERATURE,
+    TOP_N_SIGMA,
     TYPICAL_P,
     USAGE_PENALTY,
 )
@@ -200,6 +203,11 @@ Temperature = Annotated[
 ]
 Share = Annotated[float, Field(ge=SHARE.least, le=SHARE.most), AfterValidator(_no_dust)]
 _Raised = AfterValidator(lambda number: max(number, TYPICAL_P.least))
+TopNSigma = Annotated[float, Field(ge=-1, le=TOP_N_SIGMA.most)]
+"""Up to 0: off."""
+DryMultiplier = Annotated[float, Field(ge=DRY_MULTIPLIER.least, le=DRY_MULTIPLIER.most)]
+DryBase = Annotated[float, Field(ge=DRY_BASE.least, le=DRY_BASE.most)]
+Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), _Raised]
 RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
 Penalty = Annotated[float, Field(ge=USAGE_PENALTY.least, le=USAGE_PENALTY.most), AfterValidator(_no_dust)]
@@ -379,6 +387,16 @@ class SharedBody(Body):
     typical_p: TypicalP | None = None
     repeat_penalty: RepeatPenalty | None = None
     repeat_last_n: Count | None = None
+    top_n_sigma: TopNSigma | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    dry_multiplier: DryMultiplier | None = None
+    dry_base: DryBase | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most)] | None = None
+    dry_sequence_breakers: Annotated[list[Breaker], Field(max_length=64, fail_fast=True)] | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     lora: AdapterName | None = None
     """An adapter of the model; the same as `model: "MODEL:ADAPTER"`."""

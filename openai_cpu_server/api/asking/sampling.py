@@ -9,7 +9,7 @@ import msgspec
 
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.contract.request import DryPenalty, Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body
@@ -26,9 +26,21 @@ _AS_SENT = (
     "repeat_last_n",
     "presence_penalty",
     "frequency_penalty",
+    "xtc_probability",
+    "xtc_threshold",
+    "min_tokens",
     "ignore_eos",
 )
 """What bodies and the contract call alike. Where it is not sent, the contract's default is meant."""
+_OTHERWISE = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids")
+"""What they call otherwise, or mean otherwise."""
+_DRY = {
+    "multiplier": "multiplier",
+    "base": "base",
+    "allowed_length": "allowed_length",
+    "last_n": "penalty_last_n",
+    "breakers": "sequence_breakers",
+}
 
 
 def sampling_of(body: Body) -> Sampling:
@@ -36,15 +48,30 @@ def sampling_of(body: Body) -> Sampling:
 
     Raises InvalidRequest for a bias of what is no token id; `check_bias` knows which ids there are.
     """
-    names = type(body).model_fields.keys() & {"seed", "top_k", "logit_bias", *_AS_SENT}
+    names = type(body).model_fields.keys() & {*_OTHERWISE, *_AS_SENT}
     sent = {name: getattr(body, name) for name in names}
-    seed, top_k, bias = (sent.pop(name, None) for name in ("seed", "top_k", "logit_bias"))
+    seed, top_k, bias, sigma, stops = (sent.pop(name, None) for name in _OTHERWISE)
     return Sampling(
         seed=seed % _SEEDS if is_seed(seed) else secrets.randbelow(_SEEDS),
         top_k=top_k if top_k is not None and top_k > 0 else None,
         logit_bias={_token_id(key): number for key, number in (bias or {}).items()},
+        top_n_sigma=max(sigma or 0.0, 0.0),
+        stop_tokens=tuple(stops or ()),
+        dry=_dry(body),
         **{name: value for name, value in sent.items() if value is not None},
     )
+
+
+def _dry(body: Body) -> DryPenalty | None:
+    """None: it is off, as without a multiplier, or where no token is looked at."""
+    sent = {name: getattr(body, f"dry_{told}", None) for name, told in _DRY.items()}
+    if not sent["multiplier"] or sent["last_n"] == 0:
+        return None
+    if sent["last_n"] == -1:
+        del sent["last_n"]
+    if sent["breakers"] is not None:
+        sent["breakers"] = tuple(sent["breakers"])
+    return DryPenalty(**{name: value for name, value in sent.items() if value is not None})
 
 
 def is_seed(seed: int | None) -> TypeGuard[int]:
@@ -55,6 +82,7 @@ def is_seed(seed: int | None) -> TypeGuard[int]:
 def check_bias(sampling: Sampling, *, vocab_size: int) -> Sampling:
     """Raises InvalidRequest for ids that the vocabulary does not have."""
     check_tokens(tuple(sampling.logit_bias), vocab_size=vocab_size, param="logit_bias")
+    check_tokens(sampling.stop_tokens, vocab_size=vocab_size, param="stop_token_ids")
     return sampling
 
 

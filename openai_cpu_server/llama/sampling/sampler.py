@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections import Counter, deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.contract.request import COLDEST, REPEAT_PENALTY, Sampling
+from openai_cpu_server.contract.request import COLDEST, Sampling
 from openai_cpu_server.contract.step import Open, TokenLogprob
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.grammar.constrained import Allowed
 from openai_cpu_server.llama.model.native import NativeObject
+from openai_cpu_server.llama.sampling.adjustments import Adjustments, Spelling
 
 Tokens = npt.NDArray[np.int32]
 
@@ -203,100 +202,9 @@ def _samplers(sampling: Sampling) -> list[object]:
     ]
 
 
-class Adjustments:
-    """The adjustments of one request, with the tokens so far. The order is: bias, penalties, end tokens."""
-
-    def __init__(
-        self,
-        sampling: Sampling,
-        *,
-        prompt: Iterable[int],
-        output: Iterable[int],
-        vocab_size: int,
-        end_tokens: frozenset[int],
-    ) -> None:
-        self._bias_tokens = np.fromiter(sampling.logit_bias.keys(), np.int64)
-        self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
-        assert all(0 <= token < vocab_size for token in sampling.logit_bias), "the API refuses such a bias"
-        assert all(bias < math.inf for bias in sampling.logit_bias.values()), "the API refuses such a bias"
-        self._repeats = _RepeatPenalty(sampling, prompt) if sampling.repeat_penalty != 1 else None
-        penalizes_usage = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-        self._usage = _UsagePenalty(sampling) if penalizes_usage else None
-        self._forbidden = np.array(sorted(end_tokens) if sampling.ignore_eos else [], np.int64)
-        for token in output:
-            self.accept(token)
-
-    @property
-    def is_empty(self) -> bool:
-        nothing_static = not len(self._bias_tokens) and not len(self._forbidden)
-        return nothing_static and self._repeats is None and self._usage is None
-
-    def apply(self, logits: Logits, scratch: Scratch) -> Logits:
-        """(vocabulary,) -> a changed copy in the scratch, with -inf where a token is forbidden."""
-        adjusted = scratch.copy(logits)
-        adjusted[self._bias_tokens] += self._bias
-        if self._repeats is not None:
-            self._repeats.apply(adjusted)
-        if self._usage is not None:
-            self._usage.apply(adjusted)
-        adjusted[self._forbidden] = -np.inf
-        return adjusted
-
-    def accept(self, token: int) -> None:
-        """Record that `token` was chosen."""
-        if self._repeats is not None:
-            self._repeats.accept(token)
-        if self._usage is not None:
-            self._usage.accept(token)
-
-
-class _RepeatPenalty:
-    """llama.cpp's repeat penalty: a factor makes tokens among the last n, prompt included, less likely."""
-
-    def __init__(self, sampling: Sampling, prompt: Iterable[int]) -> None:
-        self._penalty = np.float32(REPEAT_PENALTY.nearest(sampling.repeat_penalty))
-        self._window: deque[int] = deque(maxlen=sampling.repeat_last_n)
-        self._counts: Counter[int] = Counter()
-        for token in prompt:
-            self.accept(token)
-
-    def accept(self, token: int) -> None:
-        if self._window.maxlen == 0:
-            return
-        if len(self._window) == self._window.maxlen:
-            self._forget(self._window[0])
-        self._window.append(token)
-        self._counts[token] += 1
-
-    def _forget(self, token: int) -> None:
-        self._counts[token] -= 1
-        if not self._counts[token]:
-            del self._counts[token]
-
-    def apply(self, logits: Logits) -> None:
-        tokens = np.fromiter(self._counts, np.int64, len(self._counts))
-        seen = logits[tokens]
-        logits[tokens] = np.where(seen > 0, seen / self._penalty, seen * self._penalty)
-
-
-class _UsagePenalty:
-    """OpenAI's presence and frequency penalties, over the whole output and nothing else."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self._presence = np.float32(sampling.presence_penalty)
-        self._frequency = np.float32(sampling.frequency_penalty)
-        self._counts: Counter[int] = Counter()
-
-    def accept(self, token: int) -> None:
-        self._counts[token] += 1
-
-    def apply(self, logits: Logits) -> None:
-        used = np.fromiter(self._counts, np.int64, len(self._counts))
-        counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
-        logits[used] -= self._presence + self._frequency * counts
-
-
 _MASK = 2**64 - 1
+_OF_XTC = 0x585443
+"""Another row of chances than that of the draws."""
 _BLOCK = 256
 _FEW = 1024
 
@@ -388,7 +296,15 @@ class Sampler:
     the model would have chosen freely, if it knows no end).
     """
 
-    def __init__(self, opened: Open, scratch: Scratch, *, vocab_size: int, end_tokens: frozenset[int]):
+    def __init__(
+        self,
+        opened: Open,
+        scratch: Scratch,
+        *,
+        vocab_size: int,
+        end_tokens: frozenset[int],
+        piece: Spelling,
+    ) -> None:
         self._scratch = scratch
         self._sampling = opened.sampling
         self._position = len(opened.output)
@@ -399,6 +315,7 @@ class Sampler:
             output=opened.output,
             vocab_size=vocab_size,
             end_tokens=end_tokens,
+            piece=piece,
         )
         is_random = opened.sampling.temperature > 0
         narrows = is_random and truncates(opened.sampling)
@@ -417,7 +334,9 @@ class Sampler:
     def _choose(self, best: int, logits: Logits, allowed: Allowed | None) -> int:
         adjusted = logits
         if not self._adjustments.is_empty:
-            adjusted = finite(self._adjustments.apply(logits, self._scratch))
+            adjusted = self._scratch.copy(logits)
+            self._adjustments.apply(adjusted)
+            adjusted = finite(adjusted)
         if allowed is not None:
             adjusted = _masked(adjusted, logits, allowed, self._scratch)
         if adjusted is not logits:
@@ -426,6 +345,12 @@ class Sampler:
                 return min(self._end_tokens, default=best)
             best = still_best
         return best if self._sampling.temperature <= 0 else self._draw(adjusted)
+
+    @property
+    def _excludes_top_choices(self) -> bool:
+        """Whether XTC is at work at this position."""
+        probability = self._sampling.xtc_probability
+        return probability > 0 and uniform(self._sampling.seed ^ _OF_XTC, self._position) < probability
 
     def accept(self, token: int) -> None:
         """Record that `token` stands at the next output position, sampled or forced."""
@@ -449,10 +374,38 @@ class Sampler:
     def _draw(self, logits: Logits) -> int:
         chance = uniform(self._sampling.seed, self._position)
         temperature = self._sampling.temperature
-        if self._truncation is None:
+        if self._sampling.top_n_sigma > 0:
+            logits = within_sigmas(logits, self._sampling.top_n_sigma)
+        if self._truncation is None and not self._excludes_top_choices:
             return draw(logits, temperature, chance, self._scratch)
-        survivors = self._truncation.apply(logits)
+        survivors = _all(logits) if self._truncation is None else self._truncation.apply(logits)
+        if self._excludes_top_choices:
+            survivors = without_top_choices(survivors, self._sampling.xtc_threshold)
         return int(survivors.tokens[draw(survivors.logits, temperature, chance, self._scratch)])
+
+
+def _all(logits: Logits) -> KeptCandidates:
+    tokens = above(logits, -math.inf)
+    return KeptCandidates(tokens, logits[tokens])
+
+
+def within_sigmas(logits: Logits, sigmas: float) -> Logits:
+    """(vocabulary,) -> -inf where a logit is further below the largest than so many standard deviations of
+    all that are finite. The largest must be finite."""
+    finite_ones = logits[logits > -np.inf]
+    floor = float(logits.max()) - sigmas * float(finite_ones.std(dtype=np.float64))
+    return np.where(logits >= np.float32(floor), logits, np.float32(-np.inf))
+
+
+def without_top_choices(kept: KeptCandidates, threshold: float) -> KeptCandidates:
+    """XTC: of the tokens whose probability is at least the threshold only the last stays, and all below."""
+    weights = np.exp(kept.logits.astype(np.float64) - float(kept.logits.max()))
+    is_top = weights >= threshold * weights.sum()
+    if is_top.sum() < 2:
+        return kept
+    tops = np.flatnonzero(is_top)
+    is_top[tops[np.argmin(kept.logits[tops])]] = False
+    return KeptCandidates(kept.tokens[~is_top], kept.logits[~is_top])
 
 
 def finite(adjusted: Logits) -> Logits:
