@@ -49,10 +49,13 @@ def as_the_reference_reads(number: str) -> float:
 
 
 def rules_of(schema: Any, options: Options | None = None) -> Rules | None:
+    """None: it is refused, or names something that it does not enforce, such as a format beside a length that
+    leaves nothing of it."""
     try:
-        return compile_schema(schema, options).rules
+        found = compile_schema(schema, options)
     except InvalidRequest:
         return None
+    return None if found.unenforced else found.rules
 
 
 @QUICK
