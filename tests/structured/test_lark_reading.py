@@ -49,6 +49,12 @@ TEXTS = {
         ["ab", "a", "a b c", "a1"],
     ),
     "greedy": ('start: /.+/ "x" | "y" /z*/ "a"', ["yza", "ya"], ["ax", "yz", "x"]),
+    "lines": (  # what a terminal forbids depends on how it ends: behind a comment nothing else can stand
+        'start: (_NEWLINE | NAME "=" _NEWLINE)*\nNAME: /[a-z]+/\n'
+        "_NEWLINE: (/\\n */ | COMMENT)+\nCOMMENT: /#[^\\n]*/",
+        ["x=\ny=\n", "\nx=#c\n", ""],
+        ["x=", "x=\ny"],
+    ),
     "counts": (
         'start: A ~ 2..3 ["b"] "c"{2} ("d" | "e")* X~2\nA: "a"\n_B: "q"\nX: "x".."z"',
         ["aaccxy", "aaabccdedzz"],

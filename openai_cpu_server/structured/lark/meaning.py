@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from openai_cpu_server.structured.languages.automaton import Automaton, build, state_rules
+import msgspec
+
+from openai_cpu_server.structured.languages.automaton import Automaton, build, state_rules, to_expr
 from openai_cpu_server.structured.languages.charset import CharSet
 from openai_cpu_server.structured.languages.expr import (
     ALL,
@@ -79,7 +81,6 @@ class _Terminals:
             self._language(name)
         self.automaton = functools.cache(self._automaton)
         self.first = functools.cache(self._first)
-        self.extending = functools.cache(self._extending)
         self.restricted = functools.cache(self._restricted)
 
     def taken_from(self, rules: Rules) -> Rules:
@@ -109,18 +110,28 @@ class _Terminals:
         """The characters that it may begin with."""
         return self._after(name, [0])
 
-    def _extending(self, name: str) -> CharSet:
-        """The characters that would go on with some text that it matches."""
-        return self._after(name, self.automaton(name).accepting)
+    def endings(self, name: str, following: CharSet) -> list[tuple[CharSet, Expr]]:
+        """Its texts, by those of the following characters that would go on with them."""
+        automaton, found = self.automaton(name), dict[CharSet, set[int]]()
+        for state in sorted(automaton.accepting):
+            found.setdefault(self._after(name, [state]) & following, set()).add(state)
+        if len(found) == 1:
+            return [(after, self.languages[name]) for after in found]
+        parts = {
+            after: to_expr(msgspec.structs.replace(automaton, accepting=frozenset(states)))
+            for after, states in found.items()
+        }
+        if None in parts.values():  # then none of the characters may follow any text
+            return [(self._after(name, automaton.accepting) & following, self.languages[name])]
+        return [(after, language) for after, language in parts.items() if language is not None]
 
     def _after(self, name: str, states: Iterable[int]) -> CharSet:
         edges = self.automaton(name).edges
         return CharSet.of(*(each for state in states for chars, _ in edges[state] for each in chars.ranges))
 
-    def _restricted(self, name: str, forbidden: CharSet) -> Expr:
-        """Its texts but the empty one that begin with none of these characters."""
-        language, first = self.languages[name], self.first(name) & forbidden
-        parts = [negate(seq(Chars(first), ALL))] if first else []
+    def _restricted(self, language: Expr, forbidden: CharSet) -> Expr:
+        """The texts of a language but the empty one that begin with none of these characters."""
+        parts = [negate(seq(Chars(forbidden), ALL))] if forbidden else []
         parts += [repeat(ANY_CHAR, 1, None)] if language.is_nullable else []
         return self._written(both(language, *parts)) if parts else self._written(language)
 
@@ -199,21 +210,30 @@ class _GreedyRules(RuleProduct[CharSet]):
         """`source`: references to rules and terminals, from the rule `_WHOLE` on. `following`: the terminals
         that may stand behind each. Raises InvalidGrammar."""
         self._terminals = terminals
-        self._after = {name: self._clashing(name, following.get(name, ())) for name in terminals.languages}
+        self._following = {
+            name: CharSet.of(*{first for other in found for first in terminals.first(other).ranges})
+            for name, found in following.items()
+        }
+        """By terminal, the characters with which what may follow it begins."""
+        self._endings = {name: terminals.endings(name, self._behind_it(name)) for name in terminals.languages}
         super().__init__(source, _WHOLE, CharSet(()))
 
-    def _clashing(self, name: str, following: Collection[str]) -> CharSet:
-        """The characters that may not follow it, of those with which what may stand there begins."""
-        firsts = {first for other in following for first in self._terminals.first(other).ranges}
-        return self._terminals.extending(name) & CharSet.of(*firsts)
+    def _behind_it(self, name: str) -> CharSet:
+        return self._following.get(name.rstrip(FILLED), CharSet(()))
 
     def _leaf(self, expr: Expr, before: CharSet) -> dict[CharSet, Expr]:
         assert isinstance(expr, Ref), expr
-        language = self._terminals.restricted(expr.name, before & self._terminals.first(expr.name))
-        after = self._after[expr.name.rstrip(FILLED)]
-        ways: dict[CharSet, Expr] = {} if language is NOTHING else {after: language}
-        is_nullable = self._terminals.languages[expr.name].is_nullable
-        return merged([ways, {before | after: EMPTY}]) if is_nullable else ways
+        first = self._terminals.first(expr.name)
+        if expr.name not in self._endings:
+            self._endings[expr.name] = self._terminals.endings(expr.name, self._behind_it(expr.name))
+        ways: list[dict[CharSet, Expr]] = [
+            {after: language}
+            for after, whole in self._endings[expr.name]
+            if (language := self._terminals.restricted(whole, before & first)) is not NOTHING
+        ]
+        if self._terminals.languages[expr.name].is_nullable:
+            ways.append({before | first & self._behind_it(expr.name): EMPTY})
+        return merged(ways)
 
     def _filled(self, item: Expr) -> Expr:
         made = FilledRules({**self._source, **self._terminals.languages})
