@@ -51,6 +51,7 @@ class ModelRegistry:
 
     An adapter of a model is called `MODEL:ADAPTER`. Where a model has that very name, that is meant.
     `MODEL:latest`, which Ollama's clients make of a name without a tag, is the model, if nothing else is.
+    `llama3.2:3b`, where there is no `llama3.2`, is `llama-3.2-3b`: Ollama puts a size behind a colon.
     """
 
     def __init__(self, models: Sequence[ServedModel], routers: Sequence[ModelRouter] = ()) -> None:
@@ -109,12 +110,20 @@ class ModelRegistry:
         if name in self._by_name:
             return ChosenModel(name, self._by_name[name])
         base, colon, adapter = name.rpartition(":")
-        if not colon or base not in self._by_name:
+        if not colon:
             return None
+        if base not in self._by_name:
+            return self._tagged(name)
         model = self._by_name[base]
         if adapter == LATEST and name not in _adapted_names(model):
             return ChosenModel(base, model)
         return ChosenModel(name, model, adapter)
+
+    def _tagged(self, name: str) -> ChosenModel | None:
+        """The model whose name has the same letters; None where several have."""
+        alike = [known for known in self._by_name if _letters(known) == _letters(name)]
+        models = {id(self._by_name[known]) for known in alike}
+        return ChosenModel(alike[0], self._by_name[alike[0]]) if len(models) == 1 else None
 
     def _adapted(self, name: str, adapter: str) -> ChosenModel | None:
         """The model of this name with the adapter that a field of its own names."""
@@ -199,6 +208,10 @@ class ModelRegistry:
 
 
 _NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace(":", "")
 
 
 def _adapted_names(model: ServedModel) -> Iterator[str]:

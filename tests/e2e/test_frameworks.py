@@ -27,7 +27,7 @@ types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.o
 workflow = Lazy("llama_index.core.agent.workflow")
 pydantic_ai, models = Lazy("pydantic_ai"), Lazy("pydantic_ai.models.openai")
 providers, litellm = Lazy("pydantic_ai.providers.openai"), Lazy("litellm")
-agents = Lazy("agents")
+agents, handlers = Lazy("agents"), Lazy("litellm.llms.custom_httpx.http_handler")
 
 pytestmark = [pytest.mark.native, pytest.mark.anyio]
 SHORT: Any = {"max_tokens": 60, "temperature": 0}
@@ -175,6 +175,20 @@ def test_litellm_may_send_what_other_services_note(client: openai.OpenAI) -> Non
         allowed_openai_params=["prompt_cache_key", "verbosity"],
     )
     assert answer.choices[0].message.content
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("event_loop_of_thread")
+@pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict:UserWarning")
+def test_litellm_speaks_as_to_ollama(server: ServerProcess) -> None:
+    http = handlers.HTTPHandler()
+    asked: Any = {"model": "ollama_chat/tiny", "api_base": server.url, "max_tokens": 8, "temperature": 0}
+    asked |= {"messages": [{"role": "user", "content": "Hi"}], "client": http}
+    whole = litellm.completion(**asked)
+    told = litellm.completion(**asked, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in told) == whole.choices[0].message.content
+    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("length", 8)
+    http.close()
 
 
 @pytest.fixture(params=["responses", "chat"])

@@ -67,6 +67,30 @@ def test_a_name_that_is_not_served_or_not_allowed_means_none(
     assert error.value.name == missing
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("qwen3.5:4b", "qwen3.5-4b"),
+        ("llama3.2:3b", "llama-3.2-3b"),
+        ("Gemma4:E2B", "gemma-4-e2b"),
+        ("qwen3.5-4b:latest", "qwen3.5-4b"),
+        ("twin:1b", None),
+        ("qwen3.5:9b", None),
+        ("qwen3.54b", None),
+    ],
+)
+def test_a_tag_means_the_model_that_is_called_so_with_a_hyphen(name: str, found: str | None) -> None:
+    names = ("qwen3.5-4b", "llama-3.2-3b", "gemma-4-e2b", "twin-1b", "tw-in-1b")
+    registry = ModelRegistry([model(each, engine=FakeEngine()) for each in names])
+    if found is None:
+        with pytest.raises(ModelNotFound):
+            registry.choose(name, None)
+    else:
+        assert registry.choose(name, None).model.name == found
+        with pytest.raises(ModelNotFound):
+            registry.choose(name, {"twin-1b"})
+
+
 def test_all_names_are_listed_in_order(registry: ModelRegistry) -> None:
     assert registry.names(None) == ("small", "s", "large")
     assert registry.names({"large", "s"}) == ("s", "large")
