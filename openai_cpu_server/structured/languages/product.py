@@ -138,7 +138,8 @@ class RuleProduct(ABC, Generic[S]):
             found = self._behind(found, item)
         if high is None:
             again = f"again.{item.serial}"
-            self._source[again] = alt(EMPTY, seq(self._filled(item), Ref(again)))
+            if again not in self._source:
+                self._source[again] = alt(EMPTY, seq(self._filled(item), Ref(again)))
             return self._behind(found, Ref(again))
         ends = [found]
         for _ in range(low, high):
