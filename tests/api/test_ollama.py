@@ -126,6 +126,76 @@ async def test_what_is_for_ollamas_runner_is_ignored_and_named(http: httpx.Async
     assert response.headers["x-ignored-parameters"] == "options.num_ctx,keep_alive"
 
 
+CALLED = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+BODIES: dict[str, tuple[str, Json]] = {
+    "Home Assistant": (
+        "chat",
+        {
+            "messages": [
+                {"role": "system", "content": "You are a house."},
+                *HI,
+                {"role": "assistant", "content": "", "tool_calls": [CALLED, CALLED]},
+                {"role": "tool", "content": '{"data": 1, "error": null}'},
+                {"role": "tool", "content": '{"data": 2, "error": null}'},
+            ],
+            "tools": [WEATHER],
+            "stream": True,
+            "keep_alive": -1,
+            "options": {"num_ctx": 8192.0},
+            "think": False,
+        },
+    ),
+    "Zed": (
+        "chat",
+        {
+            "messages": [
+                *HI,
+                {"role": "assistant", "content": "", "tool_calls": [CALLED], "thinking": None},
+                {"role": "tool", "tool_name": "weather", "content": "warm"},
+            ],
+            "stream": True,
+            "keep_alive": -1,
+            "options": {"num_ctx": 4096, "num_predict": None, "stop": [], "temperature": 1, "top_p": None},
+            "tools": [],
+            "think": None,
+        },
+    ),
+    "Continue": (
+        "generate",
+        {
+            "prompt": "def f(",
+            "raw": True,
+            "options": {"temperature": 0.01, "num_predict": 8, "stop": ["\n\n"], "num_ctx": 8192},
+            "keep_alive": 1800,
+            "stream": True,
+        },
+    ),
+    "Ollama's for Go": (
+        "generate",
+        {
+            "prompt": "hi",
+            "suffix": "",
+            "system": "",
+            "template": "",
+            "format": "",
+            "keep_alive": "5m0s",
+            "options": None,
+        },
+    ),
+    "one that is newer": ("chat", {"messages": HI, "something": {"new": 1}}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_bodies_of_clients_are_answered(http: httpx.AsyncClient, name: str) -> None:
+    """As their sources write them."""
+    path, body = BODIES[name]
+    response = await http.post(f"/api/{path}", json={"model": "fake", **body})
+    assert response.status_code == 200, response.text
+    assert lines(response)[-1]["done"]
+    assert "result without a call" not in response.headers.get("x-ignored-parameters", "")
+
+
 @pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
 async def test_who_asks_nothing_loads_the_model(http: httpx.AsyncClient, path: str, field: str) -> None:
     answer = (await http.post(path, json={"model": "fake"})).json()

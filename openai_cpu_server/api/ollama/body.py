@@ -22,7 +22,6 @@ from openai_cpu_server.api.asking.body import (
     TypicalP,
 )
 from openai_cpu_server.contract.request import COUNT
-from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
 
 MAX_TOOLS = 512
@@ -36,8 +35,6 @@ _ALL = AfterValidator(lambda number: COUNT.most if number < 0 else number)
 
 
 class OllamaOptions(OpenBody):
-    """What is not known here Ollama ignores, too."""
-
     hints: ClassVar[Hints] = dict.fromkeys(
         (
             "num_ctx",
@@ -95,7 +92,9 @@ Think = Annotated[
 KeepAlive = Union[str, int, float]
 
 
-class OllamaBody(Body):
+class OllamaBody(OpenBody):
+    """What is not known here Ollama ignores, too."""
+
     hints: ClassVar[Hints] = {"keep_alive": _KEPT}
     refusals: ClassVar[Refusals] = {
         "logprobs": Refusal("'/v1/chat/completions' tells them", (False,)),

@@ -29,8 +29,9 @@ _HINTS: Hints = {
 
 
 class OllamaEmbedBody(PoolingBody):
-    """A `truncate` that is absent is true, as Ollama has it."""
+    """A `truncate` that is absent is true, as Ollama has it; fields that are not known are ignored."""
 
+    is_open: ClassVar[bool] = True
     hints: ClassVar[Hints] = _HINTS
 
     input: Annotated[
@@ -44,6 +45,7 @@ class OllamaEmbedBody(PoolingBody):
 
 
 class OllamaOldEmbedBody(PoolingBody):
+    is_open: ClassVar[bool] = True
     hints: ClassVar[Hints] = _HINTS
 
     prompt: NonEmpty
