@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from openai_cpu_server.api.application import create_api
@@ -231,7 +232,13 @@ async def test_models_are_listed_and_shown(http: httpx.AsyncClient) -> None:
     family = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{family}.context_length"] > 0
     assert (await http.get("/api/version")).json()["version"].count(".") == 2
-    assert (await http.head("/")).status_code == 200
+
+
+@pytest.mark.parametrize("page", [True, False])
+async def test_whoever_asks_is_told_that_somebody_is_there(engine: FakeEngine, page: bool) -> None:
+    async with client(api(engine, msgspec.structs.replace(OPTIONS, page=page))) as http:
+        assert (await http.head("/")).status_code == 200
+        assert (await http.get("/")).status_code == (200 if page else 404)
 
 
 async def test_a_name_without_a_tag_is_the_latest(http: httpx.AsyncClient) -> None:

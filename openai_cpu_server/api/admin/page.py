@@ -73,9 +73,13 @@ class NoPage:
     """Stands where the page is left out."""
 
     async def index(self, request: Request) -> Response:
+        """Ollama's clients ask by `HEAD` whether somebody is there."""
+        if request.method == "HEAD":
+            return Response()
         raise HTTPException(404)
 
-    file = index
+    async def file(self, request: Request) -> Response:
+        raise HTTPException(404)
 
 
 def _response(request: Request, file: PageFile, version: str, caching: str) -> Response:
