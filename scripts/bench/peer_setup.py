@@ -6,6 +6,8 @@ All of it lies in the user's cache, under the version that our server runs on: e
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -21,6 +23,9 @@ _OPENVINO_NEEDS = ("openvino-genai>=2026.4", "starlette", "uvicorn")
 """The packages of `openvino_server.py`, which makes a server of OpenVINO GenAI."""
 _KERNELS = "-DGGML_NATIVE=ON"
 """The option with which `scripts/bootstrap` builds ours."""
+_AMX_TILES = Path(__file__).parents[1] / "packaging" / "amx_tiles.h"
+_COMPILER = {"CXXFLAGS": f"-include {shlex.quote(str(_AMX_TILES))} {os.environ.get('CXXFLAGS', '')}"}
+"""With GCC 12 llama.cpp dies on CPUs with AMX where it is compiled without that header, which says why."""
 _CMAKE = (
     _KERNELS,
     "-DCMAKE_BUILD_TYPE=Release",
@@ -78,7 +83,7 @@ def set_up(say: Say) -> None:
 
 def _build(sources: Path, tree: Path, say: Say) -> None:
     say(f"building llama-server with {jobs()} jobs (CMAKE_BUILD_PARALLEL_LEVEL): some minutes")
-    run(["cmake", "-S", str(llama_cpp_in(sources)), "-B", str(tree), *_CMAKE])
+    run(["cmake", "-S", str(llama_cpp_in(sources)), "-B", str(tree), *_CMAKE], extra=_COMPILER)
     run(["cmake", "--build", str(tree), "--target", "llama-server", "--parallel", jobs()])
     shutil.move(tree / "bin" / "llama-server", built_llama_server())
 
@@ -89,6 +94,6 @@ def _make_venv(folder: Path, packages: Sequence[str]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(partial)])
     pip = [str(partial / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
-    build = {"CMAKE_ARGS": _KERNELS, "CMAKE_BUILD_PARALLEL_LEVEL": jobs()}
+    build = {**_COMPILER, "CMAKE_ARGS": _KERNELS, "CMAKE_BUILD_PARALLEL_LEVEL": jobs()}
     run([*pip, *packages], extra=build)
     partial.rename(folder)
