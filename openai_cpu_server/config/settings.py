@@ -323,7 +323,10 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     )
     keep_alive_s: float = _of_servers(10.0, ge=0, description="seconds between comments on a silent stream")
     page: bool = _of_servers(True, description="a page for browsers at /: chat, and what the scheduler does")
-    lenient: bool = Field(False, description="ignore unknown parameters and name them in a header")
+    lenient: bool = Field(
+        False,
+        description="ignore unknown parameters and name them in a header; -1 output tokens are no limit",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         ENGINE_DEFAULTS.log_level, description="least level shown"
     )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
@@ -173,6 +173,7 @@ MOST_NAMED = 32
 """So many ignored fields are named at most: a header has little room, and a conversation many messages."""
 
 IGNORED = "x-ignored-parameters"
+_LENIENT = "lenient"
 
 
 class Ignored(msgspec.Struct, frozen=True):
@@ -185,16 +186,21 @@ class Ignored(msgspec.Struct, frozen=True):
         return {IGNORED: ",".join(self.names)} if self.names else {}
 
 
+def is_lenient(info: ValidationInfo) -> bool:
+    """Whether the body that a field is being checked of is read with `lenient`."""
+    return bool(info.context and info.context[_LENIENT])
+
+
 def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
-    """`lenient`: fields that nobody knows are ignored as well as harmless ones.
+    """`lenient`: fields that nobody knows are ignored as well as harmless ones, and some take more.
     Raises InvalidRequest, TooManyValues."""
     check_size(data, most_numbers=schema.most_numbers)
-    return _checked(partial(schema.model_validate_json, data), lenient=lenient)
+    return _checked(partial(schema.model_validate_json, data, context={_LENIENT: lenient}), lenient=lenient)
 
 
 def parse_fields(schema: type[B], fields: Mapping[str, object], *, lenient: bool) -> tuple[B, Ignored]:
     """The same with a part of a body that was parsed before. Raises InvalidRequest."""
-    return _checked(partial(schema.model_validate, fields), lenient=lenient)
+    return _checked(partial(schema.model_validate, fields, context={_LENIENT: lenient}), lenient=lenient)
 
 
 def _checked(validated: Callable[[], B], *, lenient: bool) -> tuple[B, Ignored]:

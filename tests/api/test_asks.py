@@ -191,6 +191,17 @@ async def test_a_lenient_server_says_what_it_ignores(path: str) -> None:
             assert (answer.status_code, answer.headers["x-ignored-parameters"]) == (200, "temprature")
 
 
+LIMITS = {TEXT: "max_tokens", CHAT_PATH: "max_tokens", RESPONSES: "max_output_tokens"}
+
+
+@pytest.mark.parametrize("path", LIMITS)
+async def test_a_lenient_server_answers_without_a_limit_for_minus_one(path: str) -> None:
+    for lenient, status in ((True, 200), (False, 400)):
+        async with client(create_api(served(FakeEngine(says="Hi")), ApiOptions(lenient=lenient)).app) as http:
+            answer = await http.post(path, json={**BODIES[path], LIMITS[path]: -1})
+            assert answer.status_code == status, answer.text
+
+
 @pytest.mark.parametrize(
     "name",
     ["tools[9]", "messages[7]", "max_tokens", "response_format", "reasoning_effort", "stop", "messages"],

@@ -277,6 +277,20 @@ def test_a_lenient_server_names_what_it_ignores() -> None:
     assert ignored.headers == {"x-ignored-parameters": "temprature,stream_options.x??y"}
 
 
+def unlimited(field: str, limit: object) -> ChatBody:
+    return parse(ChatBody, chat(**{field: limit}), lenient=True)[0]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_lenient_server_takes_a_limit_of_minus_one_as_none(field: str) -> None:
+    assert getattr(unlimited(field, -1), field) is None
+    assert getattr(unlimited(field, 1), field) == 1
+    for wrong in (-2, 0, -1.0, "-1"):
+        with pytest.raises(InvalidRequest) as caught:
+            unlimited(field, wrong)
+        assert caught.value.param == field
+
+
 def ignored_of(**fields: object) -> tuple[str, ...]:
     return parse(ChatBody, chat(**fields), lenient=False)[1].names
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
-from pydantic import AfterValidator, Discriminator, Field, JsonValue, PlainValidator, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    PlainValidator,
+    Tag,
+    ValidationInfo,
+)
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.contract.request import (
@@ -25,7 +34,7 @@ from openai_cpu_server.contract.request import (
     TYPICAL_P,
     USAGE_PENALTY,
 )
-from openai_cpu_server.http.parse import Body, header_safe
+from openai_cpu_server.http.parse import Body, header_safe, is_lenient
 from openai_cpu_server.http.unheeded import (
     GENERATION_HINTS,
     GENERATION_REFUSALS,
@@ -37,6 +46,11 @@ from openai_cpu_server.http.unheeded import (
 from openai_cpu_server.prompt.template import to_json
 
 T = TypeVar("T")
+
+
+def _or_no_limit(value: object, info: ValidationInfo) -> object:
+    """LM Studio's and llama-server's clients write -1 for no limit; OpenAI refuses it."""
+    return None if type(value) is int and value == -1 and is_lenient(info) else value
 
 
 def _text_or_list(value: object) -> str | None:
@@ -220,6 +234,10 @@ Count = Annotated[int, Field(ge=COUNT.least, lt=_TOO_MANY)]
 """None at least."""
 Several = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
 """One at least."""
+OutputLimit = Annotated[Several | None, BeforeValidator(_or_no_limit)]
+"""Of an answer's tokens."""
+ScoringLimit = Annotated[Count | None, BeforeValidator(_or_no_limit)]
+"""The same, where 0 asks for the prompt's scores alone."""
 Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 """Tokens; -1: any number, as llama-server has it."""
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]

@@ -18,8 +18,8 @@ from openai_cpu_server.api.asking.body import (
     Listed,
     Name,
     OpenBody,
+    OutputLimit,
     ReasoningBody,
-    Several,
     Some,
     Syntax,
     TextOrList,
@@ -232,8 +232,8 @@ Messages = Some[Message]
 
 class ChatBody(GenerationBody, ReasoningBody):
     messages: Messages
-    max_completion_tokens: Several | None = None
-    max_tokens: Several | None = None
+    max_completion_tokens: OutputLimit = None
+    max_tokens: OutputLimit = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None

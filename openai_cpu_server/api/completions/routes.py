@@ -10,7 +10,7 @@ from pydantic import Field
 
 from openai_cpu_server.api.asking.as_ask import generation_ask
 from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
-from openai_cpu_server.api.asking.body import Count, GenerationBody, Prompt, Several
+from openai_cpu_server.api.asking.body import GenerationBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.parts import ServerParts
@@ -24,7 +24,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompt
     suffix: str | None = None
-    max_tokens: Count | None = None
+    max_tokens: ScoringLimit = None
     best_of: Several | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from openai_cpu_server.api.admin.models import ModelCard, model_card
 from openai_cpu_server.api.asking.as_ask import any_object, generation_ask
 from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts
-from openai_cpu_server.api.asking.body import GenerationBody, JsonObject, Several
+from openai_cpu_server.api.asking.body import GenerationBody, JsonObject, OutputLimit
 from openai_cpu_server.api.asking.route import (
     BodyReader,
     Family,
@@ -54,7 +54,7 @@ PriorityName = Annotated[
 class GenerateFields(GenerationBody):
     """What these bodies have beside the common fields, prompts aside."""
 
-    max_tokens: Several | None = None
+    max_tokens: OutputLimit = None
     format: Literal["text", "json"] | None = None
     """With a `json_schema` it is JSON anyway."""
     raw: bool | None = None

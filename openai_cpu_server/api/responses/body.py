@@ -18,6 +18,7 @@ from openai_cpu_server.api.asking.body import (
     JsonObject,
     Listed,
     Name,
+    OutputLimit,
     Several,
     SharedBody,
     Syntax,
@@ -382,7 +383,7 @@ class ResponsesBody(SharedBody, TurnFields):
     stream_options: ResponsesStreamOptions | None = None
     max_tool_calls: Several | None = None
     """Counts calls of tools that the server runs itself; there are none."""
-    max_output_tokens: Several | None = None
+    max_output_tokens: OutputLimit = None
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: TopLogprobs | None = None
     prompt_cache_key: str | None = None
