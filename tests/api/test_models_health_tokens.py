@@ -191,6 +191,13 @@ async def test_detokenize(http: httpx.AsyncClient) -> None:
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ("/tokenize", {"messages": [USER], "parse_special": True}, "parse_special"),
         ("/tokenize", {"messages": [USER], "chat_template": "{{ x }}"}, "chat_template"),
+        ("/tokenize", {"messages": [USER], "tools": [{}]}, "tools[0].type"),
+        ("/tokenize", {"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
+        (
+            "/tokenize",
+            {"messages": [USER], "chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs.messages",
+        ),
         ("/tokenize", {"messages": [USER], "continue_final_message": True}, "continue_final_message"),
         (
             "/tokenize",

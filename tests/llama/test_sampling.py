@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import itertools
@@ -15,7 +16,7 @@ from openai_cpu_server.contract.request import DryPenalty, Sampling
 from openai_cpu_server.contract.step import Open
 from openai_cpu_server.llama.bindings import llama_cpp
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
-from openai_cpu_server.llama.sampling.adjustments import DryRepetitions
+from openai_cpu_server.llama.sampling.adjustments import DryRepetitions, common_suffixes
 from openai_cpu_server.llama.sampling.sampler import (
     BadLogits,
     Sampler,
@@ -359,11 +360,20 @@ def test_nothing_ends_before_the_least_number_of_tokens() -> None:
     assert resumed.choose(logits) not in (2, 10)
 
 
+def test_ignoring_the_end_forbids_no_stop_token() -> None:
+    logits = np.zeros(100, np.float32)
+    logits[[2, 77]] = [9, 8]
+    assert sampler(temperature=0, ignore_eos=True, stop_tokens=(77,)).choose(logits) == 77
+    both = sampler(temperature=0, ignore_eos=True, stop_tokens=(77,), min_tokens=1)
+    assert both.choose(logits) not in (2, 77)
+
+
 @pytest.mark.native
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(16))
 def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, seed: int) -> None:
     rng = random.Random(seed)
     known = [vocabulary.encode(text, add_special=False, parse_special=False)[0] for text in "abcde\n:"]
+    weights = rng.choice([[9, 9, 9, 5, 3, 1, 1], [1, 0, 0, 0, 0, 0, 0], [40, 1, 0, 0, 0, 1, 0]])
     penalty = DryPenalty(
         multiplier=rng.choice([0.5, 1.0, 3.0]),
         base=rng.choice([1.0, 1.75, 3.0]),
@@ -382,7 +392,7 @@ def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, 
     )
     size = vocabulary.vocab_size
     records = (llama_cpp.llama_token_data * size)()
-    tokens = list(rng.choices(known, weights=[9, 9, 9, 5, 3, 1, 1], k=rng.choice([0, 9, 80])))
+    tokens = list(rng.choices(known, weights, k=rng.choice([0, 1, 9, 80, 300])))
     ours = DryRepetitions(penalty, tokens, functools.partial(vocabulary.piece, special=True))
     for token in tokens:
         llama_cpp.llama_sampler_accept(native, token)
@@ -391,14 +401,52 @@ def test_repetitions_cost_what_llama_cpp_takes_for_them(vocabulary: Vocabulary, 
             records[token] = llama_cpp.llama_token_data(token, 0.0, 0.0)
         array = llama_cpp.llama_token_data_array(records, size, -1, False)
         llama_cpp.llama_sampler_apply(native, ctypes.byref(array))
-        expected = {records[i].id: records[i].logit for i in range(size) if records[i].logit}
+        # What is taken beyond that forbids a token; llama.cpp's own powers may be infinite.
+        expected = {records[i].id: max(records[i].logit, -1e30) for i in range(size) if records[i].logit}
         logits = np.zeros(size, np.float32)
         ours.apply(logits)
-        assert {int(token): logits[token] for token in np.flatnonzero(logits)} == pytest.approx(expected)
-        token = rng.choices(known, weights=[9, 9, 9, 5, 3, 1, 1])[0]
+        found = {int(token): max(logits[token], -1e30) for token in np.flatnonzero(logits)}
+        assert found == pytest.approx(expected)
+        token = rng.choices(known, weights)[0]
         ours.accept(token)
         llama_cpp.llama_sampler_accept(native, token)
     llama_cpp.llama_sampler_free(native)
+
+
+def test_repetitions_are_found_in_one_pass_whatever_is_repeated() -> None:
+    looked_at = collections.Counter[int]()
+
+    def piece(token: int) -> bytes:
+        looked_at[token] += 1
+        return b"word"
+
+    found = DryRepetitions(DryPenalty(multiplier=1.0), [7] * 100_000, piece)
+    logits = np.zeros(20, np.float32)
+    found.apply(logits)
+    found.accept(7)
+    assert np.flatnonzero(logits).tolist() == [7]
+    assert looked_at == {7: 1}
+
+
+class _Comparisons(int):
+    """A token that counts how often it is compared."""
+
+    num = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Comparisons.num += 1
+        return isinstance(other, int) and int(self) == int(other)
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("words", [(1,), (1, 2), (1, 1, 2), (1, 1, 1, 1, 1, 1, 1, 1, 1, 2)])
+def test_common_suffixes_take_linear_work(words: tuple[int, ...]) -> None:
+    tokens = [_Comparisons(word) for word in words * (3000 // len(words))]
+    _Comparisons.num = 0
+    found = common_suffixes(tokens)
+    assert _Comparisons.num <= 2 * len(tokens)
+    assert found[-1 - len(words)] == len(tokens) - len(words)
 
 
 def test_a_breaker_may_lie_over_several_tokens() -> None:
@@ -408,3 +456,18 @@ def test_a_breaker_may_lie_over_several_tokens() -> None:
         logits = np.zeros(20, np.float32)
         found.apply(logits)
         assert (not logits.any()) == is_cut
+
+
+@pytest.mark.parametrize("is_prompt", [True, False])
+def test_a_short_breaker_ends_nothing_behind_it(is_prompt: bool) -> None:
+    penalty = DryPenalty(multiplier=1.0, allowed_length=1, breakers=("x", "never seen"))
+    tokens = [ord(letter) for letter in "abxab"]
+    found = DryRepetitions(penalty, tokens if is_prompt else (), lambda token: bytes([token]))
+    for token in () if is_prompt else tokens:
+        found.accept(token)
+    logits = np.zeros(128, np.float32)
+    found.apply(logits)
+    assert not logits.any(), "what follows the earlier `ab` is a breaker itself"
+    found.accept(ord("a"))
+    found.apply(logits)
+    assert np.flatnonzero(logits).tolist() == [ord("b")]

@@ -12,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.asking.ask import LONG_BODY, JsonObject
-from openai_cpu_server.api.asking.body import MAX_TOOLS
+from openai_cpu_server.api.asking.prompts import PromptEnds
+from openai_cpu_server.api.asking.resolve import prompt_of
 from openai_cpu_server.api.asking.sampling import check_tokens
-from openai_cpu_server.api.chat.body import Messages, checked_messages
+from openai_cpu_server.api.chat.body import ChatBody, Messages, Tools
+from openai_cpu_server.api.chat.routes import chat_ask
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.model_info import ModelKind, Tokenizer
 from openai_cpu_server.errors import wrong
@@ -27,7 +29,7 @@ from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
-from openai_cpu_server.prompt.chat_prompts import Conversation, require_room, whole_prompt
+from openai_cpu_server.prompt.chat_prompts import require_room, whole_prompt
 
 
 class TokenizeBody(Body):
@@ -55,8 +57,7 @@ class TokenizeBody(Body):
     continue_final_message: bool | None = None
     """The last message, of the assistant, is the beginning of the answer; absent or false: so it is in any
     case, unless `add_generation_prompt` is false."""
-    tools: Annotated[list[JsonObject], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    """As the template is told them."""
+    tools: Tools | None = None
     chat_template: str | None = None
     """The name of one of the model's templates."""
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
@@ -179,7 +180,7 @@ def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[
         raise wrong("Give exactly one of 'content', 'prompt' and 'messages'.", "content")
     asked = body.add_special_tokens if body.add_special is None else body.add_special
     if body.messages is not None:
-        return _tokens_of_messages(body, body.messages, model, limit, has_marks=asked)
+        return _tokens_of_messages(body, body.messages, model, has_marks=asked)
     if strange := next((name for name in _OF_MESSAGES if getattr(body, name) is not None), None):
         raise wrong("This is for 'messages'.", strange)
     text = body.content if body.prompt is None else body.prompt
@@ -193,7 +194,7 @@ def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[
 
 
 def _tokens_of_messages(
-    body: TokenizeBody, messages: Messages, model: ServedModel, limit: int | None, *, has_marks: bool | None
+    body: TokenizeBody, messages: Messages, model: ServedModel, *, has_marks: bool | None
 ) -> tuple[int, ...]:
     if body.parse_special is not None:
         raise wrong("Contents of messages are text always.", "parse_special")
@@ -201,17 +202,16 @@ def _tokens_of_messages(
     if body.continue_final_message and (body.add_generation_prompt or messages[-1].role != "assistant"):
         what = "begin another answer" if body.add_generation_prompt else "end with another's message"
         raise wrong(f"A conversation cannot be continued and {what}.", "continue_final_message")
-    asked = Conversation(
-        messages=checked_messages(messages),
-        tools=body.tools or (),
-        template=model.template(body.chat_template, has_tools=bool(body.tools)).name,
-        variables=body.chat_template_kwargs or {},
-        most_tokens=limit,
-        begins_answer=begins_answer,
-        has_marks=has_marks,
-        marks_borders=False,
+    ask = chat_ask(
+        ChatBody(
+            messages=messages,
+            tools=body.tools,
+            chat_template=body.chat_template,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
     )
-    return model.prompts.prompt(asked).tokens
+    ends = PromptEnds(begins_answer=begins_answer, has_marks=has_marks)
+    return prompt_of(ask, model, ends).tokens
 
 
 def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:

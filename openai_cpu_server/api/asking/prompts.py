@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, takewhile
-from typing import Union
+from typing import NamedTuple, Union
 
 from openai_cpu_server.answers.store import LastTurn
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedTexts
@@ -23,11 +23,28 @@ _BLANK = "..."
 Messages = Sequence[AskedMessage]
 
 
+class PromptEnds(NamedTuple):
+    """How a conversation begins and ends as a prompt."""
+
+    begins_answer: bool = True
+    has_marks: bool | None = None
+    """BOS goes first; None: where the model wants it and the template does not write it."""
+
+
+WHOLE = PromptEnds()
+
+
 class PromptMaker:
     """Makes prompts of messages for one model, with all else that one call says."""
 
     def __init__(
-        self, ask: Ask, path: str, plan: ToolPlan | None, model: ServedModel, info: ModelInfo | None
+        self,
+        ask: Ask,
+        path: str,
+        plan: ToolPlan | None,
+        model: ServedModel,
+        info: ModelInfo | None,
+        ends: PromptEnds = WHOLE,
     ) -> None:
         """`path` is blamed for what cannot be made a prompt. `info`: None for a model that is not loaded.
         Raises InvalidRequest for a template that there is not."""
@@ -38,6 +55,7 @@ class PromptMaker:
         self._plan = plan
         self._model = model
         self._info = info
+        self._ends = ends
 
     def prompt(self, messages: Messages) -> ChatPrompt:
         try:
@@ -70,6 +88,8 @@ class PromptMaker:
                 variables=variables,
                 thinks_not=self.thinking.thinks_not,
                 most_tokens=None if info is None else info.context_limit,
+                begins_answer=self._ends.begins_answer,
+                has_marks=self._ends.has_marks,
                 # Without a state a sequence begins anywhere: to look for borders would be in vain.
                 marks_borders=info is None or info.state_bytes > 0,
             )

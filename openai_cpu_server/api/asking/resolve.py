@@ -20,7 +20,14 @@ from openai_cpu_server.api.asking.output import (
     of_answer,
     tool_plan,
 )
-from openai_cpu_server.api.asking.prompts import PromptMaker, last_turn, shortened, text_prompts
+from openai_cpu_server.api.asking.prompts import (
+    WHOLE,
+    PromptEnds,
+    PromptMaker,
+    last_turn,
+    shortened,
+    text_prompts,
+)
 from openai_cpu_server.api.asking.sampling import (
     NumChoices,
     OutputRoom,
@@ -37,6 +44,7 @@ from openai_cpu_server.http.clients import Client, account_of
 from openai_cpu_server.http.parse import Ignored, header_safe
 from openai_cpu_server.http.unheeded import TIERS
 from openai_cpu_server.models.served import ServedModel
+from openai_cpu_server.prompt.chat_prompts import ChatPrompt
 from openai_cpu_server.prompt.tool_formats import ToolFormat
 
 UNENFORCED = "x-unenforced-schema-keywords"
@@ -70,11 +78,16 @@ def resolve(ask: Ask, asking: ModelContext) -> Call:
     return _resolved(shorter, asking)
 
 
+def prompt_of(ask: Ask, model: ServedModel, ends: PromptEnds = WHOLE) -> ChatPrompt:
+    """The prompt of its conversation. Raises InvalidRequest, DeadlyInput."""
+    assert isinstance(ask.prompt, AskedConversation), "nobody asks for other prompts"
+    maker = PromptMaker(ask, ask.prompt.path, tool_plan(ask.tools), model, model.engine.info, ends)
+    return maker.prompt(ask.prompt.messages)
+
+
 def prompt_tokens(ask: Ask, model: ServedModel) -> int:
-    """How long the prompt of its conversation is. Raises InvalidRequest, DeadlyInput."""
-    assert isinstance(ask.prompt, AskedConversation), "nobody asks how long other prompts are"
-    maker = PromptMaker(ask, ask.prompt.path, tool_plan(ask.tools), model, model.engine.info)
-    return len(maker.prompt(ask.prompt.messages).tokens)
+    """How long that is. Raises what `prompt_of` raises."""
+    return len(prompt_of(ask, model).tokens)
 
 
 def served_tier(asked: str, priority: Priority) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openai_cpu_server.contract.request import REPEAT_PENALTY, DryPenalty, Sampling
 from openai_cpu_server.llama.cells.context import Logits
@@ -15,6 +17,7 @@ Spelling = Callable[[int], bytes]
 """The text of a token, of control tokens too."""
 _MOST_EXPONENT = 80.0
 """Powers above e to this are so many: more would be infinite as float32."""
+_MORE_TOKENS = 256
 
 
 class Adjustments:
@@ -37,22 +40,23 @@ class Adjustments:
         self._repeats = _RepeatPenalty(sampling, prompt) if sampling.repeat_penalty != 1 else None
         penalizes_usage = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
         self._usage = _UsagePenalty(sampling) if penalizes_usage else None
-        self._dry = DryRepetitions(sampling.dry, prompt, piece) if sampling.dry is not None else None
-        self._ends = np.array(sorted({*end_tokens, *sampling.stop_tokens}), np.int64)
-        self._may_not_end = sampling.ignore_eos
+        dry = sampling.dry
+        self._dry = DryRepetitions(dry, (*prompt, *output), piece) if dry is not None else None
+        self._never = np.array(sorted(end_tokens) if sampling.ignore_eos else [], np.int64)
+        self._not_yet = np.array(sorted({*end_tokens, *sampling.stop_tokens}), np.int64)
         self._num_left = sampling.min_tokens
         """Tokens that must come before the end."""
         for token in output:
-            self.accept(token)
+            self._count(token)
 
     @property
     def is_empty(self) -> bool:
-        nothing_static = not len(self._bias_tokens) and not self._forbids_ends
+        nothing_static = not len(self._bias_tokens) and not len(self._forbidden)
         return nothing_static and self._repeats is None and self._usage is None and self._dry is None
 
     @property
-    def _forbids_ends(self) -> bool:
-        return bool(len(self._ends)) and (self._may_not_end or self._num_left > 0)
+    def _forbidden(self) -> NDArray[np.int64]:
+        return self._not_yet if self._num_left > 0 else self._never
 
     def apply(self, adjusted: Logits) -> None:
         """(vocabulary,) -> the same, changed, with -inf where a token is forbidden."""
@@ -63,17 +67,19 @@ class Adjustments:
             self._usage.apply(adjusted)
         if self._dry is not None:
             self._dry.apply(adjusted)
-        if self._forbids_ends:
-            adjusted[self._ends] = -np.inf
+        adjusted[self._forbidden] = -np.inf
 
     def accept(self, token: int) -> None:
         """Record that `token` was chosen."""
+        self._count(token)
+        if self._dry is not None:
+            self._dry.accept(token)
+
+    def _count(self, token: int) -> None:
         if self._repeats is not None:
             self._repeats.accept(token)
         if self._usage is not None:
             self._usage.accept(token)
-        if self._dry is not None:
-            self._dry.accept(token)
         self._num_left -= 1
 
 
@@ -124,56 +130,94 @@ class _UsagePenalty:
 
 
 class DryRepetitions:
-    """Where the sequence's last tokens have stood before, and how many of them, token by token.
+    """Where the sequence's last tokens have stood before, and how many of them.
 
     Penalties are those of `llama_sampler_init_dry`: a repetition ends at a breaker. A breaker of several
-    tokens is found by the text that they spell.
+    tokens is found by the text that they spell. Opening takes time linear in the number of tokens, whatever
+    they are; a token more, one pass of numpy over them.
     """
 
-    def __init__(self, penalty: DryPenalty, prompt: Iterable[int], piece: Spelling) -> None:
+    def __init__(self, penalty: DryPenalty, tokens: Sequence[int], piece: Spelling) -> None:
         self._penalty = penalty
-        self._piece = piece
+        self._piece = functools.cache(piece)
         self._breakers = [breaker.encode() for breaker in penalty.breakers]
         self._longest = max(map(len, self._breakers), default=1)
-        self._tail = b""
-        """The end of the text: a breaker may lie over several tokens."""
-        self._tokens: list[int] = []
-        self._places: dict[int, list[int]] = {}
-        """By token, where it stands."""
-        self._lengths: dict[int, int] = {}
-        """By a place where the last token has stood before: so many tokens up to there are those up to the
-        end."""
         power = math.log(penalty.base)
         self._most_above = int(_MOST_EXPONENT / power) if power > 0 else 0
-        for token in prompt:
-            self.accept(token)
+        if penalty.last_n is not None:
+            tokens = tokens[max(len(tokens) - penalty.last_n, 0) :]
+        self._count = len(tokens)
+        self._tokens = np.array(tokens, np.int32)
+        self._lengths = common_suffixes(tokens)
+        """By place: so many tokens up to there are those up to the end, counted from the last breaker on."""
+        self._tail = b""
+        """The end of the text: a breaker may lie over several tokens."""
+        self._stop_at_breaker()
+
+    def _stop_at_breaker(self) -> None:
+        matters = int(self._lengths[:-1].max(initial=0)) + self._longest
+        pieces = [self._piece(token) for token in self._tokens[max(self._count - matters, 0) :].tolist()]
+        text = b"".join(pieces)
+        end = max((at + len(each) for each in self._breakers if (at := text.rfind(each)) >= 0), default=0)
+        ends = np.cumsum([len(piece) for piece in pieces])
+        num_behind = len(pieces) - 1 - int(ends.searchsorted(end, "left")) if end else self._count
+        np.minimum(self._lengths, num_behind, out=self._lengths)
+        self._tail = self._end_of(text)
 
     def accept(self, token: int) -> None:
-        before, places = self._lengths, self._places.setdefault(token, [])
-        goes_on = not self._ends_with_breaker(token)
-        self._lengths = {at: before.get(at - 1, 0) + 1 for at in places} if goes_on else {}
-        places.append(len(self._tokens))
-        self._tokens.append(token)
+        if self._count == len(self._tokens):
+            room = np.zeros(_MORE_TOKENS, np.int32)
+            self._tokens = np.concatenate([self._tokens, room])
+            self._lengths = np.concatenate([self._lengths, room])
+        before = self._lengths[: self._count]
+        if self._ends_with_breaker(token):
+            before[:] = 0
+        else:
+            before[1:] = before[:-1] + 1
+            before[:1] = 1
+            before *= self._tokens[: self._count] == token
+        self._tokens[self._count] = token
+        self._count += 1
 
     def apply(self, logits: Logits) -> None:
         allowed, last_n = self._penalty.allowed_length, self._penalty.last_n
-        first = 0 if last_n is None else len(self._tokens) - last_n
-        longest: dict[int, int] = {}
-        for at, length in self._lengths.items():
-            length = min(length, at - first + 1)
-            follower = self._tokens[at + 1]
-            if length >= max(allowed, 1) and longest.get(follower, 0) < length:
-                longest[follower] = length
-        for token, length in longest.items():
-            if not self._has_breaker(self._piece(token)):
+        places = np.flatnonzero(self._lengths[: max(self._count - 1, 0)] >= max(allowed, 1))
+        lengths = self._lengths[places]
+        if last_n is not None:
+            lengths = np.minimum(lengths, places - (self._count - last_n) + 1)
+        followers, which = np.unique(self._tokens[places + 1], return_inverse=True)
+        longest = np.zeros(len(followers), np.int32)
+        np.maximum.at(longest, which, lengths)
+        for token, length in zip(followers.tolist(), longest.tolist(), strict=True):
+            if length >= max(allowed, 1) and not self._has_breaker(self._piece(token)):
                 above = min(length - allowed, self._most_above)
                 logits[token] -= np.float32(self._penalty.multiplier * self._penalty.base**above)
 
     def _ends_with_breaker(self, token: int) -> bool:
-        piece = self._piece(token)
-        text = self._tail + piece
-        self._tail = text[len(text) - self._longest + 1 :] if len(text) >= self._longest else text
-        return self._has_breaker(text)
+        tail, piece = self._tail, self._piece(token)
+        text = tail + piece
+        self._tail = self._end_of(text)
+        return any(text.find(each, max(len(tail) - len(each) + 1, 0)) >= 0 for each in self._breakers)
+
+    def _end_of(self, text: bytes) -> bytes:
+        return text[max(len(text) - self._longest + 1, 0) :]
 
     def _has_breaker(self, text: bytes) -> bool:
         return any(breaker in text for breaker in self._breakers)
+
+
+def common_suffixes(tokens: Sequence[int]) -> NDArray[np.int32]:
+    """(tokens,) -> by place, how many tokens up to there are the last ones of all: the Z algorithm from
+    behind."""
+    backwards = tokens[::-1]
+    count = len(backwards)
+    lengths = [0] * count
+    first = last = 0
+    for at in range(1, count):
+        length = min(lengths[at - first], last - at) if at < last else 0
+        while at + length < count and backwards[length] == backwards[at + length]:
+            length += 1
+        lengths[at] = length
+        if at + length > last:
+            first, last = at, at + length
+    return np.array(lengths[::-1], np.int32)
