@@ -17,6 +17,7 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
+from openai_cpu_server.contract.media import BLIND, MeasuredPicture, MediaRows, PictureSize
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, ModelKind
 from openai_cpu_server.contract.request import Constraint, Priority, Thinking, Thoughts
 from openai_cpu_server.contract.scheduling import Experiment
@@ -332,6 +333,9 @@ class FakeBackend:
         self.adapters[adapter.key] = adapter
         return LoadedAdapter(key=adapter.key, rank=8, num_tensors=1, size_bytes=100)
 
+    def measure(self, size: PictureSize) -> MeasuredPicture:
+        return MeasuredPicture(size, ((1,), MediaRows(size.width, size.width), (2,)))
+
     def unload_adapter(self, key: str) -> None:
         assert all(cell.adapter != key for cells in self.cells.values() for cell in cells), "it is in use"
         del self.adapters[key]
@@ -525,6 +529,9 @@ class FakeEmbedder:
 
     def interrupt(self) -> None:
         self._interrupted.set()
+
+    def measure(self, size: PictureSize) -> MeasuredPicture:
+        return MeasuredPicture(size, why_not=BLIND)
 
     def close(self) -> None:
         pass

@@ -14,6 +14,7 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.media import MediaShape, PictureSize
 from openai_cpu_server.contract.messages import KVStats, ModelLoading, QueuePlace, StepFigures, TokenEvent
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -248,6 +249,14 @@ class Engine(Protocol):
 
         Raises `EngineUnavailable`, `QueueFull`, and `InvalidRequest` for an input that is empty or too long,
         and where the model does not embed.
+        """
+        ...
+
+    async def shapes(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
+        """What stands in a prompt for pictures of these sizes. It wakes an engine that sleeps.
+
+        Raises `InvalidRequest` where the model takes no pictures, or none of such a size, and
+        `EngineUnavailable`.
         """
         ...
 

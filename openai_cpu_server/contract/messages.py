@@ -9,6 +9,7 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import SequenceFigures
+from openai_cpu_server.contract.media import MeasuredPicture, PictureSize
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, RefusedAdapter
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, OutputPart, Priority
@@ -47,6 +48,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one sequence drafts in a step."""
     draft_model_path: str | None = None
     """A small model with the same tokens."""
+    projector_path: str | None = None
+    """What makes rows of pictures, in a file of its own; None: the model sees nothing."""
     adapters: tuple[Adapter, ...] = ()
     """Loaded at start; one that cannot be is refused alone."""
     cache_bytes: int = 0
@@ -116,6 +119,12 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     key: str
 
 
+class MeasurePictures(msgspec.Struct, frozen=True, tag="measure_pictures"):
+    """What stands for pictures of these sizes in a prompt? `PicturesMeasured` answers, for each once."""
+
+    sizes: tuple[PictureSize, ...]
+
+
 class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
     """The engine may compute until it sends `TurnBack`. Only for one that shares its cores."""
 
@@ -165,6 +174,7 @@ Command = Union[
     ClearCache,
     LoadAdapter,
     UnloadAdapter,
+    MeasurePictures,
     GrantTurn,
     ShortenTurn,
     ShowSteps,
@@ -256,6 +266,10 @@ class AdapterRefused(msgspec.Struct, frozen=True, tag="adapter_refused"):
     """It was not loaded; nothing else has changed."""
 
     adapter: RefusedAdapter
+
+
+class PicturesMeasured(msgspec.Struct, frozen=True, tag="pictures_measured"):
+    pictures: tuple[MeasuredPicture, ...]
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
@@ -393,6 +407,7 @@ Event = Union[
     LoadingAdapter,
     AdapterLoaded,
     AdapterRefused,
+    PicturesMeasured,
     StepStarted,
     Handling,
     StepDone,

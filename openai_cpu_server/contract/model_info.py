@@ -8,6 +8,8 @@ from typing import Protocol
 
 import msgspec
 
+from openai_cpu_server.contract.media import MeasuredPicture, PictureSize
+
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter to load. A file with other content makes another adapter, even if it has the same name."""
@@ -217,6 +219,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers in a vector, or a reranker's scores of one pair; 0 for a model that generates text."""
     max_input_tokens: int = 0
     """The longest input that can be embedded or scored; 0 for a model that generates text."""
+    sees: bool = False
+    """It takes pictures: a projector was loaded with it."""
 
     @property
     def state_tokens(self) -> int:
@@ -280,7 +284,8 @@ class ThreadControl(Protocol):
 
 
 class NativeModel(Protocol):
-    """Owns a model and its memory, whatever it computes. Of these only `interrupt` is for other threads."""
+    """Owns a model and its memory, whatever it computes. Of these only `interrupt` and `measure` are for
+    other threads."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -297,6 +302,10 @@ class NativeModel(Protocol):
 
         Later steps are not affected. Any thread may call it.
         """
+        ...
+
+    def measure(self, size: PictureSize) -> MeasuredPicture:
+        """What stands in a prompt for a picture of this size."""
         ...
 
     def close(self) -> None: ...

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from openai_cpu_server.contract.media import Medium, Picture
+
 MOST_INT = 2**31 - 1
 """The largest int32."""
 
@@ -303,7 +305,10 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     """One sequence to generate, which is one choice of one API call."""
 
     tokens: tuple[int, ...]
-    """The prompt, which has at least one token."""
+    """The prompt, which has at least one token. Rows of media are in it as `media.row_numbers`."""
+    pictures: tuple[Picture, ...] = ()
+    media: tuple[Medium, ...] = ()
+    """Where their rows stand in the prompt, in order. Behind the last one there are tokens."""
     borders: tuple[int, ...] = ()
     """Lengths of beginnings of the prompt, ascending, behind which other prompts are likely to differ: the
     system prompt and tools, all before the last user's text, all before the answer. The last may be all of

@@ -147,7 +147,9 @@ def _serve(
             backend.interrupt()
 
     check = core.check_adapter
-    with Preparation(core.prepare, check, announce=channel.send, hand_on=hand_on) as preparation:
+    with Preparation(
+        core.prepare, check, measure=backend.measure, announce=channel.send, hand_on=hand_on
+    ) as preparation:
         reader.interrupts(backend, core.is_worth_interrupting)
         reader.serves(preparation.take)
         channel.send(Ready(info=backend.info))

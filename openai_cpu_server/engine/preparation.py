@@ -1,6 +1,6 @@
 """Constraints are prepared beside the loop and beside the reader, so that neither waits for a compiler.
 
-So are adapters, whose files may be large.
+So are adapters, whose files may be large, and what stands for pictures in prompts is found there.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from collections.abc import Callable
 from itertools import count
 from queue import PriorityQueue
 
+from openai_cpu_server.contract.engine import RequestFailed, contained
+from openai_cpu_server.contract.media import MeasuredPicture, PictureSize
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
     Handling,
     HideSteps,
     LoadAdapter,
+    MeasurePictures,
+    PicturesMeasured,
     ShowSteps,
     Submit,
     UnloadAdapter,
@@ -25,11 +29,21 @@ from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 
-Request = Submit | CancelRequest | ClearCache | LoadAdapter | UnloadAdapter | ShowSteps | HideSteps
+Request = (
+    Submit
+    | CancelRequest
+    | ClearCache
+    | LoadAdapter
+    | UnloadAdapter
+    | MeasurePictures
+    | ShowSteps
+    | HideSteps
+)
 """Commands that are taken once the engine is ready."""
-_END = (-1, 0, None)
+Prepared = Submit | LoadAdapter | MeasurePictures
+_END = (-2, 0, None)
 """It sorts before all requests."""
-_BEHIND_REQUESTS = max(Priority) + 1
+_BEFORE_REQUESTS, _BEHIND_REQUESTS = min(Priority) - 1, max(Priority) + 1
 
 
 class Preparation:
@@ -45,15 +59,17 @@ class Preparation:
         prepare: Callable[[Submit], PreparedRequest | RefusedRequest],
         check: Callable[[Adapter], CheckedAdapter],
         *,
-        announce: Callable[[Handling], None],
+        measure: Callable[[PictureSize], MeasuredPicture],
+        announce: Callable[[Handling | PicturesMeasured], None],
         hand_on: Callable[[Work], None],
     ) -> None:
         """`announce` and `hand_on` are called in several threads."""
         self._prepare = prepare
         self._check = check
+        self._measure = measure
         self._announce = announce
         self._hand_on = hand_on
-        self._queue: PriorityQueue[tuple[int, int, Submit | LoadAdapter | None]] = PriorityQueue()
+        self._queue: PriorityQueue[tuple[int, int, Prepared | None]] = PriorityQueue()
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._cancelled: dict[str, bool] = {}
@@ -77,6 +93,8 @@ class Preparation:
                 self._queue.put((request.priority, next(self._numbers), command))
             case LoadAdapter():
                 self._queue.put((_BEHIND_REQUESTS, next(self._numbers), command))
+            case MeasurePictures():
+                self._queue.put((_BEFORE_REQUESTS, next(self._numbers), command))
             case CancelRequest(id=request_id) if self._is_put_off(request_id):
                 pass
             case _:
@@ -93,10 +111,20 @@ class Preparation:
     def _work(self) -> None:
         with contextlib.suppress(ConnectionError):  # nobody is left to announce anything to
             while (command := self._queue.get()[2]) is not None:
-                if isinstance(command, LoadAdapter):
-                    self._hand_on(self._check(command.adapter))
-                else:
-                    self._work_on(command)
+                match command:
+                    case LoadAdapter(adapter=adapter):
+                        self._hand_on(self._check(adapter))
+                    case MeasurePictures(sizes=sizes):
+                        self._announce(PicturesMeasured(tuple(map(self._measured, sizes))))
+                    case Submit():
+                        self._work_on(command)
+
+    def _measured(self, size: PictureSize) -> MeasuredPicture:
+        try:
+            with contained():
+                return self._measure(size)
+        except RequestFailed as error:
+            return MeasuredPicture(size, why_not=str(error))
 
     def _work_on(self, submit: Submit) -> None:
         prepared = self._prepared(submit)

@@ -16,6 +16,7 @@ from openai_cpu_server.contract.engine import (
     RequestState,
     unavailable,
 )
+from openai_cpu_server.contract.media import BLIND, MediaShape, PictureSize
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -25,7 +26,7 @@ from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import ServedTotals
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.errors import GenerationFailed
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 
 
 class Residency:
@@ -52,8 +53,9 @@ class Residency:
 
     @property
     def has_requests(self) -> bool:
-        """Some live, in its process or waiting for one, or somebody waits for an adapter."""
-        return self._replay.num_live > 0 or self._supervisor.news.adapters.is_awaited
+        """Some live, in its process or waiting for one, or somebody waits for what is no request."""
+        news = self._supervisor.news
+        return self._replay.num_live > 0 or news.adapters.is_awaited or news.shapes.is_awaited
 
     @property
     def last_use_s(self) -> float:
@@ -144,6 +146,11 @@ class EngineClient:
         embedding = self._admission.embed(self._serving(), request)
         self._news.request_came(request.priority)
         return embedding
+
+    async def shapes(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
+        if not self._serving().sees:
+            raise InvalidRequest(BLIND)
+        return await self._news.shapes.of(sizes)
 
     def requests(self) -> list[LiveRequest]:
         return self._replay.live.snapshots(self._clock())

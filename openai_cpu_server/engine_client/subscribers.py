@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from openai_cpu_server.contract.engine import SeeStep
+from openai_cpu_server.contract.media import MeasuredPicture, MediaShape, PictureSize
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     AdapterRefused,
@@ -21,6 +23,8 @@ from openai_cpu_server.contract.messages import (
     Loading,
     LoadingAdapter,
     LoadingPhase,
+    MeasurePictures,
+    PicturesMeasured,
     Ready,
     ShowSteps,
     StartFailed,
@@ -35,6 +39,7 @@ from openai_cpu_server.engine_client.adapters import AdapterControl
 from openai_cpu_server.engine_client.deaths import Death
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.shared_cores import CoresPartner
+from openai_cpu_server.errors import EngineUnavailable, InvalidRequest, ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +135,92 @@ class LoadProgress:
         return f"{death.message} while it timed steps (--calibrate never leaves that out)"
 
 
+_MOST_KNOWN = 4096
+_MOST_DEATHS = 2
+"""A size in whose measuring so many processes have died is asked of no other."""
+
+
+class PictureShapes:
+    """Asks for each size once. All methods belong to one event loop's thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[PictureSize, MeasuredPicture] = {}
+        self._awaited: dict[PictureSize, asyncio.Future[MeasuredPicture]] = {}
+        self._deaths: Counter[PictureSize] = Counter()
+        self._send: Callable[..., None] | None = None
+
+    @property
+    def is_owed(self) -> bool:
+        """The engine process is to measure some."""
+        return bool(self._awaited) and self._send is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._awaited)
+
+    async def of(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
+        """Raises `InvalidRequest`, `EngineUnavailable`."""
+        known = [await self._one(size) for size in self._asked(sizes)]
+        for one in known:
+            if one.why_not:
+                raise InvalidRequest(one.why_not, code="invalid_image")
+        return tuple(one.shape for one in known)
+
+    def ready(self, send: Callable[..., None]) -> None:
+        """The process can be sent commands."""
+        self._send = send
+        if self._awaited:
+            send(MeasurePictures(tuple(self._awaited)))
+
+    def heard(self, measured: Sequence[MeasuredPicture]) -> None:
+        for one in measured:
+            self._settle(one)
+
+    def lost(self) -> None:
+        """The process hears nothing any more."""
+        if self._send is None:
+            return
+        self._send = None
+        for size in list(self._awaited):
+            self._deaths[size] += 1
+            if self._deaths[size] >= _MOST_DEATHS:
+                what = f"{size.width} x {size.height} pixels"
+                self._settle(MeasuredPicture(size, why_not=f"The engine cannot take a picture of {what}."))
+
+    def end(self, error: Callable[[], ServerError]) -> None:
+        """No engine will measure them any more."""
+        while self._awaited:
+            future = self._awaited.popitem()[1]
+            if not future.done():
+                future.set_exception(error())
+                future.exception()  # nobody may wait for it any more
+
+    def _asked(self, sizes: Sequence[PictureSize]) -> Sequence[PictureSize]:
+        """These, of which those that are not known yet are on their way."""
+        new = [size for size in dict.fromkeys(sizes) if size not in self._known and size not in self._awaited]
+        for size in new:
+            self._awaited[size] = asyncio.get_running_loop().create_future()
+        if new and self._send is not None:
+            self._send(MeasurePictures(tuple(new)))
+        return sizes
+
+    async def _one(self, size: PictureSize) -> MeasuredPicture:
+        if (known := self._known.get(size)) is not None:
+            return known
+        awaited = self._awaited.get(size)
+        if awaited is None:  # another has waited longer, and it is forgotten already
+            raise EngineUnavailable("Too many pictures come at once.", 1)
+        return await asyncio.shield(awaited)
+
+    def _settle(self, measured: MeasuredPicture) -> None:
+        if len(self._known) >= _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[measured.size] = measured
+        awaited = self._awaited.pop(measured.size, None)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(measured)
+
+
 class EngineNews:
     """What is known of one engine, whose processes come one after the other. The `Supervisor` tells it what
     the present one says; the engine's client looks at what is kept."""
@@ -144,6 +235,7 @@ class EngineNews:
     ) -> None:
         """`foretold` and `partner` as the `Supervisor`'s."""
         self.adapters = AdapterControl(options.adapters)
+        self.shapes = PictureShapes()
         self.progress = LoadProgress(options.model_path)
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
@@ -192,7 +284,7 @@ class EngineNews:
     def is_owed(self, replay: RequestReplay) -> bool:
         """The process has something to do, for whomever."""
         is_awaited = self._partner is not None and self._partner.is_awaited
-        return replay.is_owed or self.adapters.is_owed or is_awaited
+        return replay.is_owed or self.adapters.is_owed or self.shapes.is_owed or is_awaited
 
     @property
     def is_waiting(self) -> bool:
@@ -217,6 +309,7 @@ class EngineNews:
         """It can be sent commands until it is lost."""
         self._info, self._send = info, send
         self.adapters.ready(send)
+        self.shapes.ready(send)
         if self._see is not None:
             send(ShowSteps())
         replay.ready(send)
@@ -229,6 +322,8 @@ class EngineNews:
                     replay.tell_of_loading(self.progress.loaded)
             case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
                 self.adapters.heard(event)
+            case PicturesMeasured(pictures=pictures):
+                self.shapes.heard(pictures)
             case StepDone():
                 self._step_done(event)
                 replay.heard(event)
@@ -247,6 +342,12 @@ class EngineNews:
             self._partner.leave()
         replay.lost()
         self.adapters.lost()
+        self.shapes.lost()
+
+    def end(self, error: Callable[[], ServerError]) -> None:
+        """No engine will load or measure anything any more."""
+        self.adapters.end(error)
+        self.shapes.end(error)
 
     def forget(self) -> None:
         """The process is gone: what it has told of itself is not so any more."""

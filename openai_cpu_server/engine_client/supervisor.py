@@ -222,7 +222,7 @@ class Supervisor:
 
     def _end(self) -> None:
         self._life.move(EngineState.STOPPED)
-        self.news.adapters.end(lambda: EngineUnavailable("The server is shutting down."))
+        self.news.end(lambda: EngineUnavailable("The server is shutting down."))
 
     async def _live_once(self, replay: RequestReplay) -> Death | None:
         """One engine process from spawn to death; None: it was told to end."""
@@ -323,7 +323,7 @@ class Supervisor:
         self.fail(why)
         again_s = self.state.retry_after_s
         replay.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
-        self.news.adapters.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
+        self.news.end(lambda: EngineUnavailable(f"The model could not be loaded: {why}", again_s))
 
     def _book(self, death: Death, search: SearchProgress) -> None:
         self.news.died(death.cause)
@@ -343,4 +343,4 @@ class Supervisor:
         self.fail(f"{why}; the last time {self.reason}")
         logger.critical("giving up: %s", self.reason)
         replay.end(lambda: GenerationFailed(f"The engine is gone: {self.reason}."))
-        self.news.adapters.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))
+        self.news.end(lambda: EngineUnavailable(f"The engine is gone: {self.reason}."))

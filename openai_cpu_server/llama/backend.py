@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from openai_cpu_server.contract.media import BLIND, MeasuredPicture, PictureSize
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.request import Constraint
@@ -86,6 +87,9 @@ class LlamaBackend:
 
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         return self._constraints.start(constraint, output).take_forced()
+
+    def measure(self, size: PictureSize) -> MeasuredPicture:
+        return MeasuredPicture(size, why_not=BLIND)
 
     def check_adapter(self, adapter: Adapter) -> None:
         self._adapters.check(adapter)

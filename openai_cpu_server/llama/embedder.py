@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
+from openai_cpu_server.contract.media import BLIND, MeasuredPicture, PictureSize
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, ModelInfo, WeightLayout
 from openai_cpu_server.contract.step import Span
@@ -184,6 +185,9 @@ class LlamaEmbedder:
 
     def interrupt(self) -> None:
         self._abort.press()
+
+    def measure(self, size: PictureSize) -> MeasuredPicture:
+        return MeasuredPicture(size, why_not=BLIND)
 
     def close(self) -> None:
         self._context.close()

@@ -6,13 +6,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from openai_cpu_server.contract.messages import CancelRequest, ClearCache, Handling, Submit
+from openai_cpu_server.contract.media import MeasuredPicture, PictureSize
+from openai_cpu_server.contract.messages import (
+    CancelRequest,
+    ClearCache,
+    Handling,
+    MeasurePictures,
+    PicturesMeasured,
+    Submit,
+)
 from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 from openai_cpu_server.engine.preparation import Preparation
 from tests.scheduler.driver import request
 
-Message = Work | Handling
+Message = Work | Handling | PicturesMeasured
 
 
 class Story:
@@ -61,12 +69,16 @@ def word(message: Message) -> str:
             return f"cancel {request_id}"
         case ClearCache():
             return "clear"
+        case PicturesMeasured(pictures=pictures):
+            return f"measured {pictures[0].size.width}"
 
 
 @contextmanager
 def preparing() -> Iterator[tuple[Story, Preparation]]:
     story = Story()
-    with Preparation(story.prepare, CheckedAdapter, announce=story.keep, hand_on=story.keep) as preparation:
+    with Preparation(
+        story.prepare, CheckedAdapter, measure=MeasuredPicture, announce=story.keep, hand_on=story.keep
+    ) as preparation:
         yield story, preparation
 
 
@@ -116,3 +128,14 @@ def test_interactive_requests_go_before_batch_work() -> None:
         story.let_go_on(3)
         told = [line for line in story.wait_for(9) if line.startswith("prepared")]
         assert told == ["prepared first", "prepared interactive", "prepared second"]
+
+
+def test_pictures_are_measured_before_the_constraints_that_wait() -> None:
+    with preparing() as (story, preparation):
+        preparation.take(constrained("first"))
+        story.wait_for_one_to_begin()
+        preparation.take(constrained("second"))
+        preparation.take(MeasurePictures((PictureSize(7, 5),)))
+        story.let_go_on(2)
+        words = story.wait_for(7)
+        assert words.index("measured 7") < words.index("handling second")

@@ -19,13 +19,14 @@ from openai_cpu_server.contract.engine import (
     SeeStep,
     unavailable,
 )
+from openai_cpu_server.contract.media import BLIND, MediaShape, PictureSize
 from openai_cpu_server.contract.messages import ClearCache, KVStats
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.admission import RequestAdmission
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.live import ServedTotals, names_of
-from openai_cpu_server.errors import GenerationFailed
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.replicas.remote.adapters import ReplicaAdapters
 from openai_cpu_server.replicas.remote.carrier import ReplicaCarrier
 from openai_cpu_server.replicas.report import ReplicaLink
@@ -243,6 +244,10 @@ class RemoteEngine:
 
     def embed(self, request: EmbedRequest) -> EmbeddingAnswer:
         return self._admission.embed(self._serving(), request)
+
+    async def shapes(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
+        """Engines behind this one take no pictures yet."""
+        raise InvalidRequest(BLIND)
 
     def cancel(self, name: str) -> bool:
         return self._admission.cancel(name) or self._cancel_elsewhere(name)

@@ -1,0 +1,104 @@
+"""Pictures in prompts: what crosses boundaries of them.
+
+A picture stands in a prompt as rows that an encoder makes of it, between tokens that its model wants around
+them. In a prompt's tokens each row is a number that is no token of any vocabulary: it is made of the
+picture's digest, so that prompts with the same picture begin with the same numbers, and no others do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Union
+
+import msgspec
+
+FIRST_ROW = 1 << 62
+"""Numbers from here on are rows of media."""
+_ROW_BYTES = 8
+BLIND = "This model takes no pictures."
+
+
+class PictureSize(msgspec.Struct, frozen=True):
+    """In pixels."""
+
+    width: int
+    height: int
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """A picture, decoded."""
+
+    size: PictureSize
+    rgb: bytes
+    """(height, width, 3) bytes."""
+    digest: str
+    """Of all these, in hexadecimal digits."""
+
+    @classmethod
+    def of(cls, size: PictureSize, rgb: bytes) -> Picture:
+        assert len(rgb) == 3 * size.width * size.height
+        digest = hashlib.blake2b(f"{size.width}x{size.height}:".encode(), digest_size=32)
+        digest.update(rgb)
+        return cls(size, rgb, digest.hexdigest())
+
+
+class MediaRows(msgspec.Struct, frozen=True):
+    """Rows that an encoder makes of a medium, or of a part of it."""
+
+    num_rows: int
+    num_positions: int
+    """So many positions of the sequence they take: fewer than rows where these have several dimensions."""
+
+
+MediaShape = tuple[Union[tuple[int, ...], MediaRows], ...]
+"""What stands for one picture in a prompt, in order: tokens, and rows."""
+
+
+class MeasuredPicture(msgspec.Struct, frozen=True, omit_defaults=True):
+    size: PictureSize
+    shape: MediaShape = ()
+    why_not: str = ""
+    """Why none of this size can be taken; "": it can."""
+
+
+class Medium(msgspec.Struct, frozen=True):
+    """Rows `start` .. `start + num_rows - 1` of a request's prompt."""
+
+    start: int
+    num_rows: int
+    num_positions: int
+    picture: int
+    """Its place among the request's pictures."""
+    part: int = 0
+    """Which of the parts of the picture they are, from 0 on: `MediaRows` number `part` of its shape."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_rows
+
+
+def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
+    """What stands for these rows in a prompt's tokens."""
+    stream = hashlib.shake_128(f"{digest}/{part}".encode()).digest(num_rows * _ROW_BYTES)
+    words = (stream[at : at + _ROW_BYTES] for at in range(0, len(stream), _ROW_BYTES))
+    return tuple(FIRST_ROW | (int.from_bytes(word, "little") >> 2) for word in words)
+
+
+def placed(
+    pictures: Sequence[Picture], shapes: Sequence[MediaShape], texts: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[Medium, ...]]:
+    """A prompt of tokens, with the pictures where the texts part: `texts` has one more than `pictures`."""
+    assert len(texts) == len(pictures) + 1 == len(shapes) + 1
+    tokens, media = [*texts[0]], list[Medium]()
+    for number, (picture, shape, text) in enumerate(zip(pictures, shapes, texts[1:], strict=True)):
+        part = 0
+        for piece in shape:
+            if isinstance(piece, MediaRows):
+                media.append(Medium(len(tokens), piece.num_rows, piece.num_positions, number, part))
+                tokens += row_numbers(picture.digest, part, piece.num_rows)
+                part += 1
+            else:
+                tokens += piece
+        tokens += text
+    return tuple(tokens), tuple(media)
