@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 or more (default %(default)s)")
     tokenizers = parser.add_mutually_exclusive_group()
     tokenizers.add_argument("--fim", action="store_true", help="with tokens for fill-in-the-middle")
+    tokenizers.add_argument("--sees", action="store_true", help="with tokens for what stands around pictures")
     tokenizers.add_argument(
         "--tokenizer",
         type=Path,
@@ -89,7 +90,7 @@ def _vocabulary(args: argparse.Namespace) -> Vocabulary:
     size = _MODELS[args.shape].vocab
     if args.tokenizer is not None:
         return borrowed_vocabulary(args.tokenizer, size)
-    return build_vocabulary(size, fim=args.fim)
+    return build_vocabulary(size, fim=args.fim, sees=args.sees)
 
 
 def _reason(error: OSError, path: Path) -> str:

@@ -17,7 +17,7 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
-from openai_cpu_server.contract.media import BLIND, MeasuredPicture, MediaRows, PictureSize
+from openai_cpu_server.contract.media import BLIND, MeasuredPicture, MediaRows, PictureSize, is_row
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, ModelKind
 from openai_cpu_server.contract.request import Constraint, Priority, Thinking, Thoughts
 from openai_cpu_server.contract.scheduling import Experiment
@@ -25,6 +25,7 @@ from openai_cpu_server.contract.step import (
     Close,
     Drafted,
     Drop,
+    Encode,
     Open,
     Restore,
     RestoreState,
@@ -135,7 +136,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def _digest(tokens: list[int]) -> int:
-    return zlib.crc32(array("I", tokens).tobytes())
+    return zlib.crc32(array("Q", tokens).tobytes())
 
 
 def adapted(adapter: str | None, tokens: list[int]) -> list[int]:
@@ -260,6 +261,14 @@ class FakeBackend:
         self.adapters: dict[str, Adapter] = {}
         self._adapter: str | None = None
         """That of the step that is computed."""
+        self.rows: set[tuple[str, int]] = set()
+        """Parts of pictures that are encoded. A picture takes as many milliseconds as it is wide; one that
+        is 13 pixels high goes wrong."""
+        self.encoding: tuple[tuple[str, int], float] | None = None
+        """What is being encoded, and for how long it has been."""
+        self.num_given_up = 0
+        self._begun: set[int] = set()
+        """Slots that have computed something."""
         self._kill_on = kill_on
         self._kill_with = kill_with
         self._fault_on = fault_on
@@ -280,6 +289,7 @@ class FakeBackend:
             self._compute(span)
         assert self._num_cells() <= self.info.kv_tokens, "full"
         faults = {s.slot: "no numbers" for s in spans if self._fault_on in s.tokens}
+        is_encoded, encoding_ms = self._encode(step.encode, faults)
         sampled = {s.slot: self._sample_along(s) for s in spans if s.sample and s.slot not in faults}
         self.accepted |= dict.fromkeys(faults, 0)
         scores = {s.slot: tuple(TokenLogprob(t, -1.0) for t in s.targets) for s in step.spans if s.targets}
@@ -292,7 +302,49 @@ class FakeBackend:
             padding=step.padding,
             failures={slot: failure for slot, (_, failure) in sampled.items() if failure is not None},
             faults=faults,
+            encoded=is_encoded,
+            encoding_ms=encoding_ms,
         )
+
+    def _encode(self, encode: Encode | None, faults: dict[int, str]) -> tuple[bool, float]:
+        """Whether it is done, and how long it took."""
+        if encode is None:
+            return False, 0.0
+        opened = self.opened[encode.slot]
+        medium = opened.media[encode.medium]
+        picture = opened.pictures[medium.picture]
+        key = picture.digest, medium.part
+        if key in self.rows:
+            return True, 0.0
+        is_begun = self.encoding is not None and self.encoding[0] == key
+        self.num_given_up += self.encoding is not None and not is_begun
+        spent_ms = self.encoding[1] if self.encoding is not None and is_begun else 0.0
+        took_ms = min(encode.ms, picture.size.width - spent_ms)
+        self.encoding = key, spent_ms + took_ms
+        if self.encoding[1] < picture.size.width:
+            return False, took_ms
+        self.encoding = None
+        if picture.size.height == 13:
+            faults[encode.slot] = "it cannot be encoded"
+            return False, took_ms
+        self.rows.add(key)
+        return True, took_ms
+
+    def _check_rows(self, span: Span) -> None:
+        """Of a medium that is encoded, alone, and all of them where they must come together."""
+        media = self.opened[span.slot].media
+        if span.slot not in self._begun:
+            self._begun.add(span.slot)
+            assert all(one.can_be_cut or not one.start < span.start < one.end for one in media)
+        if not any(map(is_row, span.tokens)):
+            return
+        medium = next(one for one in media if one.start <= span.start < one.end)
+        digest = self.opened[span.slot].pictures[medium.picture].digest
+        assert span.start + span.num_tokens <= medium.end
+        assert (digest, medium.part) in self.rows, "it is not encoded"
+        assert not medium.rows.is_whole or span.num_tokens == medium.rows.num_rows
+        assert not span.sample
+        assert not span.targets
 
     def _num_cells(self) -> int:
         """Shared ones count once; they are told from others only where that matters."""
@@ -368,6 +420,7 @@ class FakeBackend:
             case Open(slot=slot):
                 assert slot not in self.cells, f"slot {slot} is taken"
                 self.cells[slot], self.opened[slot], self.states[slot] = [], verb, []
+                self._begun.discard(slot)
             case Close(slot=slot):
                 del self.cells[slot]
                 del self.opened[slot]
@@ -424,6 +477,7 @@ class FakeBackend:
         return tuple(tokens[len(known) :])
 
     def _compute(self, span: Span) -> None:
+        self._check_rows(span)
         cells = self.cells[span.slot]
         assert len(cells) == span.start, f"slot {span.slot}: {len(cells)} cells, span from {span.start}"
         if self._kill_on in span.tokens:

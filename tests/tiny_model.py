@@ -9,22 +9,35 @@ import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-MAKE_MODEL = SCRIPTS / "make_model.py"
+MAKE_MODEL, MAKE_PROJECTOR = SCRIPTS / "make_model.py", SCRIPTS / "make_projector.py"
 
 
-def tiny_model_path(quant: str = "f32", *, shape: str = "tiny", fim: bool = False) -> Path:
+def tiny_model_path(
+    quant: str = "f32", *, shape: str = "tiny", fim: bool = False, sees: bool = False
+) -> Path:
     """A GGUF file of at most a few MB: a llama, or one of `random_model.architectures`. A change
     of the generator's source builds it anew. Safe in parallel.
 
     f32 by default: logits then differ least (about 0.01, where two best are 0.6 apart) between steps of
     different sizes, so that greedy output can be compared.
     """
-    name = f"{shape}-{quant}{'-fim' if fim else ''}-{_source_digest()}.gguf"
+    name = f"{shape}-{quant}{'-fim' if fim else ''}{'-sees' if sees else ''}-{_source_digest()}.gguf"
     path = _cache_folder() / name
+    flags = [flag for flag, is_on in (("--fim", fim), ("--sees", sees)) if is_on]
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         # Processes that race each build a whole file of equal bytes under a name of their own.
-        make_model("--shape", shape, "--quant", quant, "--output", str(path), *(["--fim"] if fim else []))
+        make_model("--shape", shape, "--quant", quant, "--output", str(path), *flags)
+    return path
+
+
+def tiny_projector_path(kind: str, *, rows_width: int, shape: str = "tiny") -> Path:
+    """A GGUF file of what makes rows of pictures, of one of `make_projector.KINDS`."""
+    path = _cache_folder() / f"projector-{kind}-{shape}-{rows_width}-{_source_digest()}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arguments = ["--kind", kind, "--shape", shape, "--rows-width", str(rows_width), "--output", str(path)]
+        subprocess.run([sys.executable, str(MAKE_PROJECTOR), *arguments], check=True)
     return path
 
 
@@ -40,6 +53,6 @@ def _cache_folder() -> Path:
 
 def _source_digest() -> str:
     digest = hashlib.sha256()
-    for source in [MAKE_MODEL, *sorted((SCRIPTS / "random_model").glob("*.*"))]:
+    for source in [MAKE_MODEL, MAKE_PROJECTOR, *sorted((SCRIPTS / "random_model").glob("*.*"))]:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:12]

@@ -49,6 +49,10 @@ class MediaRows(msgspec.Struct, frozen=True):
     num_rows: int
     num_positions: int
     """So many positions of the sequence they take: fewer than rows where these have several dimensions."""
+    has_one_place: bool = False
+    """All of them stand at one position: no sequence can begin between two."""
+    is_whole: bool = False
+    """Each attends to all of them, so that they are computed in one step."""
 
 
 MediaShape = tuple[Union[tuple[int, ...], MediaRows], ...]
@@ -63,11 +67,10 @@ class MeasuredPicture(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Medium(msgspec.Struct, frozen=True):
-    """Rows `start` .. `start + num_rows - 1` of a request's prompt."""
+    """Rows in a request's prompt, from `start` on."""
 
     start: int
-    num_rows: int
-    num_positions: int
+    rows: MediaRows
     picture: int
     """Its place among the request's pictures."""
     part: int = 0
@@ -75,7 +78,16 @@ class Medium(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        return self.start + self.num_rows
+        return self.start + self.rows.num_rows
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a sequence may begin behind some of the rows."""
+        return not (self.rows.has_one_place or self.rows.is_whole)
+
+
+def is_row(number: int) -> bool:
+    return number >= FIRST_ROW
 
 
 def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
@@ -83,6 +95,19 @@ def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
     stream = hashlib.shake_128(f"{digest}/{part}".encode()).digest(num_rows * _ROW_BYTES)
     words = (stream[at : at + _ROW_BYTES] for at in range(0, len(stream), _ROW_BYTES))
     return tuple(FIRST_ROW | (int.from_bytes(word, "little") >> 2) for word in words)
+
+
+def are_rows(tokens: Sequence[int], media: Sequence[Medium], pictures: Sequence[Picture]) -> bool:
+    """Whether these media stand in the prompt in order, as they are said to, with tokens behind the last."""
+    end = 0
+    for medium in media:
+        if not (end <= medium.start < medium.end < len(tokens) and 0 <= medium.picture < len(pictures)):
+            return False
+        digest = pictures[medium.picture].digest
+        if tuple(tokens[medium.start : medium.end]) != row_numbers(digest, medium.part, medium.rows.num_rows):
+            return False
+        end = medium.end
+    return True
 
 
 def placed(
@@ -95,7 +120,7 @@ def placed(
         part = 0
         for piece in shape:
             if isinstance(piece, MediaRows):
-                media.append(Medium(len(tokens), piece.num_rows, piece.num_positions, number, part))
+                media.append(Medium(len(tokens), piece, number, part))
                 tokens += row_numbers(picture.digest, part, piece.num_rows)
                 part += 1
             else:

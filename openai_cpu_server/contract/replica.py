@@ -26,12 +26,12 @@ def root_hash(namespace: str) -> int:
 
 def block_hash(parent: int, tokens: Sequence[int]) -> int:
     """The name of the beginning that ends with the block `tokens`, behind the one that is named `parent`."""
-    return _chained(parent, array("I", tokens).tobytes())
+    return _chained(parent, array("Q", tokens).tobytes())
 
 
 def block_hashes(tokens: Sequence[int], namespace: str) -> tuple[int, ...]:
     """The names of all beginnings of `tokens` that are whole blocks, from the shortest to the longest."""
-    data = array("I", tokens)
+    data = array("Q", tokens)
     size = BLOCK_TOKENS * data.itemsize
     content, last = data.tobytes(), root_hash(namespace)
     return tuple(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.contract.media import Medium, Picture
+from openai_cpu_server.contract.media import Medium, Picture, are_rows, is_row
 
 MOST_INT = 2**31 - 1
 """The largest int32."""
@@ -369,8 +369,11 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
             return "max_tokens"
         if not all(map(LOGIT_BIAS.hold, sampling.logit_bias.values())):
             return "logit_bias"
+        if self.media and not are_rows(self.tokens, self.media, self.pictures):
+            return "media"
+        texts = [token for token in self.tokens if not is_row(token)] if self.media else self.tokens
         for name, tokens in (
-            ("tokens", self.tokens),
+            ("tokens", texts),
             ("logit_bias", tuple(sampling.logit_bias)),
             ("scored", sampling.scored),
             ("stop_tokens", sampling.stop_tokens),

@@ -9,6 +9,7 @@ from typing import Protocol, Union
 
 import msgspec
 
+from openai_cpu_server.contract.media import Medium, Picture
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, NativeModel
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
@@ -25,6 +26,9 @@ class Open(msgspec.Struct, frozen=True):
     output: tuple[int, ...] = ()
     top_logprobs: int | None = None
     constraint: Constraint | None = None
+    pictures: tuple[Picture, ...] = ()
+    media: tuple[Medium, ...] = ()
+    """As in `GenerationRequest`, of which the prompt is, too."""
 
 
 class Close(msgspec.Struct, frozen=True):
@@ -89,7 +93,10 @@ Verb = Union[Open, Close, ShareCells, Save, Restore, SaveState, RestoreState, Dr
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Consecutive tokens of one slot to compute: `tokens[i]` stands at position `start + i`."""
+    """Consecutive tokens of one slot to compute: `tokens[i]` is token `start + i` of its sequence.
+
+    Rows of media come in spans of their own, of one medium each, and all at once where it `is_whole`.
+    """
 
     slot: int
     start: int
@@ -121,6 +128,16 @@ class Span(msgspec.Struct, frozen=True):
         return len(self.tokens) + self.num_drafted
 
 
+class Encode(msgspec.Struct, frozen=True):
+    """Go on making rows of a medium of an open slot. What else was being encoded is given up."""
+
+    slot: int
+    medium: int
+    """Its place in the slot's `media`."""
+    ms: float
+    """So long at most, but for the operation that is just being computed."""
+
+
 class Step(msgspec.Struct, frozen=True):
     """What the backend does in one go: the verbs in order, then all spans in one `llama_decode`."""
 
@@ -132,6 +149,8 @@ class Step(msgspec.Struct, frozen=True):
     """The key of the adapter that all spans are computed with; None: the model as it is."""
     may_be_interrupted: bool = False
     """Whether `interrupt` may end it: the backend keeps what it needs to go back to the beginning."""
+    encode: Encode | None = None
+    """Behind the spans. An interrupted step has not come to it."""
 
     @property
     def num_tokens(self) -> int:
@@ -218,6 +237,10 @@ class StepResult(msgspec.Struct, frozen=True):
     padding: int = 0
     """The throw-away tokens that were computed: all of the step's, or 0 if there were no cells for them."""
     interrupted: bool = False
+    encoded: bool = False
+    """The step's `encode` is done: spans of these rows may come. What is wrong with it is a fault."""
+    encoding_ms: float = 0.0
+    """Milliseconds of the step that `encode` took."""
 
 
 class Backend(NativeModel, Protocol):

@@ -185,32 +185,40 @@ class EngineCore(Core[Step]):
         return self._planned
 
     def _members(self, planned: Step) -> StepStarted:
-        computed = self._scheduler.participants(planned)
+        computed = (*self._scheduler.participants(planned), *self._scheduler.encodes_for(planned))
         opened = dict.fromkeys([*self._opened, *self._scheduler.newcomers(planned)])
         self._opened = [s for s in opened if s.status is SequenceStatus.RUNNING and s not in computed]
         ids = (sequence.request.id for sequence in [*computed, *self._opened])
         return step_of(ids, self._scheduler.predicted_ms(planned))
 
     def _compute(self, planned: Step) -> StepFigures | None:
-        if not planned.verbs and not planned.spans:
+        if not planned.verbs and not planned.spans and planned.encode is None:
             # A request whose output is forced as a whole ends without a step.
             return self._figures(planned, StepResult(), 0.0, 0.0, {}) if self._outputs.num_forced else None
         timer, predicted_ms = self._timer, self._scheduler.predicted_ms(planned)
         plan, threads = self._scheduler.plan, self._cores.count
-        alone_ms = predicted_ms / self._costs.slowdown(plan.size, plan.attended)
+        encoding_ms = planned.encode.ms if planned.encode is not None else 0.0
+        alone_ms = (predicted_ms - encoding_ms) / self._costs.slowdown(plan.size, plan.attended)
         timer.begin(predicted_ms, may_interrupt=planned.may_be_interrupted)
         result = self._backend.execute(planned)
         self._planned = Step()
         timer.end(is_interrupted=result.interrupted)
         participants = self._scheduler.participants(planned)
+        encoders = self._scheduler.encodes_for(planned)
         self._note(planned, participants, result)
-        teaches = result.interrupted or self._cores.computed(timer.elapsed_ms, alone_ms)
+        own_ms = timer.elapsed_ms - result.encoding_ms
+        teaches = result.interrupted or self._cores.computed(own_ms, alone_ms)
         for advance in self._scheduler.apply(planned, result, timer.elapsed_ms if teaches else None):
             self._outputs.advance(advance)
         self._costs.use(self._cores.count)
         parts = zip((one.request.client for one in participants), planned.spans, strict=True)
         computed = [(client, _num_computed(span, result)) for client, span in parts]
-        spent_ms = shared_ms(computed, timer.cpu_ms())
+        encoding_share = result.encoding_ms / timer.elapsed_ms if timer.elapsed_ms else 0.0
+        cpu_ms = timer.cpu_ms()
+        spent_ms = shared_ms(computed, cpu_ms * (1 - encoding_share))
+        for sequence in encoders:
+            client = sequence.request.client
+            spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
         return msgspec.structs.replace(figures, threads=threads)
 

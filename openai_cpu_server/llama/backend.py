@@ -89,7 +89,8 @@ class LlamaBackend:
         return self._constraints.start(constraint, output).take_forced()
 
     def measure(self, size: PictureSize) -> MeasuredPicture:
-        return MeasuredPicture(size, why_not=BLIND)
+        eyes = self._loaded.eyes
+        return eyes.measure(size) if eyes is not None else MeasuredPicture(size, why_not=BLIND)
 
     def check_adapter(self, adapter: Adapter) -> None:
         self._adapters.check(adapter)

@@ -9,10 +9,12 @@ whole: whoever imports it later runs that code then.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from typing import Any
 
 _PACKAGE = "llama_cpp"
 
@@ -36,3 +38,11 @@ with _package_not_run():
     from llama_cpp._ggml import libggml as libggml
 
 VERSION = metadata.version("llama-cpp-python")
+
+
+@functools.cache
+def mtmd_library() -> Any:
+    """The bindings of libmtmd, which only those load who see."""
+    with _package_not_run():
+        from llama_cpp import mtmd_cpp
+    return mtmd_cpp

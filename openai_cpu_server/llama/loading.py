@@ -18,14 +18,10 @@ from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import AdapterFailed, StartupError
 from openai_cpu_server.kernels.proof import kernels_in_use
 from openai_cpu_server.llama.bindings import libggml, llama_cpp
-from openai_cpu_server.llama.cells.context import (
-    SLOTS_MAX,
-    AbortSwitch,
-    Context,
-    ContextOptions,
-    TokenBatch,
-)
+from openai_cpu_server.llama.cells.batch import TokenBatch
+from openai_cpu_server.llama.cells.context import SLOTS_MAX, AbortSwitch, Context, ContextOptions
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
+from openai_cpu_server.llama.eyes import PictureRows, Projector
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.host import ComputeThreads, Machine
@@ -183,6 +179,7 @@ class LoadedParts(NamedTuple):
     fingerprint: str
     """A digest of all that saved cells depend on."""
     draft_model: DraftModel | None
+    eyes: PictureRows | None
 
 
 def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
@@ -224,8 +221,13 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
                 state_bytes / 2**20,
                 len(set_aside.kept) * (1 + snapshots),
             )
+        projector = _projector(options, model, machine, undo)
         cells = room.pool_cells(options.kv_tokens)
         context_options = _context_options(options, model, set_aside, snapshots, cells, kv_type, machine)
+        if projector is not None and projector.is_whole:
+            # The rows of a picture are computed in one step, beside a token of everybody else.
+            most = context_options.batch_tokens + projector.most_rows
+            context_options = msgspec.structs.replace(context_options, batch_tokens=most)
         context = Context(model, context_options, abort, compute_threads)
         undo.callback(context.close)
         info = _info(options, model, vocabulary, context, room, kernels, weights, state_bytes)
@@ -238,8 +240,24 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             info = msgspec.structs.replace(
                 info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
             )
+        eyes = PictureRows(projector) if projector is not None else None
+        info = msgspec.structs.replace(info, sees=eyes is not None)
         undo.pop_all()
-    return LoadedParts(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model)
+    return LoadedParts(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model, eyes)
+
+
+def _projector(options: EngineOptions, model: Model, machine: Machine, undo: ExitStack) -> Projector | None:
+    """Raises `StartupError`."""
+    if options.projector_path is None:
+        return None
+    projector = Projector(
+        Path(options.projector_path),
+        model,
+        threads=options.threads_batch or options.threads or machine.num_threads(),
+        flash_attention=options.flash_attention,
+    )
+    undo.callback(projector.close)
+    return projector
 
 
 def _compute_threads(options: EngineOptions, machine: Machine) -> ComputeThreads:

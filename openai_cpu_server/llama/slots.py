@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
+from openai_cpu_server.contract.media import Picture, is_row
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
     Close,
     Drop,
+    Encode,
     Open,
     Restore,
     RestoreState,
@@ -26,10 +29,12 @@ from openai_cpu_server.contract.step import (
     SavedBlock,
     SaveState,
     ShareCells,
+    Span,
     TokenLogprob,
     Verb,
     num_right,
 )
+from openai_cpu_server.llama.cells.batch import PlacedRows
 from openai_cpu_server.llama.cells.block_store import (
     BadCacheFile,
     BlockStore,
@@ -39,6 +44,7 @@ from openai_cpu_server.llama.cells.block_store import (
 )
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.cells.copies import CellCopies
+from openai_cpu_server.llama.eyes import RowsKey
 from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts
@@ -65,12 +71,45 @@ class OpenSlot:
         self.constraint: Constraint | None = opened.constraint
         self.tokens = [*opened.prompt, *opened.output]
         """The tokens of the sequence, as far as they are known."""
+        self.media = opened.media
+        self.rows_keys = [(opened.pictures[one.picture].digest, one.part) for one in opened.media]
+        self._pictures = opened.pictures
         self.is_behind = False
         """Its end was taken back, and llama.cpp will take the snapshot of its state from there at its next
         token: others cannot have that."""
         self._sampler = sampler
         self._top_logprobs = opened.top_logprobs
         self._scored = opened.sampling.scored
+
+    def position(self, index: int) -> int:
+        """Of the token. Behind some of the rows that have one place it is that behind all of them: their
+        cells count to what begins before."""
+        lost = 0
+        for one in self.media:
+            if one.rows.has_one_place and one.start < index:
+                index = max(index, one.end)
+                lost += one.rows.num_rows - one.rows.num_positions
+        return index - lost
+
+    def held_at(self, end: int) -> int:
+        """The positions that llama.cpp counts where so many tokens are computed. It counts no further than
+        the one place of rows."""
+        last = next((one for one in self.media if one.start < end <= one.end), None)
+        if last is None or not last.rows.has_one_place:
+            return self.position(end)
+        return self.position(last.start) + 1
+
+    @property
+    def is_even(self) -> bool:
+        """Each token has a position of its own."""
+        return not any(one.rows.has_one_place for one in self.media)
+
+    def medium_at(self, index: int) -> int:
+        """The place among the media of the one that has this row."""
+        return next(at for at, one in enumerate(self.media) if one.start <= index < one.end)
+
+    def picture(self, medium: int) -> Picture:
+        return self._pictures[self.media[medium].picture]
 
     def num_allowed(self, draft: Sequence[int]) -> int:
         """How many of the draft's tokens, from its beginning on, the constraint allows."""
@@ -167,16 +206,18 @@ class SlotTable:
         self._draft_model = loaded.draft_model
         self._constraints = constraints
         self._store = BlockStore()
+        self._open_slots: dict[int, OpenSlot] = {}
         self._copies = CellCopies(
             self._context,
             self._store,
+            self._open_slots,
             window=loaded.model.window,
             scratch_slot=loaded.set_aside.scratch,
             empty_slot=loaded.set_aside.padding,
         )
         self._piece = partial(loaded.vocabulary.piece, special=True)
         self._scratch = Scratch(loaded.info.vocab_size)
-        self._open_slots: dict[int, OpenSlot] = {}
+        self._eyes = loaded.eyes
 
     def __getitem__(self, slot: int) -> OpenSlot:
         """One that is open."""
@@ -185,6 +226,40 @@ class SlotTable:
     def is_behind(self, slot: int) -> bool:
         """As of an open slot; one that is not open yet is not."""
         return slot in self._open_slots and self._open_slots[slot].is_behind
+
+    def placed(self, span: Span) -> Span:
+        """The same by positions."""
+        opened = self._open_slots[span.slot]
+        return replace(span, start=opened.position(span.start)) if opened.media else span
+
+    def rows(self, span: Span) -> PlacedRows:
+        """Those of a span of a medium, which are encoded."""
+        assert self._eyes is not None, "the model sees nothing"
+        opened = self._open_slots[span.slot]
+        at = opened.medium_at(span.start)
+        medium, rows = opened.media[at], self._eyes.get(opened.rows_keys[at])
+        assert rows is not None, "the rows are not encoded"
+        first = span.start - medium.start
+        part = slice(first, first + len(span.tokens))
+        return PlacedRows(
+            span.slot,
+            rows.values[part],
+            rows.places[:, part] + opened.position(medium.start),
+            is_whole=medium.rows.is_whole,
+        )
+
+    def encode(self, encode: Encode) -> bool:
+        """Go on with it; True: it is done. Raises `EncodingFailed`."""
+        assert self._eyes is not None, "the model sees nothing"
+        opened = self._open_slots[encode.slot]
+        part = opened.media[encode.medium].part
+        return self._eyes.encode(
+            opened.picture(encode.medium), part, encode.ms / 1000, kept=self._wanted_rows
+        )
+
+    @property
+    def _wanted_rows(self) -> set[RowsKey]:
+        return {key for opened in self._open_slots.values() for key in opened.rows_keys}
 
     def apply(self, verbs: Sequence[Verb]) -> float:
         """Do the verbs in order; returns the milliseconds that they took."""
@@ -226,6 +301,8 @@ class SlotTable:
         while self._open_slots:
             self._open_slots.popitem()[1].close()
         self._store.close()
+        if self._eyes is not None:
+            self._eyes.close()
 
     def _stored(self, block: SavedBlock) -> StoredBlock:
         state = None if block.state is None else self._store.get(block.state)
@@ -258,8 +335,10 @@ class SlotTable:
         assert 0 <= verb.slot < info.max_seqs, f"there is no slot {verb.slot}"
         assert verb.slot not in self._open_slots, f"slot {verb.slot} is open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
+        # Rows of pictures are no tokens: none of them repeats or is repeated.
+        texts = tuple(token for token in verb.prompt if not is_row(token)) if verb.media else verb.prompt
         sampler = Sampler(
-            verb,
+            replace(verb, prompt=texts),
             self._scratch,
             vocab_size=info.vocab_size,
             end_tokens=info.end_tokens,
@@ -273,6 +352,8 @@ class SlotTable:
     def _close(self, verb: Close) -> None:
         self._context.free_slot(verb.slot)
         self._open_slots.pop(verb.slot).close()
+        if self._eyes is not None:
+            self._eyes.give_up(unless=self._wanted_rows)
         if self._draft_model is not None:
             self._draft_model.forget(verb.slot)
 
@@ -280,8 +361,10 @@ class SlotTable:
         self._require_held(verb.source, verb.end)
         assert verb.slot in self._open_slots, f"slot {verb.slot} is not open"
         assert self._context.num_positions(verb.slot) == 0, f"slot {verb.slot} holds cells"
-        if not self._context.copies_whole or self._context.num_positions(verb.source) == verb.end:
-            self._context.share(verb.source, verb.slot, 0, verb.end)
+        source = self._open_slots[verb.source]
+        end = source.position(verb.end)
+        if not self._context.copies_whole or self._context.num_positions(verb.source) == end:
+            self._context.share(verb.source, verb.slot, 0, end)
 
     def _restore(self, slot: int, start: int, end: int, block: int) -> None:
         if not self._info.state_bytes:  # else how far it is can be told when it has its state
@@ -293,9 +376,11 @@ class SlotTable:
     def _require_exactly(self, slot: int, end: int) -> None:
         assert slot in self._open_slots, f"slot {slot} is not open"
         held = self._context.num_positions(slot)
-        assert held == end, f"slot {slot} holds {held} tokens, not {end}"
+        wanted = self._open_slots[slot].held_at(end)
+        assert held == wanted, f"slot {slot} holds {held} positions, not {wanted}"
 
     def _require_held(self, slot: int, end: int) -> None:
         assert slot in self._open_slots, f"slot {slot} is not open"
         held = self._context.num_positions(slot)
-        assert held >= end, f"slot {slot} holds {held} tokens, not {end}"
+        wanted = self._open_slots[slot].held_at(end)
+        assert held >= wanted, f"slot {slot} holds {held} positions, not {wanted}"

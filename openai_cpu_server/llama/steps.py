@@ -12,16 +12,12 @@ import msgspec
 import numpy as np
 
 from openai_cpu_server.contract.engine import RequestFailed
+from openai_cpu_server.contract.media import is_row
 from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, TokenLogprob
-from openai_cpu_server.llama.cells.context import (
-    BatchLayout,
-    DecodeOutcome,
-    Logits,
-    OutputRows,
-    PoolFull,
-    TokenBatch,
-)
+from openai_cpu_server.llama.cells.batch import BatchLayout, OutputRows, PlacedRows, RowBatch, TokenBatch
+from openai_cpu_server.llama.cells.context import DecodeOutcome, Logits, PoolFull
 from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
+from openai_cpu_server.llama.eyes import EncodingFailed
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters
@@ -29,6 +25,7 @@ from openai_cpu_server.llama.sampling.sampler import BadLogits
 from openai_cpu_server.llama.slots import SampledSpan, SlotTable
 
 _NO_DRAFT = ModelDraft((), 0)
+_NO_ROWS = OutputRows(range(0), range(0))
 
 Drafts = Mapping[int, ModelDraft]
 """The draft model's drafts, by slot."""
@@ -62,6 +59,13 @@ class StepRunner:
         self._constraints = constraints
         self._adapters = adapters
         self._batch = TokenBatch(loaded.info.max_step_tokens, loaded.context.sequences)
+        self._row_batch = RowBatch(
+            loaded.info.max_step_tokens if loaded.eyes is not None else 0,
+            loaded.model.input_width,
+            loaded.context.sequences,
+        )
+        self._rows: dict[int, PlacedRows] = {}
+        """By slot, those of the step that are still to be computed."""
 
     def warm_up(self) -> bool:
         """Compute one token and forget it. False: that was interrupted."""
@@ -87,10 +91,13 @@ class StepRunner:
             verbs_ms = self._slots.apply(step.verbs)
             if not step.spans:
                 assert not step.padding, "padding, and nothing to pad"
-                return StepResult(verbs_ms=verbs_ms)
+                return self._with_encoding(step, StepResult(verbs_ms=verbs_ms))
             self._adapters.use(step.adapter)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
+            if self._info.sees:
+                self._rows = {s.slot: self._slots.rows(s) for s in spans if is_row(s.tokens[0])}
+                spans = [self._slots.placed(span) for span in spans]
             with self._constraints.foreseeing(self._constrained(spans)), self._keeping(spans, kept or {}):
                 is_apart = bool(kept) or self._computes_apart
                 computed = self._compute_apart(spans) if is_apart else self._compute(spans, step.padding)
@@ -98,7 +105,21 @@ class StepRunner:
                     self._go_back(spans, kept or {})
                     return StepResult(interrupted=True, verbs_ms=verbs_ms)
         result = self._result(step.spans, spans, computed, drafts, drafting_ms)
-        return msgspec.structs.replace(result, padding=computed.padding, verbs_ms=verbs_ms)
+        result = msgspec.structs.replace(result, padding=computed.padding, verbs_ms=verbs_ms)
+        return self._with_encoding(step, result)
+
+    def _with_encoding(self, step: Step, result: StepResult) -> StepResult:
+        """Go on with what the step is to encode, behind all else."""
+        if step.encode is None:
+            return result
+        started = time.perf_counter()
+        faults = result.faults
+        try:
+            is_done = self._slots.encode(step.encode)
+        except EncodingFailed as error:
+            is_done, faults = False, {**faults, step.encode.slot: str(error)}
+        encoding_ms = 1000 * (time.perf_counter() - started)
+        return msgspec.structs.replace(result, encoded=is_done, encoding_ms=encoding_ms, faults=faults)
 
     def _kept(self, step: Step) -> dict[int, int] | None:
         """By slot, the one set aside that keeps its state while the step may be interrupted; None: it may
@@ -175,6 +196,8 @@ class StepRunner:
     def _compute(self, spans: Sequence[Span], padding: int) -> Computed | None:
         """Compute the spans together; None: that was interrupted. Of the padding all is computed, or nothing
         if there is no room for it."""
+        if any(span.slot in self._rows for span in spans):
+            return self._compute_with_rows(spans, padding)
         layout = self._fill([*spans, self._padding(padding)] if padding else spans)
         try:
             decoded = self._context.decode(self._batch)
@@ -188,6 +211,23 @@ class StepRunner:
             return None
         num_outputs = layout.num_outputs
         return Computed(layout.rows, self._context.logits(num_outputs) if num_outputs else None, padding)
+
+    def _compute_with_rows(self, spans: Sequence[Span], padding: int) -> Computed | None:
+        """A batch of llama.cpp's has either rows or tokens: first come the rows."""
+        rows = {span.slot: self._rows.pop(span.slot) for span in spans if span.slot in self._rows}
+        whole = [[one] for one in rows.values() if one.is_whole]
+        others = [one for one in rows.values() if not one.is_whole]
+        for parts in [*whole, *([others] if others else [])]:
+            self._row_batch.fill(parts)
+            with self._context.seeing_all() if parts[0].is_whole else contextlib.nullcontext():
+                if self._context.decode(self._row_batch) is DecodeOutcome.INTERRUPTED:
+                    return None
+        texts = [span for span in spans if span.slot not in rows]
+        computed = self._compute(texts, padding) if texts else Computed([], None, 0)
+        if computed is None:
+            return None
+        found = {span.slot: own for span, own in zip(texts, computed.rows, strict=False)}
+        return computed._replace(rows=[found.get(span.slot, _NO_ROWS) for span in spans])
 
     def _compute_apart(self, spans: Sequence[Span]) -> Computed | None:
         """Compute the spans so that each state can be had back if that is interrupted, which is None.

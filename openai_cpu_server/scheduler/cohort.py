@@ -1,4 +1,5 @@
-"""Chooses whose step is next, where sequences compute with different adapters: a step has one of them.
+"""Chooses whose step is next, where sequences compute with different adapters: a step has one of them. And
+whose picture is encoded behind it.
 
 A cohort is all running sequences of one adapter; the base is the cohort of those without one. Each has a
 composer of its own, which fills its steps as if it were alone, and knows nothing of the others.
@@ -11,10 +12,12 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.step import Encode, Step, StepResult
 from openai_cpu_server.fairness import Credit, FairTurns
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepRoom
 from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.spans import SequenceAdvance
 
 Key = str | None
 """An adapter's key; None: the base."""
@@ -161,3 +164,61 @@ def members_of(running: Iterable[Sequence]) -> dict[Key, list[Sequence]]:
 
 def _having(members: Mapping[Key, Seq[Sequence]], priority: Priority) -> list[Key]:
     return [key for key, own in members.items() if any(s.request.priority is priority for s in own)]
+
+
+_LEAST_MS = 10.0
+"""Less at a time would go into beginnings and ends."""
+_MOST_GIVEN_UP = 2
+"""What was begun is given up for better work so often; then it is encoded to its end."""
+
+
+class EncodingTurns:
+    """Encodes one picture at a time, a slice behind the tokens of each step.
+
+    The first in order goes first, so interactive ones before batch ones: what was begun of those is given up,
+    for an encoder keeps nothing half done. A slice is as long as an interactive newcomer may wait for batch
+    work; of a batch picture beside interactive work it is the share that batch work has of the time.
+    """
+
+    def __init__(self, options: StepOptions) -> None:
+        self._options = options
+        self._current: Sequence | None = None
+        """Whose picture was encoded last, if not to its end."""
+
+    def encode(self, running: Seq[Sequence], step_ms: float) -> Encode | None:
+        """What to encode behind a step of so many milliseconds. `running`: in the policy's order."""
+        wanting = [sequence for sequence in running if sequence.has_to_encode]
+        if not wanting:
+            return None
+        chosen, current = wanting[0], self._current
+        if current in wanting and current is not chosen:
+            if self._stays(current, chosen):
+                chosen = current
+            else:
+                current.num_given_up += 1
+        self._current = chosen
+        return Encode(chosen.slot, chosen.num_encoded, self._slice_ms(chosen, running, step_ms))
+
+    def encoded(
+        self, encode: Encode, step: Step, result: StepResult, running: Mapping[int, Sequence]
+    ) -> list[SequenceAdvance]:
+        """Take over what a step has encoded."""
+        sequence = running[encode.slot]
+        if result.encoded:
+            sequence.num_encoded = encode.medium + 1
+            self._current = None
+        fault = result.faults.get(encode.slot)
+        is_told = any(span.slot == encode.slot for span in step.spans)
+        return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
+
+    def _stays(self, current: Sequence, better: Sequence) -> bool:
+        if current.request.priority is better.request.priority:
+            return True
+        return current.num_given_up >= _MOST_GIVEN_UP
+
+    def _slice_ms(self, chosen: Sequence, running: Seq[Sequence], step_ms: float) -> float:
+        options = self._options
+        is_beside = any(s.request.priority is Priority.INTERACTIVE for s in running)
+        if chosen.request.priority is Priority.INTERACTIVE or not is_beside:
+            return max(_LEAST_MS, options.preempt_threshold_ms)
+        return max(_LEAST_MS, options.batch_floor * step_ms)

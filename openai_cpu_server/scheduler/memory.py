@@ -147,14 +147,15 @@ class Checkpoints:
             return []
         begin, end, step = reuse.num_tokens, len(sequence.tokens), self._interval
         told = sequence.request.borders or (len(sequence.request.tokens) - 1,)
-        borders = sorted({reuse.parts_at, *told})
+        borders = sorted({sequence.cut(border) for border in (reuse.parts_at, *told)})
         found: list[int] = []
         for border in borders:
             if self._is_apart(begin, found, border) and border < end:
                 found.append(border)
         for multiple in range(begin - begin % step + step, end, step):
-            if all(abs(multiple - other) >= STOPS_APART for other in (begin, *found, end)):
-                found.append(multiple)
+            at = sequence.cut(multiple)
+            if all(abs(at - other) >= STOPS_APART for other in (begin, *found, end)):
+                found.append(at)
         return sorted(found)
 
     @staticmethod
@@ -307,6 +308,8 @@ def _open(sequence: Sequence) -> Open:
         sampling=request.sampling,
         prompt=request.tokens,
         output=sequence.output,
+        pictures=request.pictures,
+        media=request.media,
         top_logprobs=request.top_logprobs,
         constraint=request.constraint,
     )

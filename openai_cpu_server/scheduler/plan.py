@@ -170,6 +170,9 @@ class StepPlan:
     def add(self, sequence: Sequence, num_tokens: int, reason: StepReason) -> None:
         """Plan further tokens of the sequence, as many as there is room for."""
         num_tokens = min(num_tokens, self.left_of(sequence), self.room_for(sequence))
+        if num_tokens > 0 and sequence.request.media and sequence.computes_whole:
+            num_tokens = self.left_of(sequence)
+            num_tokens *= num_tokens <= self.room_for(sequence)
         if num_tokens <= 0:
             return
         self._count(sequence, num_tokens)

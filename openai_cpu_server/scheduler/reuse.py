@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
@@ -48,12 +49,28 @@ NOTHING = PrefixReuse()
 def find_reuse(
     newcomer: Sequence, running: Iterable[Sequence], cache: SavedPrefixes, policy: PriorityPolicy
 ) -> PrefixReuse | None:
-    """The longest prefix that can be reused now; None if the newcomer should wait.
+    """The longest prefix that can be reused now, and with which a sequence can begin; None if the newcomer
+    should wait."""
+    running, limit = list(running), newcomer.reusable
+    while True:
+        reuse = _longest_reuse(newcomer, running, cache, policy, limit)
+        if reuse is None or (cut := newcomer.cut(reuse.num_tokens)) == reuse.num_tokens:
+            return reuse
+        limit = cut
+
+
+def _longest_reuse(
+    newcomer: Sequence,
+    running: Seq[Sequence],
+    cache: SavedPrefixes,
+    policy: PriorityPolicy,
+    limit: int,
+) -> PrefixReuse | None:
+    """Of at most `limit` tokens; None if the newcomer should wait.
 
     It waits where a running sequence of no worse lane is computing a longer common prefix, of at least
     `WORTH_WAITING` tokens. Where the memory has a state, that one is made to stop there, or shortly before.
     """
-    limit = newcomer.reusable
     kin = [(s, common) for s in running if (common := _common(newcomer, s, limit)) > 0]
     match = cache.match(newcomer.tokens, newcomer.request.cells_namespace, limit)
     live = [(s, _ready(s, common, has_states=cache.has_states)) for s, common in kin]

@@ -21,7 +21,7 @@ from openai_cpu_server.contract.step import (
     StepResult,
 )
 from openai_cpu_server.scheduler.admission import Admission, WaitingRoom, WaitsFor
-from openai_cpu_server.scheduler.cohort import Cohorts, CohortTurn
+from openai_cpu_server.scheduler.cohort import Cohorts, CohortTurn, EncodingTurns
 from openai_cpu_server.scheduler.compose import StepOptions
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
@@ -145,6 +145,7 @@ class Scheduler:
         )
         self._claims = CellClaims(self._memory, self._admission)
         self._cohorts = Cohorts(options)
+        self._pictures = EncodingTurns(options)
         self.plan = StepPlan(self._room)
         """The plan of the step that is being executed."""
         self._turn = CohortTurn(None, self.plan)
@@ -178,6 +179,10 @@ class Scheduler:
         """The sequences that have a span in the step, in the order of the spans."""
         return tuple(self._memory.running[span.slot] for span in step.spans)
 
+    def encodes_for(self, step: Step) -> tuple[Sequence, ...]:
+        """The sequence whose picture the step encodes, if it encodes one."""
+        return () if step.encode is None else (self._memory.running[step.encode.slot],)
+
     def newcomers(self, step: Step) -> tuple[Sequence, ...]:
         """Sequences that get their slot in the step, whether they have a span in it or not."""
         slots = [verb.slot for verb in step.verbs if isinstance(verb, Open)]
@@ -205,7 +210,8 @@ class Scheduler:
             limits = self._claims.draft_limits(spans)
             self._drafts = self._speculator.drafts(self.plan, prices, limits)
             spans = self._claims.with_drafts(self.plan, spans, self._drafts)
-        step_ms = prices.ms(self.plan)
+        encode = self._pictures.encode(self._admission.running_in_order(), prices.ms(self.plan))
+        step_ms = prices.ms(self.plan) + (encode.ms if encode is not None else 0.0)
         self._cohorts.account(self._turn, self.plan, step_ms, self._memory.running.values())
         is_long = step_ms > self._threshold_ms
         return Step(
@@ -214,12 +220,13 @@ class Scheduler:
             self._claims.padding(self.plan, prices),
             self._turn.key,
             bool(spans) and is_long and self._may_be_interrupted,
+            encode,
         )
 
     def _composed(self, *, beside_interactive: bool) -> tuple[Span, ...]:
         """The spans of the next step without drafts; it keeps their plan."""
         self._turn = self._cohorts.compose(
-            self._admission.running_in_order(),
+            [s for s in self._admission.running_in_order() if not s.is_blind],
             self._room,
             self.costs.prices,
             newcomers=self.sequences.cohorts_of_newcomers,
@@ -253,7 +260,8 @@ class Scheduler:
 
     def predicted_ms(self, step: Step) -> float:
         """How long the step that `schedule` has just returned will take, in milliseconds."""
-        return self._drafts.drafting_ms + self.costs.predict_ms(step, self.plan.attended)
+        encoding_ms = step.encode.ms if step.encode is not None else 0.0
+        return self._drafts.drafting_ms + self.costs.predict_ms(step, self.plan.attended) + encoding_ms
 
     @property
     def _may_be_interrupted(self) -> bool:
@@ -262,7 +270,9 @@ class Scheduler:
         A step of batch work alone beside interactive work is one that it has saved for, and no long one: were
         that thrown away, batch work would lose its share wherever newcomers come often.
         """
-        return all(s.request.priority is Priority.BATCH for s in self._memory.running.values())
+        running = self._memory.running.values()
+        is_batch = all(s.request.priority is Priority.BATCH for s in running)
+        return is_batch and not any(s.is_in_one_place for s in running)
 
     def forget_adapter(self, key: str) -> None:
         """The adapter is gone, and no sequence uses it."""
@@ -286,10 +296,12 @@ class Scheduler:
             return []
         self.costs.learn_copying(step, result)
         if elapsed_ms is not None and step.spans:
-            self._learn_time(step, result, elapsed_ms - result.verbs_ms)
+            self._learn_time(step, result, elapsed_ms - result.verbs_ms - result.encoding_ms)
         self.costs.executed(step)
         self.expectations.computed(self.plan, step.adapter)
         advances = [advance(running[span.slot], span, result, ledger) for span in step.spans]
+        if step.encode is not None:
+            advances += self._pictures.encoded(step.encode, step, result, running)
         for sequence in self.participants(step):
             self._memory.save_at_stop(sequence)
         if self._speculator is not None:

@@ -78,6 +78,10 @@ class Sequence:
         """Length of the prefix that it has in common with another's prompt, by the arrival of that one."""
         self.stops: list[int] = []
         """Ascending, how many tokens are computed where a step has to end: the state there is to be saved."""
+        self.num_encoded = 0
+        """How many of its media, from the first on, the backend has the rows or all cells of."""
+        self.num_given_up = 0
+        """How many times others' pictures were encoded in place of one of its own that was begun."""
         self._num_to_read = len(self.tokens)
         """How many tokens it had when it last began to run."""
         self._status = SequenceStatus.WAITING
@@ -99,9 +103,54 @@ class Sequence:
 
     @property
     def readable(self) -> int:
-        """How many of these one step may compute."""
+        """How many of these one step may compute: none while it waits for the rows of a picture."""
         at = bisect_right(self.stops, self.computed)
-        return (self.stops[at] if at < len(self.stops) else len(self.tokens)) - self.computed
+        end = self.stops[at] if at < len(self.stops) else len(self.tokens)
+        return min(end, self._next_border) - self.computed if self.request.media else end - self.computed
+
+    @property
+    def _next_border(self) -> int:
+        """Where rows of media begin or end, next: they are computed apart from tokens."""
+        for at, medium in enumerate(self.request.media):
+            if self.computed < medium.start:
+                return medium.start
+            if self.computed < medium.end:
+                return medium.end if at < self.num_encoded else self.computed
+        return len(self.tokens)
+
+    @property
+    def has_to_encode(self) -> bool:
+        """A medium of it is to be encoded, whether it has come there yet or not."""
+        return self.num_encoded < len(self.request.media)
+
+    @property
+    def is_blind(self) -> bool:
+        """It cannot go on before a medium is encoded."""
+        return bool(self.request.media) and self.readable == 0
+
+    @property
+    def computes_whole(self) -> bool:
+        """What is readable must be computed in one step."""
+        at = self.medium_at(self.computed)
+        return at is not None and self.request.media[at].rows.is_whole
+
+    @property
+    def is_in_one_place(self) -> bool:
+        """What it computes next cannot be taken back in part."""
+        at = self.medium_at(self.computed)
+        return at is not None and self.request.media[at].rows.has_one_place
+
+    def medium_at(self, index: int) -> int | None:
+        """The place among its media of the one that has this row."""
+        media = enumerate(self.request.media)
+        return next((at for at, one in media if one.start <= index < one.end), None)
+
+    def cut(self, num_tokens: int) -> int:
+        """With how many of these first tokens a sequence can begin: not with some of the rows of a medium,
+        where these cannot be parted."""
+        at = self.medium_at(num_tokens)
+        medium = self.request.media[at] if at is not None else None
+        return num_tokens if medium is None or medium.can_be_cut else medium.start
 
     def stop_at(self, num_tokens: int, *, apart: int) -> None:
         """Let a step end where so many tokens are computed, or do with a stop that comes shortly before. It
@@ -163,6 +212,7 @@ class Sequence:
         self.computed = num_reused
         self.stops = stops
         self._num_to_read = len(self.tokens)
+        self.num_encoded = sum(medium.end <= num_reused for medium in self.request.media)
         self.shared_prefixes.clear()
 
     def release(self) -> None:

@@ -60,8 +60,8 @@ class CellClaims:
         """A span of up to `num_tokens` tokens, as many as get cells; None if none do."""
         if sequence.status is not SequenceStatus.RUNNING:
             return None
-        num_tokens = min(num_tokens, self._claim(sequence))
-        if num_tokens == 0:
+        wanted, num_tokens = num_tokens, min(num_tokens, self._claim(sequence))
+        if num_tokens == 0 or (num_tokens < wanted and sequence.computes_whole):
             return None
         start, end = sequence.computed, sequence.computed + num_tokens
         self._memory.ledger.grow(sequence.slot, end)

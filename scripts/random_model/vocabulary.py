@@ -12,6 +12,15 @@ from gguf import TokenType
 UNKNOWN, BOS = 0, 1
 NUM_BYTES = 256
 IM_END = "<|im_end|>"
+PICTURE_MARKS = (
+    "\n\n",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<|img_thumbnail|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+)
+"""Tokens that some models want around their pictures."""
 FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 
 _SPACE = "▁"  # SentencePiece writes a space so
@@ -57,9 +66,10 @@ def _quiet(texts: list[str], kinds: list[TokenType]) -> list[int]:
     ]
 
 
-def build_vocabulary(size: int, *, fim: bool) -> Vocabulary:
+def build_vocabulary(size: int, *, fim: bool, sees: bool = False) -> Vocabulary:
     """`size` tokens. Raises ValueError if that is less than the bytes, control tokens and ASCII need."""
-    control = ["<|im_start|>", IM_END, *((FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE) if fim else ())]
+    further = ((FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE) if fim else ()) + (PICTURE_MARKS if sees else ())
+    control = ["<|im_start|>", IM_END, *further]
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(NUM_BYTES)), *control]
     kinds = [
         TokenType.UNKNOWN,

@@ -1,21 +1,25 @@
 """Plain llama.cpp, in a process of its own: what a model answers greedily to prompts that come one by one.
 
-`python -m tests.architectures.plain MODEL` reads lines of `{"prompt": [token, ...], "length": n}`.
+`python -m tests.architectures.plain MODEL [PROJECTOR]` reads lines of `{"prompt": [token, ...],
+"length": n}`; in place of a token there may be a picture, as its width, its height and its pixels in base64.
 """
 
 from __future__ import annotations
 
+import base64
+import ctypes
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.contract.media import Picture
+from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
 
 _CELLS = 512
 
@@ -29,9 +33,9 @@ class Answer(NamedTuple):
 class PlainLlama:
     """The way to it. `with` ends the process."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, projector: Path | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(model)],
+            [sys.executable, "-m", __name__, *map(str, (model, projector)[: 1 + (projector is not None)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -43,22 +47,27 @@ class PlainLlama:
     def __exit__(self, *error: object) -> None:
         self._process.communicate()
 
-    def answer(self, prompt: Sequence[int], length: int) -> Answer:
+    def answer(self, prompt: Sequence[int | Picture], length: int) -> Answer:
         """`length` tokens, whatever they are: those that end an answer are passed over."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"prompt": prompt, "length": length}) + "\n")
+        shown = [_written(one) if isinstance(one, Picture) else one for one in prompt]
+        self._process.stdin.write(json.dumps({"prompt": shown, "length": length}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"plain llama.cpp ends with {self._process.wait()}"
         return Answer(*json.loads(line))
 
 
+def _written(picture: Picture) -> tuple[int, int, str]:
+    return picture.size.width, picture.size.height, base64.b64encode(picture.rgb).decode()
+
+
 _silent = llama_cpp.llama_log_callback(lambda *_: None)
 
 
 class _Plain:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, projector: str | None = None) -> None:
         llama_cpp.llama_log_set(_silent, None)
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(
@@ -70,9 +79,10 @@ class _Plain:
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         vocabulary = llama_cpp.llama_model_get_vocab(self._model)
         self._size = llama_cpp.llama_vocab_n_tokens(vocabulary)
+        self._eyes = None if projector is None else _Eyes(projector, self._model, self._context)
         self._ends = [t for t in range(self._size) if llama_cpp.llama_vocab_is_eog(vocabulary, t)]
 
-    def answer(self, prompt: Sequence[int], length: int) -> Answer:
+    def answer(self, prompt: Sequence[Any], length: int) -> Answer:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         tokens, all_logprobs = [], []
         for logprobs in self._followed(prompt, tokens, length):
@@ -82,11 +92,21 @@ class _Plain:
         return Answer(tokens, all_logprobs)
 
     def _followed(
-        self, prompt: Sequence[int], tokens: list[int], length: int
+        self, prompt: Sequence[Any], tokens: list[int], length: int
     ) -> Iterator[npt.NDArray[np.float64]]:
-        yield self._compute(prompt, 0)
+        end, read = 0, list[int]()
+        for one in prompt:
+            if isinstance(one, int):
+                read.append(one)
+                continue
+            if read:
+                self._compute(read, end)
+            assert self._eyes is not None
+            end, read = self._eyes.look(one, end + len(read)), []
+        yield self._compute(read, end)
+        end += len(read)
         while len(tokens) < length:
-            yield self._compute(tokens[-1:], len(prompt) + len(tokens) - 1)
+            yield self._compute(tokens[-1:], end + len(tokens) - 1)
 
     def _compute(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
         """The log-probabilities behind the last of the tokens."""
@@ -103,8 +123,40 @@ class _Plain:
         return logits - np.logaddexp.reduce(logits)
 
 
+class _Eyes:
+    """libmtmd, by its helpers."""
+
+    def __init__(self, projector: str, model: object, context: object) -> None:
+        self._mtmd = mtmd = mtmd_library()
+        mtmd.mtmd_helper_log_set(_silent, None)
+        params = mtmd.mtmd_context_params_default()
+        params.use_gpu = params.warmup = params.print_timings = False
+        params.n_threads = 1
+        self._handle = mtmd.mtmd_init_from_file(projector.encode(), model, params)
+        self._context = context
+
+    def look(self, picture: Sequence[Any], position: int) -> int:
+        """Compute it there, with what stands around it; returns the position behind that."""
+        mtmd, (width, height, pixels) = self._mtmd, picture
+        data = np.frombuffer(base64.b64decode(pixels), np.uint8)
+        bitmap = mtmd.mtmd_bitmap_init(width, height, data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
+        chunks = mtmd.mtmd_input_chunks_init()
+        marker = mtmd.mtmd_default_marker()
+        text = mtmd.mtmd_input_text(marker, len(marker), False, True)
+        bitmaps = (ctypes.c_void_p * 1)(bitmap)
+        assert mtmd.mtmd_tokenize(self._handle, chunks, ctypes.byref(text), bitmaps, 1) == 0
+        end = ctypes.c_int32(position)
+        code = mtmd.mtmd_helper_eval_chunks(
+            self._handle, self._context, chunks, position, 0, _CELLS, False, ctypes.byref(end)
+        )
+        assert code == 0, f"mtmd_helper_eval_chunks returns {code}"
+        mtmd.mtmd_input_chunks_free(chunks)
+        mtmd.mtmd_bitmap_free(bitmap)
+        return end.value
+
+
 def main() -> None:
-    plain = _Plain(sys.argv[1])
+    plain = _Plain(*sys.argv[1:])
     for line in sys.stdin:
         sys.stdout.write(json.dumps(plain.answer(**json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -254,7 +254,7 @@ def test_those_with_whom_the_scheduler_cannot_cope_are_announced() -> None:
     engine = Engine()
     engine.submit(request("a", output=9), request("b", output=9))
     engine.step()
-    engine.core.handle(PreparedRequest(Submit(request("bad", tokens=(2**40,))), ()))
+    engine.core.handle(PreparedRequest(Submit(request("bad", tokens=(2**70,))), ()))
     with pytest.raises(OverflowError):
         engine.run()
     assert engine.started[-1] == ("a", "b", "bad")

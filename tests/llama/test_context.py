@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from openai_cpu_server.contract.step import Span
+from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import (
     AbortSwitch,
     Context,
     ContextOptions,
     DecodeFailed,
     DecodeOutcome,
-    TokenBatch,
 )
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import ComputeThreads

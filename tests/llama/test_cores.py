@@ -76,7 +76,7 @@ _DRAFTING_PROGRAM = """
 import json, os, sys, threading
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.step import Span
-from openai_cpu_server.llama.cells.context import TokenBatch
+from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.draft_model import DraftRequest
 from openai_cpu_server.llama.loading import load
 from openai_cpu_server.llama.host import Machine

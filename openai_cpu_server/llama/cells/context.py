@@ -1,4 +1,4 @@
-"""Owns a `llama_context`: the KV pool, steps laid out as llama.cpp wants them, and their end."""
+"""Owns a `llama_context`: the KV pool, the computation of steps, and their end."""
 
 from __future__ import annotations
 
@@ -6,153 +6,21 @@ import contextlib
 import ctypes
 import enum
 import threading
-from collections.abc import Iterator, Sequence
-from itertools import repeat
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.cells.batch import SlotSequences
 from openai_cpu_server.llama.cells.block_store import Bytes
 from openai_cpu_server.llama.host import ComputeThreads
 from openai_cpu_server.llama.model.kv_size import KVType
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
-
-
-class OutputRows(NamedTuple):
-    """The rows of the step's logits that belong to one span:
-    those of its targets, and those to sample from."""
-
-    targets: range
-    samples: range
-    """One row for the last token and one for each draft token; empty if nothing is sampled."""
-
-    def behind(self, num_rows: int) -> OutputRows:
-        """The same behind so many other rows."""
-        return OutputRows(*(range(own.start + num_rows, own.stop + num_rows) for own in self))
-
-
-class BatchLayout(NamedTuple):
-    """Which rows of logits each span gets, and how many rows there are."""
-
-    rows: list[OutputRows]
-    num_outputs: int
-
-
-class SlotSequences(NamedTuple):
-    """The sequence ids that llama.cpp knows a slot by: its number, and that of its guard if it has one.
-
-    llama.cpp takes over a cell that a window has passed if exactly one sequence owns it. The guard is a
-    second, silent owner, so that the cell stays: for others that begin like this sequence, and for itself
-    where its end is taken back. It costs nothing but its number.
-    """
-
-    num_guarded: int = 0
-    """Slots, the first ones, that have a guard."""
-    first_guard: int = 0
-    """The guard of slot 0."""
-
-    def of(self, slot: int) -> tuple[int, ...]:
-        return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
-
-    def add_guards(self, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
-        """(tokens, 2): behind each token's slot write its guard; (tokens,): how many it has."""
-        if self.num_guarded:
-            slots[:, 1] = slots[:, 0] + self.first_guard
-            counts[:] = np.where(slots[:, 0] < self.num_guarded, 2, 1)
-
-
-class TokenBatch:
-    """A `llama_batch` whose arrays belong to numpy, so that there is nothing to free."""
-
-    def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
-        """`sequences`: of slots that are guarded; None: none is."""
-        self.capacity = capacity
-        self._sequences = sequences or SlotSequences()
-        self._tokens = np.zeros(capacity, np.int32)
-        self._positions = np.zeros(capacity, np.int32)
-        self._slots = np.zeros((capacity, 2), np.int32)
-        self._wants_logits = np.zeros(capacity, np.int8)
-        self._slot_counts = np.ones(capacity, np.int32)
-        row = self._slots.strides[0] * np.arange(capacity, dtype=np.uintp)
-        self._slot_pointers = np.uintp(self._slots.ctypes.data) + row
-        self.native = self._native()
-
-    def fill(self, spans: Sequence[Span]) -> BatchLayout:
-        """Replace the content of the batch by these spans."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        wants: list[int] = []
-        rows = []
-        num_outputs = 0
-        for span in spans:
-            length = span.num_tokens
-            tokens += span.tokens
-            tokens += span.draft
-            positions += range(span.start, span.start + length)
-            slots += repeat(span.slot, length)
-            wants += _wants(span)
-            rows.append(_rows(span, num_outputs))
-            num_outputs += _num_outputs(span)
-        self._store(tokens, positions, slots, wants)
-        return BatchLayout(rows, num_outputs)
-
-    def _store(self, tokens: list[int], positions: list[int], slots: list[int], wants: list[int]) -> None:
-        count = len(tokens)
-        assert 0 < count <= self.capacity, f"{count} tokens in a step of at most {self.capacity}"
-        self._tokens[:count] = tokens
-        self._positions[:count] = positions
-        self._slots[:count, 0] = slots
-        self._sequences.add_guards(self._slots[:count], self._slot_counts[:count])
-        self._wants_logits[:count] = wants
-        self.native.n_tokens = count
-
-    def _native(self) -> llama_cpp.llama_batch:
-        batch = llama_cpp.llama_batch()
-        for name, array in (
-            ("token", self._tokens),
-            ("pos", self._positions),
-            ("n_seq_id", self._slot_counts),
-            ("seq_id", self._slot_pointers),
-            ("logits", self._wants_logits),
-        ):
-            kind = dict(llama_cpp.llama_batch._fields_)[name]
-            setattr(batch, name, array.ctypes.data_as(kind))
-        return batch
-
-
-def _num_outputs(span: Span) -> int:
-    """The number of rows of logits that the span needs.
-    The last token's row may serve a target and the sample."""
-    samples = span.sample and len(span.targets) < len(span.tokens)
-    return len(span.targets) + samples + len(span.draft)
-
-
-def _wants(span: Span) -> list[int]:
-    length, scored = len(span.tokens), len(span.targets)
-    assert length > 0, "an empty span"
-    assert scored <= length, f"{scored} targets for {length} tokens"
-    assert not span.draft or (span.sample and not scored), "a draft where it is of no use"
-    assert not span.num_to_draft, "a draft that was not made"
-    wants = [1] * scored + [0] * (length - scored)
-    if span.sample:
-        wants[-1] = 1
-    return wants + [1] * len(span.draft)
-
-
-def _rows(span: Span, first: int) -> OutputRows:
-    """The span's rows; `first` is its first row.
-    The sample comes from the last token's row, a target's or its own."""
-    scored = len(span.targets)
-    sampled = first + min(scored, len(span.tokens) - 1)
-    end = sampled + 1 + len(span.draft) if span.sample else sampled
-    return OutputRows(range(first, first + scored), range(sampled, end))
 
 
 class AbortSwitch:
@@ -233,6 +101,10 @@ class PoolFull(DecodeFailed):
 class DecodeOutcome(enum.Enum):
     DONE = "done"
     INTERRUPTED = "interrupted"
+
+
+class NativeBatch(Protocol):
+    native: llama_cpp.llama_batch
 
 
 class ContextOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,7 +190,7 @@ class Context(OwnedContext):
     def batch_tokens(self) -> int:
         return int(llama_cpp.llama_n_batch(self.handle))
 
-    def decode(self, batch: TokenBatch) -> DecodeOutcome:
+    def decode(self, batch: NativeBatch) -> DecodeOutcome:
         """Compute a batch; the one place where llama.cpp's return codes are read. Raises `DecodeFailed`.
 
         After an interruption finished parts may have left cells: the caller trims its slots.
@@ -334,6 +206,15 @@ class Context(OwnedContext):
             # Cells are taken wherever they are free, so this is no fragmentation but a wrong ledger.
             raise PoolFull(f"No free KV cells for {batch.native.n_tokens} tokens: the ledger is wrong.")
         raise DecodeFailed(f"llama_decode returned {code}: {log.cause() or 'no reason given'}.")
+
+    @contextlib.contextmanager
+    def seeing_all(self) -> Iterator[None]:
+        """What is decoded inside attends to all of its own batch, too, and not only to what comes before."""
+        llama_cpp.llama_set_causal_attn(self.handle, False)
+        try:
+            yield
+        finally:
+            llama_cpp.llama_set_causal_attn(self.handle, True)
 
     def logits(self, rows: int) -> Logits:
         """(rows, vocabulary) of the last decode, in the batch's order:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import gcd
+from typing import Protocol
 
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 from openai_cpu_server.llama.cells.block_store import BlockStore, Bytes, SavedCells
 from openai_cpu_server.llama.cells.context import Context
+
+
+class Positions(Protocol):
+    """Where the tokens of a slot stand."""
+
+    @property
+    def is_even(self) -> bool:
+        """Each at a position of its own."""
+        ...
+
+    def position(self, index: int) -> int:
+        """Of the token; its cells, and those before it, stand before."""
+        ...
 
 
 class CellCopies:
@@ -20,11 +34,19 @@ class CellCopies:
     """
 
     def __init__(
-        self, context: Context, store: BlockStore, *, window: int, scratch_slot: int, empty_slot: int
+        self,
+        context: Context,
+        store: BlockStore,
+        opened: Mapping[int, Positions],
+        *,
+        window: int,
+        scratch_slot: int,
+        empty_slot: int,
     ) -> None:
         """`window`: as `Model` has it. `empty_slot` holds nothing while cells are copied."""
         self._context = context
         self._store = store
+        self._opened = opened
         self._scratch = scratch_slot
         self._empty = empty_slot
         # llama.cpp leaves out what a window, or the chunk that it is, hides from the end of a part.
@@ -37,7 +59,8 @@ class CellCopies:
         if self._context.copies_whole:  # they are in the state
             return SavedCells(self._store.allocate(0), ())
         parts = self._parts(start, end)
-        sizes = tuple(self._size(slot, first, last) for first, last in parts)
+        size = self._size if self._opened[slot].is_even else self._size_of
+        sizes = tuple(size(slot, first, last) for first, last in parts)
         cells = SavedCells(self._store.allocate(sum(sizes)), sizes)
         for index, (first, last) in enumerate(parts):
             self._take(slot, first, last)
@@ -77,7 +100,8 @@ class CellCopies:
         assert len(parts) <= len(cells.sizes), f"{end - start} cells of a block that has fewer"
         for index, (first, last) in enumerate(parts):
             self._context.write_cells(self._scratch, cells.part(index))
-            self._context.share(self._scratch, slot, first, last)
+            position = self._opened[slot].position
+            self._context.share(self._scratch, slot, position(first), position(last))
             self._context.free_slot(self._scratch)
 
     def _saved(
@@ -91,14 +115,19 @@ class CellCopies:
     def _size(self, slot: int, start: int, end: int) -> int:
         count = end - start
         if count not in self._sizes:
-            self._take(slot, start, end)
-            self._sizes[count] = self._context.cells_bytes(self._scratch)
-            self._context.free_slot(self._scratch)
+            self._sizes[count] = self._size_of(slot, start, end)
         return self._sizes[count]
+
+    def _size_of(self, slot: int, start: int, end: int) -> int:
+        self._take(slot, start, end)
+        size = self._context.cells_bytes(self._scratch)
+        self._context.free_slot(self._scratch)
+        return size
 
     def _take(self, slot: int, start: int, end: int) -> None:
         """Put cells of the slot into the scratch slot, without a state."""
-        self._context.share(slot, self._scratch, start, end)
+        position = self._opened[slot].position
+        self._context.share(slot, self._scratch, position(start), position(end))
         self._context.share_state(self._empty, self._scratch)
 
     def _parts(self, start: int, end: int) -> list[tuple[int, int]]:

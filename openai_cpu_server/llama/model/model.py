@@ -95,6 +95,11 @@ class Model(NativeObject):
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
 
     @property
+    def input_width(self) -> int:
+        """Numbers in a row that stands for a token, as it is computed from."""
+        return int(llama_cpp.llama_model_n_embd_inp(self.handle))
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether some or all layers keep a state per sequence instead of cells per token."""
         model = self.handle

@@ -68,9 +68,16 @@ class NativeLog:
     def __init__(self) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=64)
         self._callback = llama_cpp.llama_log_callback(self._keep)
+        self._setters: list[Callable[[object, object], None]] = []
 
     def install(self) -> None:
-        llama_cpp.llama_log_set(self._callback, None)
+        self.listen_to(llama_cpp.llama_log_set)
+
+    def listen_to(self, set_callback: Callable[[object, object], None]) -> None:
+        """Keep the lines of a library beside llama.cpp, too."""
+        if set_callback not in self._setters:
+            self._setters.append(set_callback)
+            set_callback(self._callback, None)
 
     def mute(self) -> None:
         """Make the library call nothing of Python any more: a native thread may log while the interpreter
@@ -79,7 +86,8 @@ class NativeLog:
         Any C function without effect serves as the callback; it ignores its arguments.
         """
         silent = ctypes.cast(ctypes.CDLL(None).getpid, llama_cpp.llama_log_callback)
-        llama_cpp.llama_log_set(silent, None)
+        for set_callback in self._setters:
+            set_callback(silent, None)
 
     def cleared(self) -> NativeLog:
         """Itself: what it has from now on is of the next call."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from openai_cpu_server.contract.media import FIRST_ROW
 from openai_cpu_server.contract.step import Drafted
 from openai_cpu_server.scheduler.sequence import Sequence
 
@@ -102,7 +103,7 @@ _MAX_PLACES = 4
 
 `scripts/regress.py sensitivity speculation.drafts._MAX_PLACES`: 1 to 16 changes nothing.
 """
-_ITEM = array("i").itemsize
+_ITEM = array("q").itemsize
 
 
 class LookupGuess(NamedTuple):
@@ -117,7 +118,7 @@ class PromptLookup:
     """Foresees one sequence. It stays with a place as long as the tokens there are those that come."""
 
     def __init__(self) -> None:
-        self._known = array("i")
+        self._known = array("q")
         """The tokens of the sequence that it has seen."""
         self._place: int | None = None
         """The position of the token that is foreseen to come next; None: there is no such place."""
@@ -129,7 +130,7 @@ class PromptLookup:
 
         `tokens` are all of the sequence. It returns how each new token that was foreseen turned out.
         """
-        new = array("i", tokens[len(self._known) :])
+        new = array("q", tokens[len(self._known) :])
         guesses = list(self._compare(new))
         self._known += new
         if self._place is None and new:
@@ -354,8 +355,8 @@ class LookupDrafter:
         self._known.pop(sequence, None)
 
     def _before_end(self, tokens: list[int]) -> Iterator[int]:
-        """The tokens before the first one that ends the output."""
+        """The tokens before the first one that ends the output, or is a row of a picture."""
         for token in tokens:
-            if token in self._end_tokens:
+            if token in self._end_tokens or token >= FIRST_ROW:
                 return
             yield token

@@ -277,7 +277,8 @@ class Speculator:
         limit = max(0, min(limit, self._max_tokens))
         quoted = self._drafter.draft(sequence, limit)  # it learns even where nothing is to be drafted
         quoted = quoted if quotes else SequenceDraft()
-        if self._draft_model is None or not limit or not generates:
+        # A draft model sees nothing.
+        if self._draft_model is None or not limit or not generates or sequence.request.media:
             return quoted
         generated = self._draft_model.draft(sequence, limit, single_ms)
         return max(quoted, generated, key=lambda draft: draft.chances[:1])

@@ -1,0 +1,190 @@
+"""Steps laid out as llama.cpp wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from openai_cpu_server.contract.step import Span
+from openai_cpu_server.llama.bindings import llama_cpp
+
+
+class OutputRows(NamedTuple):
+    """The rows of the step's logits that belong to one span:
+    those of its targets, and those to sample from."""
+
+    targets: range
+    samples: range
+    """One row for the last token and one for each draft token; empty if nothing is sampled."""
+
+    def behind(self, num_rows: int) -> OutputRows:
+        """The same behind so many other rows."""
+        return OutputRows(*(range(own.start + num_rows, own.stop + num_rows) for own in self))
+
+
+class BatchLayout(NamedTuple):
+    """Which rows of logits each span gets, and how many rows there are."""
+
+    rows: list[OutputRows]
+    num_outputs: int
+
+
+class SlotSequences(NamedTuple):
+    """The sequence ids that llama.cpp knows a slot by: its number, and that of its guard if it has one.
+
+    llama.cpp takes over a cell that a window has passed if exactly one sequence owns it. The guard is a
+    second, silent owner, so that the cell stays: for others that begin like this sequence, and for itself
+    where its end is taken back. It costs nothing but its number.
+    """
+
+    num_guarded: int = 0
+    """Slots, the first ones, that have a guard."""
+    first_guard: int = 0
+    """The guard of slot 0."""
+
+    def of(self, slot: int) -> tuple[int, ...]:
+        return (slot, self.first_guard + slot) if slot < self.num_guarded else (slot,)
+
+    def add_guards(self, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
+        """(tokens, 2): behind each token's slot write its guard; (tokens,): how many it has."""
+        if self.num_guarded:
+            slots[:, 1] = slots[:, 0] + self.first_guard
+            counts[:] = np.where(slots[:, 0] < self.num_guarded, 2, 1)
+
+
+class TokenBatch:
+    """A `llama_batch` whose arrays belong to numpy, so that there is nothing to free."""
+
+    def __init__(self, capacity: int, sequences: SlotSequences | None = None) -> None:
+        """`sequences`: of slots that are guarded; None: none is."""
+        self.capacity = capacity
+        self._sequences = sequences or SlotSequences()
+        self._tokens = np.zeros(capacity, np.int32)
+        self._positions = np.zeros(capacity, np.int32)
+        self._slots = np.zeros((capacity, 2), np.int32)
+        self._wants_logits = np.zeros(capacity, np.int8)
+        self._slot_counts = np.ones(capacity, np.int32)
+        row = self._slots.strides[0] * np.arange(capacity, dtype=np.uintp)
+        self._slot_pointers = np.uintp(self._slots.ctypes.data) + row
+        self.native = _native_batch(
+            token=self._tokens,
+            pos=self._positions,
+            n_seq_id=self._slot_counts,
+            seq_id=self._slot_pointers,
+            logits=self._wants_logits,
+        )
+
+    def fill(self, spans: Sequence[Span]) -> BatchLayout:
+        """Replace the content of the batch by these spans."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        wants: list[int] = []
+        rows = []
+        num_outputs = 0
+        for span in spans:
+            length = span.num_tokens
+            tokens += span.tokens
+            tokens += span.draft
+            positions += range(span.start, span.start + length)
+            slots += repeat(span.slot, length)
+            wants += _wants(span)
+            rows.append(_rows(span, num_outputs))
+            num_outputs += _num_outputs(span)
+        self._store(tokens, positions, slots, wants)
+        return BatchLayout(rows, num_outputs)
+
+    def _store(self, tokens: list[int], positions: list[int], slots: list[int], wants: list[int]) -> None:
+        count = len(tokens)
+        assert 0 < count <= self.capacity, f"{count} tokens in a step of at most {self.capacity}"
+        self._tokens[:count] = tokens
+        self._positions[:count] = positions
+        self._slots[:count, 0] = slots
+        self._sequences.add_guards(self._slots[:count], self._slot_counts[:count])
+        self._wants_logits[:count] = wants
+        self.native.n_tokens = count
+
+
+class PlacedRows(NamedTuple):
+    """Consecutive rows of one slot."""
+
+    slot: int
+    values: npt.NDArray[np.float32]
+    """(rows, width)."""
+    places: npt.NDArray[np.int32]
+    """(4, rows): their positions, in each dimension that the model knows."""
+    is_whole: bool = False
+    """They attend to all of themselves, and are computed apart."""
+
+
+class RowBatch:
+    """A `llama_batch` of rows that stand for tokens, such as those of pictures. Nobody samples from it."""
+
+    def __init__(self, capacity: int, width: int, sequences: SlotSequences) -> None:
+        """`width`: numbers in a row."""
+        self.capacity = capacity
+        self._sequences = sequences
+        self._rows = np.zeros((capacity, width), np.float32)
+        self._places = np.zeros(4 * capacity, np.int32)
+        self._slots = np.zeros((capacity, 2), np.int32)
+        self._slot_counts = np.ones(capacity, np.int32)
+        self._wants_logits = np.zeros(capacity, np.int8)
+        row = self._slots.strides[0] * np.arange(capacity, dtype=np.uintp)
+        self._slot_pointers = np.uintp(self._slots.ctypes.data) + row
+        self.native = _native_batch(
+            embd=self._rows,
+            pos=self._places,
+            n_seq_id=self._slot_counts,
+            seq_id=self._slot_pointers,
+            logits=self._wants_logits,
+        )
+
+    def fill(self, parts: Sequence[PlacedRows]) -> None:
+        """Replace the content of the batch by these."""
+        count = sum(len(part.values) for part in parts)
+        assert 0 < count <= self.capacity, f"{count} rows in a step of at most {self.capacity}"
+        np.concatenate([part.values for part in parts], out=self._rows[:count])
+        self._places[: 4 * count] = np.concatenate([part.places for part in parts], axis=1).ravel()
+        self._slots[:count, 0] = np.repeat([part.slot for part in parts], [len(p.values) for p in parts])
+        self._sequences.add_guards(self._slots[:count], self._slot_counts[:count])
+        self.native.n_tokens = count
+
+
+def _native_batch(**arrays: npt.NDArray[np.generic]) -> llama_cpp.llama_batch:
+    batch = llama_cpp.llama_batch()
+    kinds = dict(llama_cpp.llama_batch._fields_)
+    for name, array in arrays.items():
+        setattr(batch, name, array.ctypes.data_as(kinds[name]))
+    return batch
+
+
+def _num_outputs(span: Span) -> int:
+    """The number of rows of logits that the span needs.
+    The last token's row may serve a target and the sample."""
+    samples = span.sample and len(span.targets) < len(span.tokens)
+    return len(span.targets) + samples + len(span.draft)
+
+
+def _wants(span: Span) -> list[int]:
+    length, scored = len(span.tokens), len(span.targets)
+    assert length > 0, "an empty span"
+    assert scored <= length, f"{scored} targets for {length} tokens"
+    assert not span.draft or (span.sample and not scored), "a draft where it is of no use"
+    assert not span.num_to_draft, "a draft that was not made"
+    wants = [1] * scored + [0] * (length - scored)
+    if span.sample:
+        wants[-1] = 1
+    return wants + [1] * len(span.draft)
+
+
+def _rows(span: Span, first: int) -> OutputRows:
+    """The span's rows; `first` is its first row.
+    The sample comes from the last token's row, a target's or its own."""
+    scored = len(span.targets)
+    sampled = first + min(scored, len(span.tokens) - 1)
+    end = sampled + 1 + len(span.draft) if span.sample else sampled
+    return OutputRows(range(first, first + scored), range(sampled, end))

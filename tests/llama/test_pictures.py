@@ -1,0 +1,242 @@
+"""Tiny models that see, of every kind of projector and memory: what they answer is what llama.cpp's own
+helpers make of the same files, however the steps are cut."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from openai_cpu_server.contract.media import MediaRows, Picture, PictureSize, placed
+from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, Finish, StepDone, Submit
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.scheduling import Scheduling
+from openai_cpu_server.engine.generating import EngineCore, build_core
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from tests.architectures.plain import PlainLlama
+from tests.llama.driver import small
+from tests.tiny_model import tiny_model_path, tiny_projector_path
+
+pytestmark = pytest.mark.native
+
+LENGTH = 8
+BEFORE, BEHIND = (1, *range(300, 400)), tuple(range(400, 480))
+
+
+class Kind(NamedTuple):
+    model: str
+    projector: str
+    width: int = 64
+    """Of the model's rows."""
+
+
+KINDS = {
+    "slices": Kind("tiny", "idefics3", 256),
+    "whole": Kind("tiny", "gemma3", 256),
+    "whole, windows": Kind("tiny-gemma3", "gemma3"),
+    "one place": Kind("tiny-qwen2vl", "qwen2vl_merger"),
+    "one place, newer": Kind("tiny-qwen2vl", "qwen3vl_merger"),
+    "hybrid": Kind("tiny-lfm2", "lfm2"),
+    "hybrid, one place": Kind("tiny-qwen35", "qwen3vl_merger"),
+}
+
+
+def picture(width: int, height: int, seed: int = 0) -> Picture:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return Picture.of(PictureSize(width, height), pixels.tobytes())
+
+
+@functools.cache
+def files(kind: Kind) -> tuple[Path, Path]:
+    return (
+        tiny_model_path(shape=kind.model, sees=True),
+        tiny_projector_path(kind.projector, rows_width=kind.width),
+    )
+
+
+def options(kind: Kind, **more: object) -> EngineOptions:
+    model, projector = files(kind)
+    more = {"kv_tokens": 2048, "cache_bytes": 2**24, "prefill_tokens": 64, "threads": 1, **more}
+    return small(model, projector_path=str(projector), **more)
+
+
+class Seeing:
+    """An engine's core that sees, and what it says."""
+
+    def __init__(self, asked: EngineOptions) -> None:
+        self.options = asked
+        self.backend = LlamaBackend.load(asked, lambda fraction: None)
+        self.core: EngineCore = build_core(asked, self.backend, None)
+        self.tokens: dict[str, list[int]] = {}
+        self.finishes: dict[str, Finish] = {}
+        self.prompts: dict[str, tuple[int, ...]] = {}
+
+    def ask(self, name: str, *parts: Sequence[int] | Picture, **more: object) -> GenerationRequest:
+        """Texts and pictures by turns, beginning and ending with a text."""
+        pictures = [part for part in parts if isinstance(part, Picture)]
+        shapes = [self.backend.measure(one.size).shape for one in pictures]
+        tokens, media = placed(pictures, shapes, [p for p in parts if not isinstance(p, Picture)])
+        request = GenerationRequest(
+            id=name,
+            tokens=tokens,
+            pictures=tuple(pictures),
+            media=media,
+            max_tokens=LENGTH,
+            sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
+            **more,
+        )
+        self.prompts[name] = tokens
+        self.core.handle(Submit(request))
+        return request
+
+    def step(self) -> None:
+        for news in self.core.step():
+            for event in news.events if isinstance(news, StepDone) else ():
+                self.tokens.setdefault(event.id, []).extend(event.tokens)
+                if event.finish is not None:
+                    self.finishes[event.id] = event.finish
+        self.core._scheduler.check()
+
+    def run(self) -> None:
+        while self.core.has_work:
+            self.step()
+
+    def answer(self, name: str, *parts: Sequence[int] | Picture, **more: object) -> list[int]:
+        self.ask(name, *parts, **more)
+        self.run()
+        assert self.finishes[name].is_good, self.finishes[name]
+        return self.tokens[name]
+
+    def forget_rows(self) -> None:
+        """What is computed of pictures from now on must come from cells."""
+        eyes = self.backend._loaded.eyes
+        assert eyes is not None
+        eyes._known.clear()
+
+    @property
+    def num_encoded(self) -> int:
+        eyes = self.backend._loaded.eyes
+        assert eyes is not None
+        return len(eyes._known)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def seeing(kind: Kind) -> Iterator[Seeing]:
+    seeing = Seeing(options(kind))
+    yield seeing
+    seeing.backend.close()
+
+
+def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(seeing: Seeing, kind: Kind) -> None:
+    small_one, large, other = picture(100, 50), picture(300, 200, 1), picture(100, 50, 2)
+    stories = {
+        "one": (BEFORE, small_one, BEHIND),
+        "two": (BEFORE, large, (400,), small_one, BEHIND),
+        "same size": (BEFORE, other, BEHIND),
+    }
+    with PlainLlama(*files(kind)) as plain:
+        expected = {
+            name: plain.answer([x for p in parts for x in ([p] if isinstance(p, Picture) else p)], LENGTH)
+            for name, parts in stories.items()
+        }
+    for name, parts in stories.items():
+        assert seeing.answer(name, *parts) == expected[name].tokens, name
+    seeing.forget_rows()
+    for name, parts in stories.items():
+        again = f"{name}, again"
+        assert seeing.answer(again, *parts) == expected[name].tokens
+        assert seeing.finishes[again].cached_tokens == len(seeing.prompts[again]) - 1
+    assert seeing.num_encoded == 0
+
+
+def test_conversations_that_share_pictures_share_their_cells(seeing: Seeing) -> None:
+    """Some at once, beside texts, in a pool that is too small for all of them."""
+    first, second = picture(64, 64, 5), picture(300, 200, 6)
+    stories = {
+        "a": (BEFORE, first, BEHIND),
+        "b": (BEFORE, first, BEHIND, second, (320, 321)),
+        "c": (BEFORE, second, BEHIND),
+        "d": ((1, 350), first, (400, 401)),
+    }
+    alone = {name: seeing.answer(f"alone {name}", *parts) for name, parts in stories.items()}
+    for round_ in range(2):
+        seeing.forget_rows()
+        for name, parts in stories.items():
+            priority = Priority.BATCH if name in "bc" else Priority.INTERACTIVE
+            seeing.ask(f"{name} {round_}", *parts, priority=priority)
+            seeing.ask(f"text {name} {round_}", (1, *range(360, 380)), priority=priority)
+        seeing.run()
+        for name, tokens in alone.items():
+            assert seeing.tokens[f"{name} {round_}"] == tokens, name
+
+
+def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
+    hurried = Scheduling(preempt_threshold_ms=0.0, batch_stall_ms=2000.0)
+    seeing = Seeing(options(kind, scheduling=hurried, cache_bytes=0))
+    try:
+        parts = (BEFORE, picture(300, 200, 1), tuple(range(360, 400)), picture(64, 64, 5), BEHIND)
+        expected = seeing.answer("alone", *parts)
+        seeing.ask("batch", *parts, priority=Priority.BATCH)
+        for number in range(40):
+            seeing.backend.interrupt()
+            seeing.step()
+            if number % 5 == 0:
+                seeing.ask(f"i{number}", (1, 350, 351 + number))
+        seeing.run()
+        assert seeing.tokens["batch"] == expected
+    finally:
+        seeing.backend.close()
+
+
+def test_what_is_encoded_for_nobody_is_given_up() -> None:
+    """An encoder of a real size, which takes seconds: it is left within one of its operations."""
+    model, _ = files(KINDS["whole"])
+    projector = tiny_projector_path("gemma3", rows_width=256, shape="siglip-base")
+    asked = small(model, projector_path=str(projector), scheduling=Scheduling(preempt_threshold_ms=10.0))
+    seeing = Seeing(asked)
+    try:
+        seeing.ask("first", BEFORE, picture(600, 600), BEHIND)
+        num_steps = 0
+        while not seeing.num_encoded and num_steps < 3:
+            seeing.step()
+            num_steps += 1
+        assert num_steps == 3, "it is encoded in slices"
+        seeing.core.handle(CancelRequest("first"))
+        assert seeing.answer("text", BEFORE)
+        assert seeing.num_encoded == 0
+    finally:
+        seeing.backend.close()
+
+
+def test_pictures_of_any_size_have_rows_and_the_encoder_makes_as_many(seeing: Seeing) -> None:
+    for width, height in ((1, 1), (7, 700), (700, 7), (17, 31), (1024, 1024)):
+        shape = seeing.backend.measure(PictureSize(width, height))
+        assert not shape.why_not, shape
+        assert sum(part.num_rows for part in shape.shape if isinstance(part, MediaRows)) > 0
+        assert len(seeing.answer(f"{width}x{height}", (1, 350), picture(width, height), BEHIND)) == LENGTH
+    assert "narrow" in seeing.backend.measure(PictureSize(1, 700)).why_not
+
+
+@pytest.mark.parametrize(
+    ("projector", "width", "cause"),
+    [("gemma3", 128, "mismatch"), ("idefics3", 256, "vocabulary"), (None, 0, "projector")],
+)
+def test_a_projector_that_does_not_go_with_the_model_is_a_line_at_start(
+    projector: str | None, width: int, cause: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mmproj.gguf"
+    path.write_bytes(b"GGUF nonsense")
+    if projector is not None:
+        path = tiny_projector_path(projector, rows_width=width)
+    with pytest.raises(StartupError, match=cause):
+        LlamaBackend.load(small(tiny_model_path(), projector_path=str(path)), lambda fraction: None)

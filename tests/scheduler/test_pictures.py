@@ -1,0 +1,167 @@
+"""Pictures in prompts: encoding is work like any other, rows come when they are there, and what was computed
+of them serves others. The backend is a fake; it asserts what a real one needs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from openai_cpu_server.contract.media import MediaRows, Picture, PictureSize, placed
+from openai_cpu_server.contract.request import GenerationRequest, Priority
+from tests.scheduler.driver import Driver, alone, request
+
+KINDS = {
+    "causal": MediaRows(40, 40),
+    "whole": MediaRows(40, 40, is_whole=True),
+    "in one place": MediaRows(40, 8, has_one_place=True),
+}
+LONG_MS, SHORT_MS = 300, 50
+
+
+def picture(ms: int, shade: int = 0, *, height: int = 1) -> Picture:
+    """The fake takes so many milliseconds for it."""
+    return Picture.of(PictureSize(ms, height), bytes([shade]) * (3 * ms * height))
+
+
+def seeing(
+    name: str,
+    *pictures: Picture,
+    rows: MediaRows = KINDS["causal"],
+    before: int = 10,
+    behind: int = 10,
+    **more: object,
+) -> GenerationRequest:
+    """A question with these pictures, each between a token of its own; `before` and `behind` tokens."""
+    shapes = [((7,), rows, (8,))] * len(pictures)
+    between = [range(20, 25)] * (len(pictures) - 1)
+    texts = [range(30, 30 + before), *between, range(60, 60 + behind)]
+    tokens, media = placed(pictures, shapes, [tuple(text) for text in texts])
+    return request(name, tokens=tokens, pictures=pictures, media=media, **more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_about_a_picture_is_that_of_an_idle_machine(kind: str) -> None:
+    driver = Driver(cache_blocks=100)
+    asked = seeing("a", picture(LONG_MS), picture(SHORT_MS, 1), rows=KINDS[kind])
+    driver.run(asked)
+    assert driver.outputs["a"] == alone(asked)
+    again = seeing("b", picture(LONG_MS), picture(SHORT_MS, 1), rows=KINDS[kind])
+    num_rows = len(driver.backend.rows)
+    driver.backend.rows.clear()
+    driver.run(again)
+    assert driver.outputs["b"] == alone(again)
+    assert (num_rows, len(driver.backend.rows)) == (2, 0), "the second time nothing is encoded"
+    assert driver.cached["b"] == len(again.tokens) - 1
+
+
+def test_streams_go_on_while_a_picture_is_encoded() -> None:
+    driver = Driver(decoding=32)
+    stream = request("stream", output=100)
+    driver.step(stream)
+    driver.step(seeing("a", picture(LONG_MS)))
+    while not driver.backend.rows:
+        assert driver.step()["stream"] == 1, "each step has a token of it"
+        assert driver.predicted_ms[-1] <= 32 + 64
+    driver.run()
+    assert driver.tells_as_alone(stream)
+
+
+def test_what_stands_before_a_picture_is_read_meanwhile() -> None:
+    driver = Driver()
+    driver.step(seeing("a", picture(LONG_MS), before=30))
+    driver.step()
+    assert not driver.backend.rows
+    assert len(driver.backend.cells[driver.scheduler.sequences.get("a").slot]) == 31
+
+
+def test_interactive_pictures_come_first_and_what_is_given_up_is_encoded_in_the_end() -> None:
+    driver = Driver(decoding=32)
+    batch = seeing("batch", picture(LONG_MS), priority=Priority.BATCH)
+    driver.step(batch)
+    driver.steps(2)
+    askers = [seeing(f"i{n}", picture(SHORT_MS, n + 1), output=2) for n in range(5)]
+    for one in askers:
+        driver.submit(one)
+        driver.run_until(lambda name=one.id: name in driver.finished)
+    assert driver.backend.num_given_up == 2, "no more often: else it would never be done"
+    driver.run()
+    assert driver.tells_as_alone(batch, *askers)
+
+
+def test_a_picture_that_cannot_be_encoded_ends_its_own_request() -> None:
+    driver = Driver()
+    other = request("other", output=20)
+    driver.run(other, seeing("bad", picture(SHORT_MS, height=13)), seeing("good", picture(SHORT_MS)))
+    assert driver.failures == {"bad": "it cannot be encoded"}
+    assert driver.tells_as_alone(other, seeing("good", picture(SHORT_MS)))
+
+
+def test_who_leaves_takes_the_encoding_along() -> None:
+    driver = Driver()
+    driver.step(seeing("a", picture(LONG_MS)))
+    driver.cancel("a")
+    driver.run(request("b"))
+    assert not driver.backend.rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_others_begin_with_a_picture_but_never_within_one_that_cannot_be_cut(kind: str) -> None:
+    """The fake asserts where they begin."""
+    rows = KINDS[kind]
+    driver = Driver(cache_blocks=3, kv_tokens=512)
+    first = seeing("first", picture(SHORT_MS), rows=rows, before=50, output=30)
+    driver.run(first)
+    longer = seeing("longer", picture(SHORT_MS), rows=rows, before=50, behind=40)
+    other = seeing("other", picture(SHORT_MS, 9), rows=rows, before=50)
+    driver.run(longer, other, request("evicts", prompt=150), longer.__class__(**_fields(longer, "again")))
+    assert driver.tells_as_alone(longer, other)
+    assert driver.outputs["again"] == driver.outputs["longer"]
+
+
+def _fields(one: GenerationRequest, name: str) -> dict[str, object]:
+    return {field: getattr(one, field) for field in one.__struct_fields__} | {"id": name}
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_answers_are_those_of_an_idle_machine(seed: int, stateful: bool) -> None:
+    rng = random.Random(seed)
+    driver = Driver(
+        slots=4,
+        kv_tokens=512,
+        cache_bytes=rng.choice([0, 5, 1000]) if stateful else None,
+        cache_blocks=rng.choice([0, 5, 1000]),
+        stateful=stateful,
+    )
+    live: dict[str, GenerationRequest] = {}
+    for number in range(60):
+        kind = rng.choice(list(KINDS))
+        pictures = [
+            picture(rng.choice([5, 40, 90]), rng.randrange(2)) for _ in range(rng.choice([0, 1, 1, 2]))
+        ]
+        priority = rng.choice(list(Priority))
+        name = f"r{number}"
+        if pictures:
+            length = rng.choice([0, 1, 20, 60])
+            live[name] = seeing(
+                name,
+                *pictures,
+                rows=KINDS[kind],
+                before=length,
+                behind=rng.choice([1, 30]),
+                priority=priority,
+                cache_namespace=kind,
+            )
+        else:
+            live[name] = request(name, prompt=rng.choice([1, 70]), priority=priority)
+        driver.step(live[name])
+        for _ in range(rng.randrange(6)):
+            driver.step(interrupt=rng.random() < 0.1 and driver.interruptible[-1:] == [True])
+        if rng.random() < 0.05:
+            driver.crash(lost=rng.randrange(3))
+        if rng.random() < 0.05:
+            driver.cancel(name)
+            del live[name]
+    driver.run()
+    assert driver.tells_as_alone(*live.values())
