@@ -28,6 +28,7 @@ from openai_cpu_server.engine.generating import EngineCore, build_core, build_em
 from openai_cpu_server.engine.loop import EngineChannel, run_engine
 from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.bindings import mtmd_library
 from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name, model_kind
 from openai_cpu_server.llama.measure.calibrate import Calibrator
@@ -111,6 +112,9 @@ def _confine(options: EngineOptions) -> None:
         return
     models = [Path(path) for path in (options.model_path, options.draft_model_path) if path is not None]
     files = [Path(adapter.path) for adapter in options.adapters]
+    if options.projector_path is not None:
+        files.append(Path(options.projector_path))
+        mtmd_library()  # of code nothing comes later
     folders = [Path(folder) for folder in options.adapter_folders]
     kept = [Path(options.cost_dir)] if options.cost_dir is not None else []
     for folder in (*folders, *kept):  # what comes later in its place would stay closed

@@ -194,7 +194,10 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         header = GgufHeader(Path(options.model_path))
         draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
         kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
-        room = MemoryRoom.of(header, draft, kv_type, machine.free_memory())
+        eyes_path = None if options.projector_path is None else Path(options.projector_path)
+        if eyes_path is not None and not eyes_path.is_file():
+            raise StartupError(f"There is no projector {eyes_path}.")
+        room = MemoryRoom.of(header, draft, kv_type, machine.free_memory(), projector=eyes_path)
         draft_weights, weights = (
             chosen_layout(options, each, kernels, pause=lambda: on_progress(0.0)) if each else WeightLayout()
             for each in (draft, header)
@@ -221,7 +224,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
                 state_bytes / 2**20,
                 len(set_aside.kept) * (1 + snapshots),
             )
-        projector = _projector(options, model, machine, undo)
+        projector = None if eyes_path is None else _projector(eyes_path, options, model, machine, undo)
         cells = room.pool_cells(options.kv_tokens)
         context_options = _context_options(options, model, set_aside, snapshots, cells, kv_type, machine)
         if projector is not None and projector.is_whole:
@@ -231,7 +234,9 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         context = Context(model, context_options, abort, compute_threads)
         undo.callback(context.close)
         info = _info(options, model, vocabulary, context, room, kernels, weights, state_bytes)
-        fingerprint = cells_fingerprint(model.header, info, flash_attention=options.flash_attention)
+        fingerprint = cells_fingerprint(
+            model.header, info, eyes_path, flash_attention=options.flash_attention
+        )
         draft_model = None
         if draft is not None:
             draft_model = _load_draft_model(
@@ -246,16 +251,12 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     return LoadedParts(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model, eyes)
 
 
-def _projector(options: EngineOptions, model: Model, machine: Machine, undo: ExitStack) -> Projector | None:
+def _projector(
+    path: Path, options: EngineOptions, model: Model, machine: Machine, undo: ExitStack
+) -> Projector:
     """Raises `StartupError`."""
-    if options.projector_path is None:
-        return None
-    projector = Projector(
-        Path(options.projector_path),
-        model,
-        threads=options.threads_batch or options.threads or machine.num_threads(),
-        flash_attention=options.flash_attention,
-    )
+    threads = options.threads_batch or options.threads or machine.num_threads()
+    projector = Projector(path, model, threads=threads, flash_attention=options.flash_attention)
     undo.callback(projector.close)
     return projector
 

@@ -4,10 +4,14 @@ helpers make of the same files, however the steps are cut."""
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,9 +20,12 @@ from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, Fi
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Scheduling
 from openai_cpu_server.engine.generating import EngineCore, build_core
-from openai_cpu_server.errors import StartupError
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.architectures.plain import PlainLlama
+from tests.architectures.test_architectures import ENGINE, running
 from tests.llama.driver import small
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
@@ -198,6 +205,57 @@ def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
         seeing.backend.close()
 
 
+def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_path: Path) -> None:
+    path, parts = tmp_path / "cache", (BEFORE, picture(300, 200, 1), BEHIND)
+    asked = options(kind, cache_file=str(path))
+    first = Seeing(asked)
+    expected = first.answer("a", *parts)
+    first.core.save_cache(str(path))
+    first.backend.close()
+    again = Seeing(asked)
+    assert again.answer("b", *parts) == expected
+    assert again.finishes["b"].cached_tokens == len(again.prompts["b"]) - 1
+    assert again.num_encoded == 0
+    again.backend.close()
+    other = tmp_path / "other.gguf"
+    shutil.copyfile(files(kind)[1], other)
+    unfit = Seeing(msgspec.structs.replace(asked, projector_path=str(other)))
+    unfit.answer("c", *parts)
+    assert unfit.finishes["c"].cached_tokens == 0, "another projector may make other rows"
+    unfit.backend.close()
+
+
+@pytest.mark.anyio
+async def test_a_killed_engine_goes_on_with_pictures(kind: Kind) -> None:
+    """The real process, in its sandbox."""
+    shown = picture(300, 200, 1)
+    async with running(EngineClient(Supervisor(ENGINE, options(kind)), max_queue=9)) as engine:
+        (shape,) = await engine.shapes([shown.size])
+        tokens, media = placed([shown], [shape], [BEFORE, BEHIND])
+        answers = []
+        for name, is_killed in (("a", False), ("b", True)):
+            request = GenerationRequest(
+                id=f"{name}/0",
+                tokens=tokens,
+                pictures=(shown,),
+                media=media,
+                max_tokens=40,
+                sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
+                cache_namespace=name,
+            )
+            output = list[int]()
+            async with engine.generate([request]) as generation:
+                async for event in generation:
+                    output += event.tokens
+                    if is_killed and len(output) >= 3:
+                        is_killed = False
+                        os.kill(engine.engine_pid, signal.SIGKILL)
+            answers.append(output)
+        assert answers[0] == answers[1]
+        with pytest.raises(InvalidRequest, match="narrow"):
+            await engine.shapes([PictureSize(1, 5000)])
+
+
 def test_what_is_encoded_for_nobody_is_given_up() -> None:
     """An encoder of a real size, which takes seconds: it is left within one of its operations."""
     model, _ = files(KINDS["whole"])
@@ -240,3 +298,8 @@ def test_a_projector_that_does_not_go_with_the_model_is_a_line_at_start(
         path = tiny_projector_path(projector, rows_width=width)
     with pytest.raises(StartupError, match=cause):
         LlamaBackend.load(small(tiny_model_path(), projector_path=str(path)), lambda fraction: None)
+
+
+def test_a_projector_that_is_not_there_is_a_line_at_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="no projector"):
+        LlamaBackend.load(small(tiny_model_path(), projector_path=str(tmp_path / "x")), lambda fraction: None)

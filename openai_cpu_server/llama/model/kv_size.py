@@ -4,6 +4,7 @@ take. It loads no llama.cpp."""
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import NamedTuple
 
 from openai_cpu_server.contract.messages import EngineOptions
@@ -161,7 +162,15 @@ class MemoryRoom(NamedTuple):
     """Bytes of one token in the draft model's pool, which has as many cells; 0 without a draft model."""
 
     @classmethod
-    def of(cls, header: GgufHeader, draft: GgufHeader | None, kv_type: KVType, free_bytes: int) -> MemoryRoom:
+    def of(
+        cls,
+        header: GgufHeader,
+        draft: GgufHeader | None,
+        kv_type: KVType,
+        free_bytes: int,
+        *,
+        projector: Path | None = None,
+    ) -> MemoryRoom:
         """`free_bytes` are counted before anything is loaded. Raises `StartupError` where a part of a file is
         missing.
 
@@ -169,6 +178,7 @@ class MemoryRoom(NamedTuple):
         long as the disk.
         """
         weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
+        weights += total_bytes([projector]) if projector is not None else 0
         draft_cell = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
         return cls(max(0, free_bytes - weights), bytes_per_cell(header, kv_type), draft_cell)
 

@@ -183,12 +183,15 @@ _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
 
-def cells_fingerprint(header: GgufHeader, info: ModelInfo, *, flash_attention: bool) -> str:
-    """A digest of the model, the layout of the cells, and the library that wrote them: cells with another
-    one would mean something else here. Raises `StartupError`."""
+def cells_fingerprint(
+    header: GgufHeader, info: ModelInfo, projector: Path | None, *, flash_attention: bool
+) -> str:
+    """A digest of the model, what it sees with, the layout of the cells, and the library that wrote them:
+    cells with another one would mean something else here. Raises `StartupError`."""
     facts = (
         f"model={_model_digest(model_files(header))}",
         f"kv={info.kv_type},{info.kv_bytes_per_token}",
+        *([f"projector={_model_digest([projector])}"] if projector is not None else []),
         f"flash={'on' if flash_attention else 'off'}",
         f"llama={VERSION},{llama_cpp.llama_version().decode()}",
     )
