@@ -1,12 +1,16 @@
 """What a model sees with: llama.cpp's libmtmd, which makes rows of pictures in front of the model.
 
-An encoder takes seconds for a picture. It computes in a thread of its own, but only while the engine's thread
-waits for it: so they share the cores by turns, and streams go on between two slices of a picture.
+An encoder takes seconds for a picture. It computes in a thread of its own while the engine's thread waits
+for it: so they share the cores by turns, and streams go on between two slices of a picture. One operation may
+take longer than a turn (attention over 4,096 patches a second): what is left of it when the turn is over goes
+on with the lowest priority that Linux has, with what the steps leave of the cores.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -54,14 +58,14 @@ RowsKey = tuple[str, int]
 
 
 class _Turns:
-    """Lets the encoder's thread compute while the engine's waits for that, and at no other time."""
+    """Lets the encoder's thread compute by turns, and leaves it none between them but for the rest of an
+    operation."""
 
     def __init__(self) -> None:
         self._may_go = threading.Semaphore(0)
         self._waits = threading.Event()
         """The encoder wants its next turn, or has ended."""
         self._until_s = 0.0
-        self._has_begun = False
         self.is_done = False
         self.is_over = False
         """Nobody wants what it computes."""
@@ -69,29 +73,24 @@ class _Turns:
     # -- the engine's thread -----------------------------------------------------------------------------
 
     def give(self, seconds: float) -> None:
-        """Returns when the encoder has paused or ended, or has not come so far in this time that it could
-        begin."""
-        if not self._waits.wait(seconds) or self.is_done:
-            return
+        """Returns when the turn is over, or the encoder has ended."""
         self._until_s = time.perf_counter() + seconds
-        self._waits.clear()
-        self._may_go.release()
-        self._waits.wait()
+        if self._waits.is_set() and not self.is_done:
+            self._waits.clear()
+            self._may_go.release()
+        self._waits.wait(seconds)
 
     def take_back(self) -> None:
-        """There are no more. If it has begun it has left the graph then."""
+        """There are no more: it ends behind the operation that it has begun."""
         self.is_over = True
+        self._waits.clear()
         self._may_go.release()
-        while self._has_begun and not self.is_done:
-            self._waits.clear()
-            self._waits.wait(_PAUSE_S)
 
     # -- the encoder's -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self._waits.set()
         self._may_go.acquire()
-        self._has_begun = not self.is_over
 
     def pause(self) -> None:
         """Waits for the next turn if this one is over."""
@@ -277,6 +276,8 @@ class PictureRows:
         self._known: OrderedDict[RowsKey, EncodedRows] = OrderedDict()
         self._num_bytes = 0
         self._job: _Job | None = None
+        self._leaving: _Job | None = None
+        """It was given up, and is about to end."""
         self.measure = projector.measure
 
     def get(self, key: RowsKey) -> EncodedRows | None:
@@ -292,8 +293,13 @@ class PictureRows:
         key = picture.digest, part
         if self.get(key) is not None:
             return True
-        if self._job is None or self._job.key != key:
-            self.give_up()
+        if self._leaving is not None and not self._leaving.go_on(seconds):
+            return False
+        self._leaving = None
+        self.give_up(unless=(key,))
+        if self._leaving is not None:
+            return False
+        if self._job is None:
             self._job = _Job(self._projector, picture, part)
         if not self._job.go_on(seconds):
             return False
@@ -305,10 +311,12 @@ class PictureRows:
         """Nobody wants what is being encoded, unless it is one of these."""
         if self._job is not None and self._job.key not in unless:
             self._job.give_up()
-            self._job = None
+            self._leaving, self._job = self._job, None
 
     def close(self) -> None:
         self.give_up()
+        if self._leaving is not None:
+            self._leaving.join()
         self._projector.close()
 
     def _keep(self, key: RowsKey, rows: EncodedRows, kept: Collection[RowsKey]) -> None:
@@ -332,6 +340,7 @@ class _Job:
         arguments = (projector, picture, part)
         self._thread = threading.Thread(target=self._work, args=arguments, name="encode", daemon=True)
         self._thread.start()
+        self.join = self._thread.join
 
     def go_on(self, seconds: float) -> bool:
         """True: it has ended, one way or the other."""
@@ -346,6 +355,9 @@ class _Job:
         return self._rows
 
     def _work(self, projector: Projector, picture: Picture, part: int) -> None:
+        # The threads that compute with this one are begun by it, and inherit that.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         try:
             self._rows = projector.encode(picture, part, self._turns)
         except BaseException as error:
