@@ -118,6 +118,11 @@ class ModelOptions(BaseModel):
         description="verify several likely tokens of a sequence in one step, the answers stay the same; "
         "auto: where that is predicted to be faster",
     )
+    mmproj: str = Field(
+        "auto",
+        description="the file of what the model sees pictures with: PATH, off, or auto: the one beside the "
+        "model's file that fits it",
+    )
     draft_model: str | None = Field(
         None, description="a small model with the same tokenizer that drafts too; named as --model is"
     )

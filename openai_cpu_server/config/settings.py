@@ -253,6 +253,16 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         description="bodies that are being read, all together, but for 64 KiB of each; beyond: 503. "
         "At least --max-body-mb",
     )
+    max_picture_mb: int = Field(20, ge=1, description="largest picture, encoded; larger ones get 400")
+    max_picture_pixels: int = Field(
+        40_000_000, ge=1, description="pixels of a picture at most; it is refused before it is decoded"
+    )
+    allowed_media_domain: list[str] = Field(
+        [],
+        description="fetch pictures from URLs of this domain, `*.example.org` from all below it, `*` from "
+        "any, but never from private addresses; may be given several times; default: fetch none",
+    )
+    media_dir: Path | None = Field(None, description="show pictures of this folder that `file:` URLs name")
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="longest prompt, longer ones get 400; default: the context"
     )
@@ -361,6 +371,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         *,
         cache_bytes: int,
         draft_model_path: Path | None = None,
+        projector_path: Path | None = None,
         adapters: tuple[Adapter, ...] = (),
         adapter_folders: tuple[Path, ...] = (),
         pinned_prompts: tuple[tuple[int, ...], ...] = (),
@@ -375,6 +386,7 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
             "scheduling": self.scheduling,
             "model_path": str(model_path),
             "draft_model_path": str(draft_model_path) if draft_model_path else None,
+            "projector_path": str(projector_path) if projector_path else None,
             "adapters": adapters,
             "adapter_folders": tuple(map(str, adapter_folders)),
             "cache_bytes": cache_bytes,

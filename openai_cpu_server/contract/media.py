@@ -110,20 +110,43 @@ def are_rows(tokens: Sequence[int], media: Sequence[Medium], pictures: Sequence[
     return True
 
 
+def shown_tokens(picture: Picture, shape: MediaShape) -> tuple[int, ...]:
+    """What stands for the picture in a prompt's tokens."""
+    tokens, part = list[int](), 0
+    for piece in shape:
+        if isinstance(piece, MediaRows):
+            tokens += row_numbers(picture.digest, part, piece.num_rows)
+            part += 1
+        else:
+            tokens += piece
+    return tuple(tokens)
+
+
+def media_in(
+    tokens: Sequence[int], pictures: Sequence[Picture], shapes: Sequence[MediaShape]
+) -> tuple[Medium, ...]:
+    """Where the rows of these pictures stand in a prompt."""
+    known: dict[int, tuple[MediaRows, int, int]] = {}
+    for number, (picture, shape) in enumerate(zip(pictures, shapes, strict=True)):
+        rows = [piece for piece in shape if isinstance(piece, MediaRows)]
+        for part, piece in enumerate(rows):
+            known[row_numbers(picture.digest, part, 1)[0]] = piece, number, part
+    media, at = list[Medium](), 0
+    while at < len(tokens):
+        if is_row(tokens[at]):
+            media.append(Medium(at, *known[tokens[at]]))
+            at = media[-1].end
+        else:
+            at += 1
+    return tuple(media)
+
+
 def placed(
     pictures: Sequence[Picture], shapes: Sequence[MediaShape], texts: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[Medium, ...]]:
     """A prompt of tokens, with the pictures where the texts part: `texts` has one more than `pictures`."""
     assert len(texts) == len(pictures) + 1 == len(shapes) + 1
-    tokens, media = [*texts[0]], list[Medium]()
-    for number, (picture, shape, text) in enumerate(zip(pictures, shapes, texts[1:], strict=True)):
-        part = 0
-        for piece in shape:
-            if isinstance(piece, MediaRows):
-                media.append(Medium(len(tokens), piece, number, part))
-                tokens += row_numbers(picture.digest, part, piece.num_rows)
-                part += 1
-            else:
-                tokens += piece
-        tokens += text
-    return tuple(tokens), tuple(media)
+    tokens = [*texts[0]]
+    for picture, shape, text in zip(pictures, shapes, texts[1:], strict=True):
+        tokens += (*shown_tokens(picture, shape), *text)
+    return tuple(tokens), media_in(tokens, pictures, shapes)

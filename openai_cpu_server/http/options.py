@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -19,6 +20,20 @@ class SchedulingOptions(Scheduling, frozen=True, kw_only=True):
     """What the engines were told, for those who watch them."""
 
     max_queue: int
+
+
+class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What of pictures is taken."""
+
+    max_bytes: int = 20 * 1024 * 1024
+    max_pixels: int = 40_000_000
+    max_pictures: int = 32
+    """In one conversation."""
+    domains: tuple[str, ...] = ()
+    """What URLs may name; `*.example.org` is all below that, `*` is any."""
+    folder: Path | None = None
+    """What `file:` may name is below this."""
+    fetch_timeout_s: float = 20.0
 
 
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +78,7 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """None: nobody has said."""
     page: bool = True
     """There is a page for browsers."""
+    media: MediaOptions = MediaOptions()
     keep_alive_s: float = 10.0
     """Seconds between the comments that keep a silent stream open; 0 sends none."""
 

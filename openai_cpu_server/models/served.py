@@ -16,8 +16,9 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
+from openai_cpu_server.contract.media import BLIND, Picture
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, ModelKind, SequenceMarks, Tokenizer
-from openai_cpu_server.errors import EngineUnavailable, wrong
+from openai_cpu_server.errors import EngineUnavailable, InvalidRequest, wrong
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.prompt.chat_prompts import ChatPromptMaker
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, TemplateReasoning
@@ -90,6 +91,10 @@ class ServedTemplate(msgspec.Struct, frozen=True):
     thinking: ModelThinking | None
 
 
+def _opens_none(data: bytes, most_pixels: int) -> NoReturn:
+    raise InvalidRequest(BLIND)
+
+
 _TOOL_USE = "tool_use"
 """The name of the template for conversations with tools, where a file has one of its own for those."""
 
@@ -118,6 +123,9 @@ class ServedModel:
     """The text of its template for chats; None: it has none."""
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
     """Its further chat templates by name."""
+    open_picture: Callable[[bytes, int], Picture] = _opens_none
+    """Decodes a picture of at most so many pixels. It takes its time. Raises InvalidRequest, DeadlyInput and
+    what else readers raise."""
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file, which takes its time; None: it is not the file any more that the model was made
     of."""

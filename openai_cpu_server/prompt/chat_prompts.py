@@ -7,7 +7,7 @@ import re
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, pairwise, takewhile
 from typing import Protocol
@@ -39,6 +39,8 @@ class MarkedChat:
     """By mark."""
     blanks: str = ""
     """What stands before such an answer, and not where the model began to write it: it is left out."""
+    shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """By mark, the tokens of what is no text."""
 
     @property
     def plain(self) -> str:
@@ -47,13 +49,14 @@ class MarkedChat:
 
     def parts(self, start: int, end: int) -> Iterator[str | Sequence[int]]:
         """This stretch of it as texts, and tokens between them. No mark is cut."""
-        if not self.tokens:
+        marks = {**self.tokens, **self.shown}
+        if not marks:
             yield self.text[start:end]
             return
-        texts = re.split(f"({'|'.join(self.tokens)})", self.text[start:end])
+        texts = re.split(f"({'|'.join(marks)})", self.text[start:end])
         for before, mark in zip(texts[::2], texts[1::2], strict=False):
-            yield before.removesuffix(self.blanks)
-            yield self.tokens[mark]
+            yield before.removesuffix(self.blanks) if mark in self.tokens else before
+            yield marks[mark]
         yield texts[-1]
 
 
@@ -164,6 +167,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     has_marks: bool | None = None
     """Whether the tokenizer's own first and last tokens are around it; None: unless the template wrote
     one."""
+    shown: Mapping[str, Sequence[int]] = msgspec.field(default_factory=dict)
+    """By what stands for it in texts: tokens of what is no text, such as a picture."""
     marks_borders: bool = True
     """Whether the prompt's `borders` are wanted, which take a few further renderings."""
 
@@ -226,9 +231,11 @@ class ChatPrompts:
         written = asked.written if self.reasoning is None else {}
         chat = marked_chat(messages, written, lambda those: rendered(those).text) if written else None
         stage, wants_thoughts = ThinkingStage.BEHIND, False
-        if chat is None:
+        if chat is not None:
+            chat = replace(chat, shown=asked.shown)
+        else:
             text, stage = rendered(messages)
-            chat = MarkedChat(messages, text)
+            chat = MarkedChat(messages, text, shown=asked.shown)
             wants_thoughts = self.reasoning is not None and self.reasoning.wants_thoughts(text)
         require_room(self.tokenizer, chat.plain, asked.most_tokens)
         parts = self._borders(chat, rendered) if asked.marks_borders else []

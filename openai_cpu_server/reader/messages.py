@@ -8,9 +8,18 @@ from typing import Union
 import msgspec
 
 from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder
+from openai_cpu_server.contract.media import Picture
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
+
+
+class ReaderStart(msgspec.Struct, frozen=True):
+    """The first message."""
+
+    readable: Union[Sequence[str], None]
+    """The folders that models are in; None: the process is not confined to them."""
+    opens_pictures: bool = False
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +69,8 @@ class RenderChat(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The name of a further one; "": the one for chats."""
     begins_answer: bool = True
     has_marks: Union[bool, None] = None
-    """These two as of `Conversation`."""
+    shown: Mapping[str, Sequence[int]] = {}
+    """These three as of `Conversation`."""
 
 
 class RenderRerank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -76,6 +86,13 @@ class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
     order: GrammarOrder
 
 
+class OpenPicture(msgspec.Struct, frozen=True, tag=True):
+    """Raises InvalidRequest."""
+
+    data: bytes
+    most_pixels: int
+
+
 class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What `tune` has found for this file here, over these options."""
 
@@ -85,7 +102,9 @@ class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Options that the user has chosen."""
 
 
-Work = Union[OpenModel, CloseModel, EncodeTexts, RenderChat, RenderRerank, MakeGrammar, FindProfile]
+Work = Union[
+    OpenModel, CloseModel, EncodeTexts, RenderChat, RenderRerank, MakeGrammar, OpenPicture, FindProfile
+]
 
 
 # -- what comes of it ----------------------------------------------------------------------------------------
@@ -143,6 +162,10 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     borders: tuple[int, ...]
 
 
+class PictureOpened(msgspec.Struct, frozen=True, tag=True):
+    picture: Picture
+
+
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     options: EngineOptions
     found: str | None
@@ -162,7 +185,9 @@ class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     code: str | None = None
 
 
-Result = Union[ModelOpened, EncodedTexts, Rendered, GrammarAnswer, Profiled, ModelClosed, WorkRefused]
+Result = Union[
+    ModelOpened, EncodedTexts, Rendered, GrammarAnswer, PictureOpened, Profiled, ModelClosed, WorkRefused
+]
 
 
 class WorkReply(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Sequence
 
 from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, MadeGrammar, RefusedGrammar
+from openai_cpu_server.contract.media import Picture
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
@@ -18,6 +19,8 @@ from openai_cpu_server.reader.messages import (
     FindProfile,
     MakeGrammar,
     ModelSource,
+    OpenPicture,
+    PictureOpened,
     Profiled,
     RenderChat,
     Rendered,
@@ -46,6 +49,12 @@ class ReadModel:
         self.grammars = ReadGrammars(pool, self._key)
         answers = self.facts.rerank_answers
         self.rerank: RerankPrompts | None = answers and ReadRerank(pool, self._key, *answers)
+
+    def picture(self, data: bytes, most_pixels: int) -> Picture:
+        """A picture of a client's, decoded. Raises InvalidRequest, and what `ReaderPool.do` raises."""
+        result = self._pool.do(OpenPicture(data, most_pixels), lane=WorkLane.LONG)
+        assert isinstance(result, PictureOpened)
+        return result.picture
 
     def close(self) -> None:
         self._pool.forget(self._key)
@@ -127,6 +136,7 @@ class ReadPrompts:
             template=conversation.template,
             begins_answer=conversation.begins_answer,
             has_marks=conversation.has_marks,
+            shown=conversation.shown,
         )
         result = self._pool.do(work, model=self._key, lane=_lane(len(told)))
         assert isinstance(result, Rendered)

@@ -31,6 +31,7 @@ from openai_cpu_server.reader.messages import (
     ModelOpened,
     ModelSource,
     OpenModel,
+    ReaderStart,
     Result,
     VocabularyFacts,
     Work,
@@ -70,12 +71,12 @@ class OpenedKey(NamedTuple):
 class _Reader:
     """A process, and what is open in it. Whoever has borrowed it may use it."""
 
-    def __init__(self, child: ReaderChild, readable: Sequence[str] | None) -> None:
+    def __init__(self, child: ReaderChild, start: ReaderStart) -> None:
         """Raises ReaderDied."""
         self.child = child
         self.known: set[int] = set()
         """Numbers of the models that are open in it."""
-        child.send(_encoder.encode(readable))
+        child.send(_encoder.encode(start))
 
     def do(self, work: Work) -> WorkReply:
         """Raises ReaderDied, and whatever keeps the work from being told."""
@@ -100,16 +101,21 @@ class ReaderPool:
     """Some processes. Any thread may call its methods; all of them block."""
 
     def __init__(
-        self, readable: Iterable[Path] | None = None, *, children: Sequence[ReaderChild] = ()
+        self,
+        readable: Iterable[Path] | None = None,
+        *,
+        children: Sequence[ReaderChild] = (),
+        opens_pictures: bool = False,
     ) -> None:
         """`readable`: the folders that models are in, for the processes' sandbox; None: they have none.
         `children`: processes that are there already, two at most, and are the pool's from here on. All others
-        are started when they are needed, the first one at once."""
+        are started when they are needed, the first one at once. `opens_pictures`: they may be asked to."""
         self.deaths = 0
         """Counts processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
-        self._readable = None if readable is None else sorted({str(path) for path in readable})
+        folders = None if readable is None else sorted({str(path) for path in readable})
+        self._first = ReaderStart(folders, opens_pictures)
         self._short, self._any = _Place(), _Place()
         self._free = threading.Condition()
         self._numbers = itertools.count(1)
@@ -262,7 +268,7 @@ class ReaderPool:
             raise EngineUnavailable("The server is shutting down.", _AGAIN_S)
         if place.reader is None:
             try:
-                place.reader = _Reader(child or ReaderChild(), self._readable)
+                place.reader = _Reader(child or ReaderChild(), self._first)
             except OSError as error:
                 raise EngineUnavailable(f"No process can be started: {error}", _AGAIN_S) from None
         return place.reader

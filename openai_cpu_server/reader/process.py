@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO, Union
+from typing import BinaryIO
 
 import msgspec
 import psutil
@@ -23,7 +23,8 @@ from openai_cpu_server.child_processes.confine import confine
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.contract.framing import framed, read_frame
 from openai_cpu_server.llama.model.native import native_log
-from openai_cpu_server.reader.messages import OpenModel, Result, Work, WorkRefused, WorkReply
+from openai_cpu_server.reader.messages import OpenModel, ReaderStart, Result, Work, WorkRefused, WorkReply
+from openai_cpu_server.reader.pictures import load_decoders
 from openai_cpu_server.reader.work import ReaderWorker
 
 STACK_BYTES = 512 * 2**20
@@ -36,8 +37,7 @@ _COMPUTING_S = 20
 """Seconds of computing that one piece of work may take. The longest that is meant to pass takes two."""
 
 _works: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
-_readable: msgspec.msgpack.Decoder[Union[list[str], None]] = msgspec.msgpack.Decoder(Union[list[str], None])
-"""The first message: the folders that models are in; None: the process is not confined to them."""
+_start: msgspec.msgpack.Decoder[ReaderStart] = msgspec.msgpack.Decoder(ReaderStart)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -99,8 +99,11 @@ def main() -> None:
     stream = sock.makefile("rb")
     if (first := read_frame(stream)) is None:
         return
-    if (folders := _readable.decode(first)) is not None:
-        confine(read=map(Path, folders))
+    start = _start.decode(first)
+    if start.opens_pictures:
+        load_decoders()
+    if start.readable is not None:
+        confine(read=map(Path, start.readable))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_serve, args=(sock, stream))
     thread.start()

@@ -32,6 +32,8 @@ from openai_cpu_server.reader.messages import (
     ModelOpened,
     ModelSource,
     OpenModel,
+    OpenPicture,
+    PictureOpened,
     Profiled,
     ReadTemplate,
     RenderChat,
@@ -42,6 +44,7 @@ from openai_cpu_server.reader.messages import (
     Work,
     WorkRefused,
 )
+from openai_cpu_server.reader.pictures import decoded
 from openai_cpu_server.structured.compiler import MakesGrammar, grammar_maker
 
 
@@ -151,6 +154,8 @@ class ReaderWorker:
                 return EncodedTexts(asked.prompts(work.query, work.documents))
             case MakeGrammar(order=order):
                 return self._models[work.key].make_grammar(order)
+            case OpenPicture(data=data, most_pixels=most_pixels):
+                return PictureOpened(decoded(data, most_pixels=most_pixels))
             case FindProfile():
                 return _profiled(work)
 
@@ -175,6 +180,7 @@ class ReaderWorker:
                     most_tokens=work.most_tokens,
                     begins_answer=work.begins_answer,
                     has_marks=work.has_marks,
+                    shown=work.shown,
                 )
             )
         )

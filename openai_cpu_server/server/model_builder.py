@@ -39,7 +39,7 @@ from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.nodes import NodeEngines
 from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
-from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee, projector_of
 
 _MIB = 1024 * 1024
 
@@ -200,6 +200,7 @@ class ModelParts(NamedTuple):
             may_retry=may_retry,
             quantisation=file_type_name(self.header.get_int("general.file_type") or 0),
             thinking=_thinking(options, chat.reasoning if chat else None),
+            open_picture=self.read.picture,
             content_digest=FileContent(model_files(self.header)).digest,
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
@@ -210,10 +211,13 @@ def reader_pool(
     settings: Settings, plans: Iterable[ModelPlan], *, children: Sequence[ReaderChild] = ()
 ) -> ReaderPool:
     """The readers of a server with these models."""
+    plans = list(plans)
+    opens_pictures = any(projector_of(plan.path, plan.options.mmproj) is not None for plan in plans)
     if settings.sandbox == "off":
-        return ReaderPool(children=children)
+        return ReaderPool(children=children, opens_pictures=opens_pictures)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
-    return ReaderPool([*(path.parent for path in paths), settings.profile_dir], children=children)
+    folders = [*(path.parent for path in paths), settings.profile_dir]
+    return ReaderPool(folders, children=children, opens_pictures=opens_pictures)
 
 
 def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:

@@ -16,14 +16,14 @@ from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.contract.replica import cache_namespace, key_identity
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.http.clients import is_loopback
-from openai_cpu_server.http.options import ApiOptions, SchedulingOptions
+from openai_cpu_server.http.options import ApiOptions, MediaOptions, SchedulingOptions
 from openai_cpu_server.jobs.records import JobOptions
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.model_source import AdapterFiles, resolve_model
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
 from openai_cpu_server.reader.model import profiled
 from openai_cpu_server.reader.pool import ReaderPool
-from openai_cpu_server.server.plans import MemoryShare, ModelPlan
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan, projector_of
 
 _MIB = 1024 * 1024
 
@@ -44,11 +44,25 @@ def api_options(settings: Settings) -> ApiOptions:
         "trusted_proxies": tuple(settings.trusted_proxy),
         "prices": {model: table.price for model, table in settings.prices.items()},
         "compares_turns": settings.semantic_cache is not None,
+        "media": MediaOptions(
+            max_bytes=settings.max_picture_mb * _MIB,
+            max_pixels=settings.max_picture_pixels,
+            domains=tuple(settings.allowed_media_domain),
+            folder=_media_folder(settings),
+        ),
         "scheduling": SchedulingOptions(
             **msgspec.structs.asdict(settings.scheduling), max_queue=settings.max_queue
         ),
     }
     return ApiOptions(**fields_for(ApiOptions, settings, of=Settings) | in_other_words)
+
+
+def _media_folder(settings: Settings) -> Path | None:
+    """Raises StartupError for a folder that is none."""
+    folder = settings.media_dir and expanded(settings.media_dir)
+    if folder is not None and not folder.is_dir():
+        raise StartupError(f"--media-dir: there is no folder {folder}")
+    return folder
 
 
 def _hosts(settings: Settings) -> frozenset[str] | None:
@@ -91,6 +105,7 @@ def engine_options(
         plan.path,
         cache_bytes=cache_bytes,
         draft_model_path=resolve_model(of.draft_model) if of.draft_model else None,
+        projector_path=projector_of(plan.path, of.mmproj),
         adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
         adapter_folders=adapter_files(settings).folders,
         pinned_prompts=tuple(_pinned(path, tokenizer) for path in of.pin_prompt),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.config.adapters import AdapterOption, AdapterSource
+from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -62,6 +63,37 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return self.names[0]
+
+
+_PREFERRED = ("f16", "q8_0", "bf16", "f32")
+"""What the names of projectors end with, of several that are the same."""
+
+
+def projector_of(model: Path, asked: str) -> Path | None:
+    """What a model sees with: of `auto` one beside its file whose rows are as wide as the model's. None: it
+    sees nothing. Raises StartupError for a file that is not there."""
+    if asked == "off":
+        return None
+    if asked != "auto":
+        path = expanded(Path(asked))
+        if not path.is_file():
+            raise StartupError(f"--mmproj: there is no file {path}")
+        return path
+    beside = [path for path in sorted(model.parent.glob("*mmproj*.gguf")) if path.is_file()]
+    if not beside:
+        return None
+    header = GgufHeader(model)
+    width = header.get_int(header.for_architecture("embedding_length"))
+    fitting = [path for path in beside if _rows_width(path) == width]
+    named = (path for end in _PREFERRED for path in fitting if path.stem.lower().endswith(end))
+    return next(named, fitting[0]) if fitting else None
+
+
+def _rows_width(projector: Path) -> int | None:
+    try:
+        return GgufHeader(projector).get_int("clip.vision.projection_dim")
+    except StartupError:
+        return None
 
 
 def planned_models(settings: Settings) -> list[ModelPlan]:
@@ -233,6 +265,7 @@ def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShar
     kind, kv_type = model_kind(header), KVType.named(options.kv_type)
     generates = kind is ModelKind.GENERATES
     weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
+    weights += total_bytes([Path(options.projector_path)]) if options.projector_path else 0
     token_bytes = bytes_per_cell(header, kv_type) if generates else 0
     draft_bytes = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
     need = MemoryNeed(
@@ -313,6 +346,7 @@ def _info(
         threads=options.threads or Machine().num_threads(),
         end_tokens=vocabulary.end_tokens,
         kind=kind,
+        sees=options.projector_path is not None,
         embedding_size=(1 if kind is ModelKind.RERANKS else width) if embeds else 0,
         max_input_tokens=min(trained, options.kv_tokens or trained) if embeds else 0,
     )

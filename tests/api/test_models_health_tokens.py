@@ -35,6 +35,7 @@ async def test_models_are_listed_with_their_facts(http: httpx.AsyncClient) -> No
         "state": "ready",
         "reason": None,
         "memory_bytes": None,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "meta": {
             "context_length": 4096,
             "context_trained": 4096,

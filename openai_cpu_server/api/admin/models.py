@@ -46,6 +46,18 @@ class ModelMeta(msgspec.Struct, frozen=True, kw_only=True):
     """What the file states, such as `q4_k_m`."""
 
 
+class Modalities(msgspec.Struct, frozen=True):
+    """As llama-server and OpenRouter tell them."""
+
+    input_modalities: tuple[str, ...]
+    output_modalities: tuple[str, ...] = ("text",)
+
+
+def input_modalities(model: ServedModel) -> tuple[str, ...]:
+    info = model.engine.info
+    return ("text", "image") if info is not None and info.sees else ("text",)
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
@@ -63,6 +75,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of its process; None: there is none."""
     meta: ModelMeta | None
     """None while nothing is known: the only model is loading, or the file cannot be read; and of a router."""
+    architecture: Modalities = Modalities(("text",))
     routes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Only a router's card has this: by route the name of a model."""
 
@@ -208,6 +221,7 @@ def model_card(chosen: ChosenModel) -> ModelCard:
         reason=status.reason,
         memory_bytes=status.engine_rss_bytes or None,
         meta=_meta(info, model.quantisation) if info else None,
+        architecture=Modalities(input_modalities(model)),
     )
 
 
@@ -227,6 +241,7 @@ def codex_model(chosen: ChosenModel, place: int) -> CodexModel:
         ),
         supports_reasoning_summaries=thinks,
         base_instructions=_INSTRUCTIONS,
+        input_modalities=input_modalities(chosen.model),
     )
 
 

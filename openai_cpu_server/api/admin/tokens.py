@@ -11,7 +11,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openai_cpu_server.api.asking.ask import LONG_BODY, JsonObject
+from openai_cpu_server.api.asking.ask import LONG_BODY, Ask, JsonObject
+from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.asking.prompts import PromptEnds
 from openai_cpu_server.api.asking.resolve import prompt_of
 from openai_cpu_server.api.asking.sampling import check_tokens
@@ -27,7 +28,6 @@ from openai_cpu_server.http.keys import WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.json_size import MOST_TOKENS
-from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import require_room, whole_prompt
 
@@ -119,8 +119,8 @@ class TokenizerInfo(msgspec.Struct, frozen=True):
 class TokenRoutes:
     """They need no engine."""
 
-    def __init__(self, models: ModelRegistry, *, lenient: bool) -> None:
-        self._models = models
+    def __init__(self, service: GenerationService, *, lenient: bool) -> None:
+        self._models, self._pictures = service.models, service.pictures
         self._lenient = lenient
 
     async def tokenize(self, request: Request) -> Response:
@@ -129,7 +129,9 @@ class TokenRoutes:
         model = self._model(body.model, request)
         info = model.engine.info
         limit = info.context_limit if info else None
-        answer = await in_thread(partial(_tokenized, body, model, limit), is_slow=len(data) > LONG_BODY)
+        ask = None if body.messages is None else await self._pictures.seen(_ask(body, body.messages), model)
+        is_slow = len(data) > LONG_BODY
+        answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=is_slow)
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
     async def detokenize(self, request: Request) -> Response:
@@ -160,9 +162,9 @@ class TokenRoutes:
         return self._models.choose(name, context_of(request.scope).identity.allowed_models).model
 
 
-def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None) -> bytes:
+def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None, ask: Ask | None) -> bytes:
     """The answer, made in this thread: with its pieces it can be of many times the body's size."""
-    tokens, tokenizer = _tokens(body, model, limit), model.tokenizer
+    tokens, tokenizer = _tokens(body, model, limit, ask), model.tokenizer
     shown = _written(tokens, lambda token: _piece(token, tokenizer) if body.with_pieces else token)
     texts = _written(tokens, lambda token: _text(token, tokenizer)) if body.return_token_strs else None
     return msgspec.json.encode(Tokenized(shown, len(tokens), limit, texts))
@@ -175,12 +177,14 @@ def _written(tokens: Sequence[int], show: Callable[[int], object]) -> msgspec.Ra
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
-def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[int, ...]:
+def _tokens(
+    body: TokenizeBody, model: ServedModel, limit: int | None, asked_chat: Ask | None
+) -> tuple[int, ...]:
     if [body.content, body.prompt, body.messages].count(None) != 2:
         raise wrong("Give exactly one of 'content', 'prompt' and 'messages'.", "content")
     asked = body.add_special_tokens if body.add_special is None else body.add_special
-    if body.messages is not None:
-        return _tokens_of_messages(body, body.messages, model, has_marks=asked)
+    if body.messages is not None and asked_chat is not None:
+        return _tokens_of_messages(body, body.messages, asked_chat, model, has_marks=asked)
     if strange := next((name for name in _OF_MESSAGES if getattr(body, name) is not None), None):
         raise wrong("This is for 'messages'.", strange)
     text = body.content if body.prompt is None else body.prompt
@@ -193,16 +197,8 @@ def _tokens(body: TokenizeBody, model: ServedModel, limit: int | None) -> tuple[
     return tuple(model.tokenizer.encode(text, add_special=add_special, parse_special=False))
 
 
-def _tokens_of_messages(
-    body: TokenizeBody, messages: Messages, model: ServedModel, *, has_marks: bool | None
-) -> tuple[int, ...]:
-    if body.parse_special is not None:
-        raise wrong("Contents of messages are text always.", "parse_special")
-    begins_answer = body.add_generation_prompt is not False or bool(body.continue_final_message)
-    if body.continue_final_message and (body.add_generation_prompt or messages[-1].role != "assistant"):
-        what = "begin another answer" if body.add_generation_prompt else "end with another's message"
-        raise wrong(f"A conversation cannot be continued and {what}.", "continue_final_message")
-    ask = chat_ask(
+def _ask(body: TokenizeBody, messages: Messages) -> Ask:
+    return chat_ask(
         ChatBody(
             messages=messages,
             tools=body.tools,
@@ -210,6 +206,17 @@ def _tokens_of_messages(
             chat_template_kwargs=body.chat_template_kwargs,
         )
     )
+
+
+def _tokens_of_messages(
+    body: TokenizeBody, messages: Messages, ask: Ask, model: ServedModel, *, has_marks: bool | None
+) -> tuple[int, ...]:
+    if body.parse_special is not None:
+        raise wrong("Contents of messages are text always.", "parse_special")
+    begins_answer = body.add_generation_prompt is not False or bool(body.continue_final_message)
+    if body.continue_final_message and (body.add_generation_prompt or messages[-1].role != "assistant"):
+        what = "begin another answer" if body.add_generation_prompt else "end with another's message"
+        raise wrong(f"A conversation cannot be continued and {what}.", "continue_final_message")
     ends = PromptEnds(begins_answer=begins_answer, has_marks=has_marks)
     return prompt_of(ask, model, ends).tokens
 
@@ -263,5 +270,5 @@ _rows = (
     ),
 )
 ROOM = RouteRoom[ServerParts, TokenRoutes](
-    lambda parts: TokenRoutes(parts.models, lenient=parts.options.lenient), _rows
+    lambda parts: TokenRoutes(parts.generation, lenient=parts.options.lenient), _rows
 )

@@ -15,6 +15,7 @@ import msgspec
 from pydantic import JsonValue
 
 from openai_cpu_server.contract.grammar import GrammarSource
+from openai_cpu_server.contract.media import MediaShape, Picture
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
@@ -133,6 +134,30 @@ class AskedMessage(msgspec.Struct, frozen=True):
         return "" if content is None else str(content)
 
 
+class AskedPicture(msgspec.Struct, frozen=True):
+    """A picture that a client shows. In the text of its message `mark` stands for it."""
+
+    mark: str
+    source: str
+    """A URL, also one that has the data; or an upload."""
+    at: str
+    """Its path in the body."""
+    name: str
+    """As a header names it where it is told in words."""
+    lack: str
+    """Why a model without eyes is not shown it."""
+    refusal: str | None = None
+    """What is said where such a model is asked about it; None: it is told in words."""
+    refused_at: str = ""
+    """The path that is blamed for that."""
+
+
+class SeenPicture(msgspec.Struct, frozen=True):
+    mark: str
+    picture: Picture
+    shape: MediaShape
+
+
 class AskedConversation(msgspec.Struct, frozen=True):
     messages: Sequence[AskedMessage]
     path: str
@@ -186,6 +211,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     thinking: AskedThinking = AskedThinking()
     template: str | None = None
     """The name of one of the model's chat templates; None: the one that suits the conversation."""
+    pictures: tuple[AskedPicture, ...] = ()
+    seen: tuple[SeenPicture, ...] = ()
+    """The same as its model takes them."""
     user: str | None = None
     priority: str | None = None
     service_tier: str | None = None

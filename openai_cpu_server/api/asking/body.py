@@ -6,6 +6,9 @@ Tags stand in angle brackets: pydantic puts them into an error's path, and `pars
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import (
@@ -20,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from openai_cpu_server.api.asking.ask import AskedPicture
 from openai_cpu_server.contract.request import (
     COLDEST,
     COUNT,
@@ -168,6 +172,37 @@ def words_in(value: object) -> str:
     return "\n".join(filter(None, (words_in(value.get(name)) for name in _WORDS)))
 
 
+_MARK_KEY = secrets.token_bytes(32)
+"""Nobody else knows what stands for a picture in a text."""
+
+
+def mark_of(source: str) -> str:
+    """What stands for a picture in its message's text, until it is known what a model sees."""
+    digest = hashlib.blake2b(source.encode(errors="surrogatepass"), key=_MARK_KEY, digest_size=15)
+    return f"picture{digest.hexdigest()}"
+
+
+UPLOAD = "upload:"
+"""A picture's source that begins so is the id of a file that the client has uploaded."""
+
+
+def _picture_source(kind: str, fields: Mapping[str, object]) -> str | None:
+    """Where a part of this kind says that its picture is; None: it shows none."""
+    if kind not in ("image_url", "input_image", "image"):
+        return None
+    source: object = fields.get("source") if kind == "image" else fields.get("image_url")
+    if isinstance(source, dict):
+        if source.get("type") == "base64":
+            return f"data:{source.get('media_type')};base64,{source.get('data')}"
+        given = source.get("url")
+        file_id = source.get("file_id")
+    else:
+        given, file_id = source, fields.get("file_id")
+    if isinstance(given, str):
+        return given
+    return f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
+
+
 class ForeignKind(Body):
     """A part, a block or an item of a kind that there is not here. It is told in words, as far as it has any,
     for a conversation that has once had it must go on."""
@@ -189,7 +224,22 @@ class ForeignKind(Body):
         return LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
 
     @property
+    def picture(self) -> str | None:
+        """Where the picture is that it shows; None: it shows none."""
+        return _picture_source(self.type, self.fields)
+
+    def asked_picture(self, at: str, refusal: str | None = None) -> AskedPicture | None:
+        """The same, at this place of the body."""
+        if (source := self.picture) is None:
+            return None
+        refused_at = f"{at}.type"
+        return AskedPicture(mark_of(source), source, at, self.named(at), self.lack, refusal, refused_at)
+
+    @property
     def words(self) -> str:
+        """Of a picture: its mark."""
+        if (source := self.picture) is not None:
+            return mark_of(source)
         asked = self.fields.get("input")
         told = f"{self.fields.get('name', self.type)}: {to_json(asked)}" if isinstance(asked, dict) else ""
         return "\n".join(filter(None, (told, words_in(self.fields)))) or f"[{self.lack}]"

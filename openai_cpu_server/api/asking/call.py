@@ -10,6 +10,7 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.store import LastTurn
+from openai_cpu_server.contract.media import Medium, Picture
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, OutputMarks, OutputPart, Priority
@@ -45,7 +46,14 @@ class Prompt(msgspec.Struct, frozen=True):
     turn: LastTurn | None = None
     """The last user turn, where answers to similar ones are kept."""
     borders: tuple[int, ...] = ()
-    """As a `GenerationRequest` has them."""
+    pictures: tuple[Picture, ...] = ()
+    media: tuple[Medium, ...] = ()
+    """These three as a `GenerationRequest` has them."""
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that are rows of pictures."""
+        return sum(medium.rows.num_rows for medium in self.media)
 
 
 class AnswerReuse(msgspec.Struct, frozen=True):

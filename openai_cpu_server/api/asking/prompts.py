@@ -12,6 +12,7 @@ from openai_cpu_server.api.asking.call import Prompt, fingerprint
 from openai_cpu_server.api.asking.output import ToolPlan
 from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.asking.thinking import thinking_plan
+from openai_cpu_server.contract.media import shown_tokens
 from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed, wrong
 from openai_cpu_server.models.served import ServedModel, ServedTemplate
@@ -51,6 +52,7 @@ class PromptMaker:
         self.template = _template(ask, model, plan)
         self.thinking = thinking_plan(ask.thinking, self.template.thinking)
         self._given = ask.thinking.variables
+        self._seen = ask.seen
         self._path = path
         self._plan = plan
         self._model = model
@@ -90,6 +92,7 @@ class PromptMaker:
                 most_tokens=None if info is None else info.context_limit,
                 begins_answer=self._ends.begins_answer,
                 has_marks=self._ends.has_marks,
+                shown={one.mark: shown_tokens(one.picture, one.shape) for one in self._seen},
                 # Without a state a sequence begins anywhere: to look for borders would be in vain.
                 marks_borders=info is None or info.state_bytes > 0,
             )

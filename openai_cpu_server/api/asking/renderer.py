@@ -77,6 +77,8 @@ def shown(call: Call, answers: Mapping[str, GatheredAnswer]) -> list[tuple[int, 
 
 class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """Those of pictures, where there are any."""
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
@@ -96,7 +98,7 @@ class Usage(msgspec.Struct, frozen=True):
             prompt_tokens=figures.prompt_tokens,
             completion_tokens=figures.output_tokens,
             total_tokens=figures.total_tokens,
-            prompt_tokens_details=PromptDetails(figures.cached_tokens),
+            prompt_tokens_details=PromptDetails(figures.cached_tokens, figures.image_tokens or msgspec.UNSET),
             completion_tokens_details=CompletionDetails(figures.thought_tokens),
         )
 

@@ -37,6 +37,7 @@ from openai_cpu_server.api.asking.sampling import (
     output_room,
 )
 from openai_cpu_server.api.asking.thinking import ThinkingOutputs
+from openai_cpu_server.contract.media import media_in
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong
@@ -131,7 +132,10 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
         output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
     compares = asking.options.compares_turns and ask.cache is not False
     turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
-    return PreparedPrompts([Prompt(prompt.tokens, turn=turn, borders=prompt.borders)], output, left_out)
+    pictures = tuple(one.picture for one in ask.seen)
+    media = media_in(prompt.tokens, pictures, [one.shape for one in ask.seen]) if pictures else ()
+    made = Prompt(prompt.tokens, turn=turn, borders=prompt.borders, pictures=pictures, media=media)
+    return PreparedPrompts([made], output, left_out)
 
 
 def _output(ask: Ask, plan: ToolPlan | None, model: ServedModel, form: ToolFormat) -> PlannedOutput:
@@ -258,6 +262,8 @@ def _requests(
             id=f"{call_id}/{index * choices + choice}",
             tokens=prompt.tokens,
             borders=prompt.borders,
+            pictures=prompt.pictures,
+            media=prompt.media,
             max_tokens=room.tokens,
             sampling=for_choice(alike.sampling, choice),
         )

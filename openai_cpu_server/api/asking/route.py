@@ -28,7 +28,7 @@ from openai_cpu_server.http.context import RequestContext, Ticket, context_of, t
 from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
-from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
+from openai_cpu_server.models.registry import Ability, choose_able
 
 T = TypeVar("T")
 
@@ -306,13 +306,13 @@ class CountRoute:
     def __init__(
         self,
         reader: BodyReader[Any],
-        models: ModelRegistry,
+        service: GenerationService,
         *,
         lenient: bool,
         answer: Callable[..., msgspec.Struct] = InputTokens,
     ) -> None:
         self._reader = reader
-        self._models = models
+        self._models, self._pictures = service.models, service.pictures
         self._lenient = lenient
         self._answer = answer
 
@@ -321,5 +321,6 @@ class CountRoute:
         ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
         allowed = context_of(request.scope).identity.allowed_models
         model = choose_able(self._models, ask.model, allowed, Ability.GENERATE).model
+        ask = await self._pictures.seen(ask, model)
         num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
         return json_response(self._answer(input_tokens=num_tokens), headers=ask.ignored.headers)

@@ -264,6 +264,7 @@ class Tally:
         return msgspec.structs.replace(
             told,
             prompt_tokens=self._call.prompt_tokens,
+            image_tokens=sum(prompt.num_rows for prompt in self._call.prompts),
             cached_tokens=cached_tokens(self._call, self._finishes),
             output_tokens=sum(self._output_tokens(request.id) for request in self._call.requests),
         )

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from openai_cpu_server.api.asking.ask import AskedPicture
 from openai_cpu_server.api.asking.body import (
     CUSTOM_FORMAT,
     MAX_TOOLS,
@@ -264,8 +265,21 @@ def told_in_words(messages: Sequence[Message]) -> list[str]:
         part.named(f"messages[{index}].content[{at}]")
         for index, message in enumerate(messages)
         for at, part in enumerate(message.content if isinstance(message.content, list) else ())
-        if isinstance(part, ForeignKind) and part.type not in _THOUGHTS
+        if isinstance(part, ForeignKind) and part.type not in _THOUGHTS and part.picture is None
     ]
+
+
+def pictures_in(messages: Sequence[Message]) -> list[AskedPicture]:
+    """All that are shown. Who asks about one in the last message is refused where the model sees none."""
+    pictures: list[AskedPicture] = []
+    for index, message in enumerate(messages):
+        is_asked = index == len(messages) - 1 and message.role == "user"
+        for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, ForeignKind):
+                at = f"messages[{index}].content[{number}]"
+                asked = part.asked_picture(at, _unseen(part, f"{at}.type") if is_asked else None)
+                pictures += [asked] if asked is not None else []
+    return pictures
 
 
 def _check(message: Message, at: str) -> None:
@@ -289,10 +303,13 @@ def _check(message: Message, at: str) -> None:
 def _check_question(message: Message, at: str) -> None:
     """Who asks about a picture is told that it is not seen; one of before does not stop a conversation."""
     for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if isinstance(part, ForeignKind):
+        if isinstance(part, ForeignKind) and part.picture is None:
             param = f"{at}.content[{index}].type"
-            said = f"Invalid value for '{param}': {part.lack}; only parts of type 'text' are taken."
-            raise InvalidRequest(said, param=param, code="unsupported_content")
+            raise InvalidRequest(_unseen(part, param), param=param, code="unsupported_content")
+
+
+def _unseen(part: ForeignKind, param: str) -> str:
+    return f"Invalid value for '{param}': {part.lack}; only parts of type 'text' are taken."
 
 
 def reasoning_of(message: Message) -> str | None:

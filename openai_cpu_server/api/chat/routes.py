@@ -32,6 +32,7 @@ from openai_cpu_server.api.chat.body import (
     NestedGrammarFormat,
     Tool,
     checked_messages,
+    pictures_in,
     told_in_words,
 )
 from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
@@ -55,6 +56,7 @@ def chat_ask(body: ChatBody) -> Ask:
         tools=_tools(body),
         thinking=thinking_of(body),
         template=body.chat_template,
+        pictures=tuple(pictures_in(body.messages)),
         max_tokens=_max_tokens(body),
     )
 
@@ -165,7 +167,7 @@ CHAT = Family(BodyReader(ChatBody, chat_ask), ChatRenderer())
 class ChatRoutes:
     def __init__(self, parts: ServerParts) -> None:
         self.route = GenerationRoute(CHAT, parts.generation, parts.options)
-        self.counting = CountRoute(CHAT.reader, parts.models, lenient=parts.options.lenient)
+        self.counting = CountRoute(CHAT.reader, parts.generation, lenient=parts.options.lenient)
         exchange = partial(ChatExchange, self.route)
         self.socket = SocketServer(exchange, parts.sockets, subprotocol=SUBPROTOCOL)
 

@@ -18,6 +18,7 @@ from openai_cpu_server.api.asking.ask import (
     AskedFunction,
     AskedLimit,
     AskedMessage,
+    AskedPicture,
     AskedThinking,
     AskedTools,
     JsonObject,
@@ -92,6 +93,7 @@ def prompt_ask(body: CountBody) -> Ask:
         form=form,
         tools=_tools(body),
         thinking=_thinking(body),
+        pictures=tuple(_pictures(turns)),
     )
 
 
@@ -110,7 +112,18 @@ def _told_in_words(body: CountBody, turns: Sequence[_Turn]) -> Iterator[str]:
 
 
 def _foreign(blocks: Sequence[PlacedBlock]) -> Iterator[str]:
-    return (placed.block.named(placed.at) for placed in blocks if isinstance(placed.block, ForeignKind))
+    found = ((placed.block, placed.at) for placed in blocks if isinstance(placed.block, ForeignKind))
+    return (block.named(at) for block, at in found if block.picture is None)
+
+
+def _pictures(turns: Sequence[_Turn]) -> Iterator[AskedPicture]:
+    """Those in results, too."""
+    for placed in (placed for turn in turns for placed in turn.blocks):
+        within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
+        for block, at in [*_placed(within or "", placed.at), placed]:
+            asked = block.asked_picture(at) if isinstance(block, ForeignKind) else None
+            if asked is not None:
+                yield asked
 
 
 def _thinking(body: CountBody) -> AskedThinking:

@@ -36,7 +36,9 @@ class TokensCounted(msgspec.Struct, frozen=True):
 class MessagesRoutes:
     def __init__(self, parts: ServerParts) -> None:
         self.route = GenerationRoute(MESSAGES_API, parts.generation, parts.options)
-        self.counting = CountRoute(COUNTED, parts.models, lenient=parts.options.lenient, answer=TokensCounted)
+        self.counting = CountRoute(
+            COUNTED, parts.generation, lenient=parts.options.lenient, answer=TokensCounted
+        )
 
 
 _row = partial(RouteRow[MessagesRoutes], access=CALLS, tag="Generation")

@@ -12,11 +12,12 @@ from openai_cpu_server.api.asking.ask import (
     AskedFunction,
     AskedLimit,
     AskedMessage,
+    AskedPicture,
     AskedTexts,
     AskedThinking,
     AskedTools,
 )
-from openai_cpu_server.api.asking.body import LACKS
+from openai_cpu_server.api.asking.body import LACKS, mark_of
 from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
 from openai_cpu_server.api.asking.thinking import asked_thinking
 from openai_cpu_server.api.ollama.body import (
@@ -27,7 +28,7 @@ from openai_cpu_server.api.ollama.body import (
     OllamaOptions,
     OllamaTool,
 )
-from openai_cpu_server.errors import InvalidRequest, wrong
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.prompt.template import to_json
 
 _NO_EYES = LACKS["image"]
@@ -36,13 +37,16 @@ _NO_EYES = LACKS["image"]
 def ollama_chat_ask(body: OllamaChatBody) -> Ask:
     """Raises InvalidRequest, also for a question about pictures."""
     given = body.messages or []
-    if given and given[-1].images:
-        at = f"messages[{len(given) - 1}].images"
-        raise InvalidRequest(f"Invalid value for '{at}': {_NO_EYES}.", param=at, code="unsupported_content")
     messages = list(_messages(given))
-    unseen = [f"messages[{index}].images" for index, message in enumerate(given) if message.images]
+    pictures = [
+        picture
+        for index, message in enumerate(given)
+        for picture in _pictures(
+            message.images, f"messages[{index}].images", is_asked=index == len(given) - 1
+        )
+    ]
     conversation = AskedConversation(messages, "messages", may_forget=body.truncate is not False)
-    return _ask(body, conversation, tools=_tools(body.tools or []), told=unseen)
+    return _ask(body, conversation, tools=_tools(body.tools or []), pictures=pictures)
 
 
 def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
@@ -52,11 +56,15 @@ def ollama_generate_ask(body: OllamaGenerateBody) -> Ask:
         raise wrong("'raw' and 'system' cannot be combined: a raw prompt is all of the prompt.", "system")
     if body.suffix:
         return _ask(body, AskedTexts([prompt], suffix=body.suffix))
-    if body.raw or not body.system:
+    if body.raw and body.images:
+        raise wrong("'raw' and 'images' cannot be combined: a raw prompt shows nothing.", "images")
+    if body.raw or not (body.system or body.images):
         return _ask(body, AskedTexts([prompt], is_said=not body.raw))
-    said = (("system", body.system), ("user", prompt))
+    said = [("system", body.system)] if body.system else []
+    said.append(("user", _with_marks(prompt, body.images)))
     messages = [AskedMessage({"role": role, "content": text}, path=role) for role, text in said]
-    return _ask(body, AskedConversation(messages, "prompt"))
+    pictures = list(_pictures(body.images, "images", is_asked=True))
+    return _ask(body, AskedConversation(messages, "prompt"), pictures=pictures)
 
 
 def _ask(
@@ -64,7 +72,7 @@ def _ask(
     prompt: AskedConversation | AskedTexts,
     *,
     tools: AskedTools | None = None,
-    told: Sequence[str] = (),
+    pictures: Sequence[AskedPicture] = (),
 ) -> Ask:
     options = body.options or OllamaOptions()
     messages = prompt.messages if isinstance(prompt, AskedConversation) else ()
@@ -74,7 +82,7 @@ def _ask(
         prompt=prompt,
         sampling=sampling_of(options),
         is_seeded=is_seed(options.seed),
-        ignored=adapted_names(told, messages),
+        ignored=adapted_names((), messages),
         model=body.model,
         stream=body.stream is not False,
         max_tokens=AskedLimit(limit, "options.num_predict", is_ceiling=True) if limit > 0 else None,
@@ -83,6 +91,7 @@ def _ask(
         form=_form(body),
         tools=tools,
         thinking=_thinking(body),
+        pictures=tuple(pictures),
     )
 
 
@@ -133,8 +142,25 @@ def _messages(given: Sequence[OllamaMessage]) -> Iterator[AskedMessage]:
 
 
 def _content(message: OllamaMessage) -> str:
-    unseen = f"[{_NO_EYES}]" if message.images else ""
-    return "\n".join(filter(None, (message.content, unseen)))
+    return _with_marks(message.content, message.images)
+
+
+def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
+    """Ollama shows pictures before what is said about them."""
+    marks = [mark_of(_source(image)) for image in images or ()]
+    return "\n".join(filter(None, (*marks, text)))
+
+
+def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Iterator[AskedPicture]:
+    refusal = f"Invalid value for '{at}': {_NO_EYES}." if is_asked else None
+    for number, image in enumerate(images or ()):
+        source = _source(image)
+        yield AskedPicture(mark_of(source), source, f"{at}[{number}]", at, _NO_EYES, refusal, at)
+
+
+def _source(image: str) -> str:
+    """Ollama's clients send the bytes alone in base64, some as a data URI."""
+    return image if image[:5].lower() == "data:" else f"data:;base64,{image}"
 
 
 def _calls(message: OllamaMessage, index: int, open_calls: list[tuple[str, str]]) -> list[dict[str, object]]:

@@ -162,13 +162,13 @@ class OllamaGenerateBody(OllamaBody):
         **OllamaBody.refusals,
         "template": Refusal("a request cannot bring a template; the model's own is used", ("",)),
         "context": Refusal("send the conversation to '/api/chat'; its prefix is found in the cache", ([],)),
-        "images": Refusal("this model has no vision and cannot see images", ([],)),
     }
 
     prompt: str | None = None
     """Nothing: as with `messages`."""
     suffix: str | None = None
     system: str | None = None
+    images: Listed[str] | None = None
     raw: bool | None = None
 
 

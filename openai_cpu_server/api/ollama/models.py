@@ -118,10 +118,12 @@ def capabilities(model: ServedModel) -> list[str]:
     """Ollama's words. Each model that has a template for chats can call tools here."""
     if model.kind is not ModelKind.GENERATES:
         return ["embedding"] if model.kind is ModelKind.EMBEDS else []
+    info = model.engine.info
     able = {
         "tools": model.template_source is not None,
         "insert": model.tokenizer.fim is not None,
         "thinking": model.thinking is not None,
+        "vision": info is not None and info.sees,
     }
     return ["completion", *(name for name, is_able in able.items() if is_able)]
 

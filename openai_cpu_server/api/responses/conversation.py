@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.asking.ask import AskedMessage, EarlierAnswer
-from openai_cpu_server.api.asking.body import ForeignKind, words_in
+from openai_cpu_server.api.asking.ask import AskedMessage, AskedPicture, EarlierAnswer
+from openai_cpu_server.api.asking.body import LACKS, ForeignKind, mark_of, words_in
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.objects import (
     IN_NAMESPACE,
@@ -20,6 +20,7 @@ from openai_cpu_server.api.responses.objects import (
     CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
     InputText,
     Item,
     MessageItem,
@@ -41,6 +42,7 @@ what was decided and done, which files and facts matter, and what is left to do.
 alone."""
 _SUMMARY = "This is a summary of the conversation so far:\n"
 _CALLS = (FunctionCallItem, CustomCallItem)
+_OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
 _SENT_OUTPUTS = (schema.SentFunctionOutput, schema.SentCustomOutput)
 
 
@@ -72,7 +74,8 @@ def told_in_words(given: str | Sequence[schema.InputItem] | None) -> list[str]:
         content = getattr(one, "output" if isinstance(one, _SENT_OUTPUTS) else "content", None)
         kinds = [(one, f"input[{index}]")]
         kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
-        names += [kind.named(at) for kind, at in kinds if isinstance(kind, ForeignKind)]
+        foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
+        names += [kind.named(at) for kind, at in foreign if kind.picture is None]
     return names
 
 
@@ -164,7 +167,28 @@ class _Turn:
 def parts_text(content: str | Sequence[Part]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.refusal if isinstance(part, RefusalText) else part.text for part in content)
+    return "\n".join(map(_part_text, content))
+
+
+def _part_text(part: Part) -> str:
+    match part:
+        case RefusalText(refusal=text):
+            return text
+        case InputImage(image_url=source):
+            return mark_of(source)
+    return part.text
+
+
+def pictures_in(items: Iterable[SourcedItem]) -> Iterator[AskedPicture]:
+    """All that these items show, those of earlier turns too."""
+    for sourced in items:
+        item = sourced.item
+        content = getattr(item, "output" if isinstance(item, _OUTPUTS) else "content", ())
+        for number, part in enumerate(content if isinstance(content, tuple) else ()):
+            if isinstance(part, InputImage):
+                at = f"{sourced.param}.content[{number}]"
+                mark, name = mark_of(part.image_url), f"{at} (input_image)"
+                yield AskedPicture(mark, part.image_url, at, name, LACKS["input_image"])
 
 
 def _closed(turn: _Turn | None) -> list[AskedMessage]:
@@ -282,6 +306,8 @@ def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part
                 parts.append(kind(one.text))
             case schema.RefusalPart():
                 parts.append(RefusalText(one.refusal))
+            case ForeignKind(picture=str(source)):
+                parts.append(InputImage(source, str(one.fields.get("detail") or "auto")))
             case ForeignKind():
                 parts.append(kind(one.words))
     return tuple(parts)

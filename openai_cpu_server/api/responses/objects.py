@@ -24,6 +24,12 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
     text: str
 
 
+class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
+    image_url: str
+    """An upload's id stands behind `upload:`."""
+    detail: str = "auto"
+
+
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     text: str
     annotations: tuple[()] = ()
@@ -42,7 +48,7 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
     text: str
 
 
-Part = Union[InputText, OutputText, RefusalText]
+Part = Union[InputText, InputImage, OutputText, RefusalText]
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
@@ -144,6 +150,8 @@ class ResponseInputDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
     """Computed prompts are kept without being asked for, so nothing is counted here."""
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """Those of pictures, where there are any."""
 
 
 class ResponseOutputDetails(msgspec.Struct, frozen=True):
@@ -161,7 +169,9 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     def of(cls, figures: Figures) -> ResponseUsage:
         return cls(
             input_tokens=figures.prompt_tokens,
-            input_tokens_details=ResponseInputDetails(figures.cached_tokens),
+            input_tokens_details=ResponseInputDetails(
+                figures.cached_tokens, image_tokens=figures.image_tokens or msgspec.UNSET
+            ),
             output_tokens=figures.output_tokens,
             output_tokens_details=ResponseOutputDetails(figures.thought_tokens),
             total_tokens=figures.total_tokens,

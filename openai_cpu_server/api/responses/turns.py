@@ -14,6 +14,7 @@ from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import (
     SourcedItem,
     new_items,
+    pictures_in,
     references,
     told_in_words,
     turns,
@@ -47,7 +48,10 @@ class AskedResponse(msgspec.Struct, frozen=True):
 
     def ask(self) -> Ask:
         return msgspec.structs.replace(
-            response_ask(self.body, self.messages), num_bytes=self.num_bytes, ignored=self.ignored
+            response_ask(self.body, self.messages),
+            num_bytes=self.num_bytes,
+            ignored=self.ignored,
+            pictures=tuple(pictures_in([*self.earlier, *self.items])),
         )
 
     def without_output(self) -> AskedResponse:

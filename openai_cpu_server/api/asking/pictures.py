@@ -1,0 +1,175 @@
+"""Pictures that a client shows: fetched, decoded by a reader, and measured, before a prompt is made."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import urllib.parse
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedPicture, SeenPicture
+from openai_cpu_server.api.asking.body import UPLOAD
+from openai_cpu_server.contract.media import MediaShape, Picture
+from openai_cpu_server.errors import DeadlyInput, InvalidRequest, wrong
+from openai_cpu_server.http.body import in_thread
+from openai_cpu_server.http.fetching import Fetched, fetch
+from openai_cpu_server.http.options import MediaOptions
+from openai_cpu_server.http.parse import Ignored
+from openai_cpu_server.models.served import ServedModel
+
+_INVALID = "invalid_image"
+_KEPT_BYTES = 128 * 1024 * 1024
+
+ReadUpload = Callable[[str], Awaitable[bytes]]
+"""The bytes of an uploaded file of the asking client's. Raises InvalidRequest."""
+
+
+class PictureFinder:
+    """Its methods belong to one event loop's thread."""
+
+    def __init__(self, options: MediaOptions) -> None:
+        self._options = options
+        self._decoded: OrderedDict[bytes, Picture] = OrderedDict()
+        """By a digest of the bytes: clients send all pictures of a conversation again in each turn."""
+        self._kept_bytes = 0
+
+    async def seen(self, ask: Ask, model: ServedModel, upload: ReadUpload | None = None) -> Ask:
+        """The ask with its pictures as the model takes them; told in words where it takes none. Raises
+        InvalidRequest, EngineUnavailable."""
+        if not ask.pictures:
+            return ask
+        info = model.engine.info
+        if info is None or not info.sees:
+            return unseen(ask)
+        told = {one.mark: one for one in ask.pictures}
+        if len(told) > self._options.max_pictures:
+            most = self._options.max_pictures
+            message = f"A conversation may show {most} pictures, and this one shows {len(told)}."
+            raise wrong(message, ask.pictures[0].at)
+        pictures = [await self._picture(one, model, upload) for one in told.values()]
+        shapes = await self._shapes(list(told.values()), pictures, model)
+        seen = tuple(map(SeenPicture, told, pictures, shapes))
+        return msgspec.structs.replace(ask, pictures=(), seen=seen)
+
+    async def _shapes(
+        self, asked: Sequence[AskedPicture], pictures: Sequence[Picture], model: ServedModel
+    ) -> tuple[MediaShape, ...]:
+        try:
+            return await model.engine.shapes([picture.size for picture in pictures])
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), param=asked[0].at, code=error.code) from None
+
+    async def _picture(self, asked: AskedPicture, model: ServedModel, upload: ReadUpload | None) -> Picture:
+        try:
+            data = await self._bytes(asked, upload)
+            if len(data) > self._options.max_bytes:
+                what = f"a picture may have {self._options.max_bytes} bytes, and this one has {len(data)}"
+                raise InvalidRequest(what, code="image_too_large")
+            return await self._opened(data, model)
+        except DeadlyInput:
+            message = f"'{asked.at}': the picture is damaged."
+            raise InvalidRequest(message, param=asked.at, code=_INVALID) from None
+        except InvalidRequest as error:
+            why = str(error).rstrip(".")
+            message = f"'{asked.at}': {why}."
+            raise InvalidRequest(message, param=asked.at, code=error.code or _INVALID) from None
+
+    async def _bytes(self, asked: AskedPicture, upload: ReadUpload | None) -> bytes:
+        source, options = asked.source, self._options
+        if source.startswith(UPLOAD) and upload is not None:
+            return await upload(source.removeprefix(UPLOAD))
+        scheme = source[:16].partition(":")[0].lower()
+        if scheme == "data":
+            return await in_thread(partial(_of_data_uri, source), is_slow=True)
+        if scheme in ("http", "https"):
+            return await fetch(Fetched(source, options.domains, options.max_bytes, options.fetch_timeout_s))
+        if scheme == "file":
+            return await asyncio.to_thread(_of_file, source, options.folder, options.max_bytes)
+        raise InvalidRequest("expected a data URI in base64, or a URL", code=_INVALID)
+
+    async def _opened(self, data: bytes, model: ServedModel) -> Picture:
+        digest = hashlib.blake2b(data, digest_size=32).digest()
+        if (known := self._decoded.get(digest)) is not None:
+            self._decoded.move_to_end(digest)
+            return known
+        opening = partial(model.open_picture, data, self._options.max_pixels)
+        picture = await in_thread(opening, is_slow=True)
+        self._keep(digest, picture)
+        return picture
+
+    def _keep(self, digest: bytes, picture: Picture) -> None:
+        if digest in self._decoded or len(picture.rgb) > _KEPT_BYTES:
+            return
+        self._decoded[digest] = picture
+        self._kept_bytes += len(picture.rgb)
+        while self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= len(self._decoded.popitem(last=False)[1].rgb)
+
+
+def unseen(ask: Ask) -> Ask:
+    """What is said to a model without eyes. Who asks about a picture is told that it is not seen; one of
+    before does not stop a conversation. Raises InvalidRequest."""
+    for one in ask.pictures:
+        if one.refusal is not None:
+            raise InvalidRequest(one.refusal, param=one.refused_at, code="unsupported_content")
+    assert isinstance(ask.prompt, AskedConversation), "other prompts show nothing"
+    words = {one.mark: f"[{one.lack}]" for one in ask.pictures}
+    messages = [_in_words(message, words) for message in ask.prompt.messages]
+    names = Ignored((*ask.ignored.names, *(one.name for one in ask.pictures)))
+    prompt = msgspec.structs.replace(ask.prompt, messages=messages)
+    return msgspec.structs.replace(ask, prompt=prompt, pictures=(), ignored=names)
+
+
+def _in_words(message: AskedMessage, words: dict[str, str]) -> AskedMessage:
+    content = message.fields.get("content")
+    if isinstance(content, list):
+        told: object = [{**part, "text": _replaced(part["text"], words)} for part in content]
+    else:
+        told = _replaced(content, words)
+    return msgspec.structs.replace(message, fields={**message.fields, "content": told})
+
+
+def _replaced(text: object, words: dict[str, str]) -> object:
+    if not isinstance(text, str):
+        return text
+    for mark, said in words.items():
+        text = text.replace(mark, said)
+    return text
+
+
+def _of_data_uri(source: str) -> bytes:
+    head, comma, body = source.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise InvalidRequest("a data URI must be in base64: 'data:image/png;base64,...'", code=_INVALID)
+    if "%" in body:
+        body = urllib.parse.unquote(body)
+    body = body.translate(_AS_STANDARD)
+    try:
+        return base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("this is no base64", code=_INVALID) from None
+
+
+_AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
+"""The alphabet for URLs, too, and lines as MIME has them; padding is added anew."""
+
+
+def _of_file(source: str, folder: Path | None, most_bytes: int) -> bytes:
+    if folder is None:
+        raise InvalidRequest("files of the server are not shown: it was started without --media-dir")
+    path = Path(urllib.parse.unquote(urllib.parse.urlsplit(source).path))
+    try:
+        real = (path if path.is_absolute() else folder / path).resolve(strict=True)
+        if not real.is_relative_to(folder.resolve()) or not real.is_file():
+            raise InvalidRequest("there is no such file below --media-dir")
+        with real.open("rb") as file:
+            return file.read(most_bytes + 1)
+    except (OSError, ValueError, RuntimeError):
+        raise InvalidRequest("there is no such file below --media-dir") from None

@@ -1,0 +1,129 @@
+"""Fetches what clients name by a URL: from named domains alone, and never from this machine's neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+import urllib.parse
+from typing import NamedTuple
+
+from openai_cpu_server import __version__
+from openai_cpu_server.errors import InvalidRequest
+
+_MOST_REDIRECTS = 3
+_REDIRECTS = (301, 302, 303, 307, 308)
+_CHUNK_BYTES = 64 * 1024
+
+
+class Fetched(NamedTuple):
+    url: str
+    domains: tuple[str, ...]
+    """Those that may be asked; `*.example.org` is all below that, `*` is any."""
+    most_bytes: int
+    timeout_s: float
+    """For all of it, redirects included."""
+
+
+async def fetch(asked: Fetched) -> bytes:
+    """What stands there. Raises InvalidRequest, with a clause for the client."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(_fetched, asked), asked.timeout_s)
+    except (asyncio.TimeoutError, TimeoutError):
+        raise InvalidRequest(f"it does not come within {asked.timeout_s:g} seconds") from None
+
+
+def _fetched(asked: Fetched) -> bytes:
+    until_s = time.monotonic() + asked.timeout_s
+    url = asked.url
+    for _ in range(1 + _MOST_REDIRECTS):
+        found = _once(asked, url, until_s)
+        if isinstance(found, bytes):
+            return found
+        url = urllib.parse.urljoin(url, found)
+    raise InvalidRequest(f"it is redirected more than {_MOST_REDIRECTS} times")
+
+
+def _once(asked: Fetched, url: str, until_s: float) -> bytes | str:
+    """The content, or where it is redirected to."""
+    parts = _checked(asked, url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        connection = _connected(host, port, until_s, is_secure=parts.scheme == "https")
+        try:
+            path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+            agent = f"openai-cpu-server/{__version__}"
+            connection.request("GET", path, headers={"User-Agent": agent, "Accept": "*/*"})
+            return _content(asked, connection, until_s)
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise InvalidRequest(f"it cannot be fetched ({type(error).__name__})") from None
+
+
+def _checked(asked: Fetched, url: str) -> urllib.parse.SplitResult:
+    if not asked.domains:
+        raise InvalidRequest("the server fetches no pictures: it names no domain by --allowed-media-domain")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        raise InvalidRequest("this is no URL") from None
+    if parts.scheme not in ("http", "https") or not host or parts.username is not None:
+        raise InvalidRequest("this is no URL that can be fetched")
+    if not any(_is_below(host, domain.lower()) for domain in asked.domains):
+        raise InvalidRequest("its domain is none that the server names by --allowed-media-domain")
+    return parts
+
+
+def _is_below(host: str, domain: str) -> bool:
+    if domain.startswith("*."):
+        return host.endswith(domain[1:])
+    return domain in ("*", host)
+
+
+def _connected(host: str, port: int, until_s: float, *, is_secure: bool) -> http.client.HTTPConnection:
+    """To an address that is looked at before it is asked: a name cannot mean another one afterwards."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    address = next((one for *_, (one, *_) in found), None)
+    if address is None or not all(_is_public(str(one)) for *_, (one, *_) in found):
+        raise InvalidRequest("its address is a private one")
+    kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
+    connection = kind(host, port, timeout=_left(until_s))
+    sock = socket.create_connection((str(address), port), timeout=_left(until_s))
+    if is_secure:
+        sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+    connection.sock = sock
+    return connection
+
+
+def _is_public(address: str) -> bool:
+    one = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(one, "ipv4_mapped", None) or getattr(one, "sixtofour", None)
+    return one.is_global and not one.is_multicast and (mapped is None or mapped.is_global)
+
+
+def _content(asked: Fetched, connection: http.client.HTTPConnection, until_s: float) -> bytes | str:
+    response = connection.getresponse()
+    if response.status in _REDIRECTS and (target := response.getheader("Location")):
+        return target
+    if response.status != 200:
+        raise InvalidRequest(f"its server answers {response.status}")
+    data = bytearray()
+    while chunk := response.read1(_CHUNK_BYTES):
+        data += chunk
+        if len(data) > asked.most_bytes:
+            raise InvalidRequest(f"it has more than {asked.most_bytes} bytes", code="image_too_large")
+        connection.sock.settimeout(_left(until_s))
+    return bytes(data)
+
+
+def _left(until_s: float) -> float:
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s

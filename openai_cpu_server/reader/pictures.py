@@ -1,0 +1,79 @@
+"""Decodes pictures of clients, which is native code that reads what it is sent: so a reader does it.
+
+The library is loaded only where pictures are taken.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+from openai_cpu_server.contract.media import Picture, PictureSize
+from openai_cpu_server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+_INVALID = "invalid_image"
+_GREYS_OF_16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+
+
+def load_decoders() -> None:
+    """All of them: a process that is confined can load nothing more."""
+    from PIL import (
+        BmpImagePlugin,
+        GifImagePlugin,
+        Image,
+        ImageOps,
+        JpegImagePlugin,
+        PngImagePlugin,
+        WebPImagePlugin,
+    )
+
+    assert all((BmpImagePlugin, GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin))
+    Image.MAX_IMAGE_PIXELS = None  # `decoded` is told how many
+
+
+def decoded(data: bytes, *, most_pixels: int) -> Picture:
+    """The first frame, turned as its EXIF data say, over white where it is transparent. Raises
+    InvalidRequest; a picture of more pixels is refused before any of them is decoded."""
+    load_decoders()
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > most_pixels:
+                    message = f"it has {width} x {height} pixels, and at most {most_pixels} are taken"
+                    raise InvalidRequest(message, code="image_too_large")
+                image.load()
+                shown = _over_white(ImageOps.exif_transpose(image))
+        except UnidentifiedImageError:
+            names = ", ".join(FORMATS)
+            raise InvalidRequest(f"this is no picture of a known type ({names})", code=_INVALID) from None
+        except (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+            raise InvalidRequest(f"the picture is damaged ({error})", code=_INVALID) from None
+    return Picture.of(PictureSize(*shown.size), shown.tobytes())
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    if image.mode in _GREYS_OF_16_BITS:
+        return _of_8_bits(image).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    transparent = image.convert("RGBA")
+    white = transparent.copy()
+    white.paste((255, 255, 255, 255), (0, 0, *white.size))
+    white.alpha_composite(transparent)
+    return white.convert("RGB")
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    """The library itself cuts greys of 16 bits off at 255."""
+    _, brightest = image.getextrema()
+    most = 65_535.0 if isinstance(brightest, (int, float)) and brightest > 255 else 255.0
+    return image.convert("F").point(lambda level: level * (255.0 / most)).convert("L")

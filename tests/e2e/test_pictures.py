@@ -1,0 +1,321 @@
+"""Pictures through the real server, with a tiny model that sees: by all APIs, of all kinds, and hostile."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+from tests.server_process import ServerProcess
+from tests.tiny_model import tiny_model_path, tiny_projector_path
+
+RED, GREEN = (220, 10, 10), (10, 220, 10)
+HOSTILE = 60
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+def uri(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def plain(colour: tuple[int, int, int] = RED, size: tuple[int, int] = (100, 60)) -> bytes:
+    return encoded(Image.new("RGB", size, colour))
+
+
+def shown(url: str, said: str = "What is it?") -> list[dict[str, object]]:
+    parts = [{"type": "text", "text": said}, {"type": "image_url", "image_url": {"url": url}}]
+    return [{"role": "user", "content": parts}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, with what it sees with beside it, and pictures of the server's own."""
+    folder = tmp_path_factory.mktemp("seeing")
+    shutil.copyfile(tiny_model_path(sees=True), folder / "model.gguf")
+    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), folder / "mmproj-f16.gguf")
+    shutil.copyfile(tiny_projector_path("gemma3", rows_width=64), folder / "mmproj-of-another.gguf")
+    (folder / "media").mkdir()
+    (folder / "media" / "red.png").write_bytes(plain())
+    (folder / "secret.png").write_bytes(plain())
+    (folder / "media" / "out.png").symlink_to(folder / "secret.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    options = ("--media-dir", str(folder / "media"), "--allowed-media-domain", "*")
+    with ServerProcess("--model", str(folder / "model.gguf"), *options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def answer(client: openai.OpenAI, url: str, **more: object) -> str:
+    made = client.chat.completions.create(
+        model="model", messages=shown(url), max_tokens=12, temperature=0, **more
+    )
+    return made.choices[0].message.content or ""
+
+
+def refusal(server: ServerProcess, url: str) -> dict[str, str]:
+    got = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": shown(url)}, timeout=60)
+    assert got.status_code == 400, got.text
+    error: dict[str, str] = got.json()["error"]
+    assert error["param"] == "messages[0].content[1]"
+    return error
+
+
+def test_a_model_that_sees_says_so_and_counts_what_it_sees(client: openai.OpenAI) -> None:
+    (card,) = client.models.list().data
+    assert card.architecture["input_modalities"] == ["text", "image"]  # type: ignore[attr-defined]
+    first = client.chat.completions.create(
+        model="model", messages=shown(uri(plain())), max_tokens=4, temperature=0
+    )
+    again = client.chat.completions.create(
+        model="model", messages=shown(uri(plain())), max_tokens=4, temperature=0
+    )
+    details = again.usage.prompt_tokens_details
+    assert details.image_tokens == 16  # type: ignore[attr-defined]
+    assert details.cached_tokens == again.usage.prompt_tokens - 1
+    assert first.choices[0].message.content == again.choices[0].message.content
+
+
+def test_what_is_seen_decides_the_answer_and_not_how_it_is_encoded(client: openai.OpenAI) -> None:
+    red = answer(client, uri(plain()))
+    assert red != answer(client, uri(plain(GREEN)))
+    image = Image.new("RGB", (100, 60), RED)
+    turned = Image.Exif()
+    turned[0x112] = 6
+    same = (
+        encoded(image, "BMP"),
+        encoded(image, "WEBP", lossless=True),
+        encoded(image.convert("P", palette=Image.Palette.ADAPTIVE), "GIF"),
+        encoded(image, "GIF", save_all=True, append_images=[Image.new("RGB", (100, 60), GREEN)]),
+        encoded(image.rotate(90, expand=True), "PNG", exif=turned),
+        encoded(Image.new("RGBA", (100, 60), (*RED, 255))),
+    )
+    assert {answer(client, uri(data)) for data in same} == {red}
+    white = answer(client, uri(plain((255, 255, 255))))
+    assert answer(client, uri(encoded(Image.new("RGBA", (100, 60), (*RED, 0))))) == white
+    assert answer(client, uri(encoded(Image.new("I;16", (100, 60), 65535)))) == white
+    assert answer(client, uri(encoded(Image.new("CMYK", (100, 60)), "JPEG"))) == white
+
+
+def test_streams_choices_and_formats_go_with_pictures(client: openai.OpenAI) -> None:
+    red = answer(client, uri(plain()))
+    stream = client.chat.completions.create(
+        model="model", messages=shown(uri(plain())), max_tokens=12, temperature=0, stream=True
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == red
+    two = client.chat.completions.create(
+        model="model", messages=shown(uri(plain())), max_tokens=12, temperature=0, n=2
+    )
+    assert [choice.message.content for choice in two.choices] == [red, red]
+    schema = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    made = client.chat.completions.create(
+        model="model",
+        messages=shown(uri(plain())),
+        response_format=form,  # type: ignore[arg-type]
+        max_tokens=60,
+    )
+    assert '"red"' in (made.choices[0].message.content or "")
+
+
+def test_responses_keep_pictures_for_later_turns(client: openai.OpenAI) -> None:
+    parts = [
+        {"type": "input_text", "text": "What is it? " * 20},
+        {"type": "input_image", "image_url": uri(plain()), "detail": "low"},
+    ]
+    first = client.responses.create(
+        model="model",
+        input=[{"role": "user", "content": parts}],  # type: ignore[list-item, misc]
+        max_output_tokens=6,
+        temperature=0,
+    )
+    assert first.usage.input_tokens_details.image_tokens == 16  # type: ignore[union-attr, attr-defined]
+    later = client.responses.create(
+        model="model", previous_response_id=first.id, input="And now?", max_output_tokens=6, temperature=0
+    )
+    assert later.usage is not None
+    assert later.usage.input_tokens_details.image_tokens == 16  # type: ignore[attr-defined]
+    assert later.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 8  # type: ignore[union-attr]
+    items = client.responses.input_items.list(first.id).data
+    assert items[0].content[1].type == "input_image"  # type: ignore[union-attr]
+
+
+def test_messages_and_their_results_show_pictures(server: ServerProcess) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    block = {
+        "type": "image",
+        "source": {
+            "type": "base64",
+            "media_type": "image/png",
+            "data": base64.b64encode(plain()).decode(),
+        },
+    }
+    asked = [{"role": "user", "content": [block, {"type": "text", "text": "What?"}]}]
+    made = client.messages.create(model="model", max_tokens=6, messages=asked)  # type: ignore[arg-type]
+    assert made.usage.output_tokens == 6
+    counted = client.messages.count_tokens(model="model", messages=asked)  # type: ignore[arg-type]
+    plain_count = client.messages.count_tokens(model="model", messages=[{"role": "user", "content": "What?"}])
+    assert counted.input_tokens >= plain_count.input_tokens + 16
+    use = {"type": "tool_use", "id": "t1", "name": "screenshot", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [block]}
+    told = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    tools = [{"name": "screenshot", "input_schema": {"type": "object"}}]
+    counted = client.messages.count_tokens(model="model", messages=told, tools=tools)  # type: ignore[arg-type]
+    assert counted.input_tokens > 16
+    assert client.messages.create(model="model", max_tokens=4, messages=told, tools=tools).usage  # type: ignore[arg-type]
+
+
+def test_ollamas_clients_show_pictures(server: ServerProcess) -> None:
+    image = base64.b64encode(plain()).decode()
+    shows = httpx.post(f"{server.url}/api/show", json={"model": "model"}).json()
+    assert "vision" in shows["capabilities"]
+    options = {"num_predict": 5}
+    message = {"role": "user", "content": "What?", "images": [image]}
+    chat = {"model": "model", "messages": [message], "stream": False, "options": options}
+    made = httpx.post(f"{server.url}/api/chat", json=chat).json()
+    assert made["eval_count"] == 5
+    text = {"model": "model", "prompt": "What?", "images": [image], "stream": False, "options": options}
+    assert httpx.post(f"{server.url}/api/generate", json=text).json()["prompt_eval_count"] > 16
+
+
+def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.OpenAI, folder: Path) -> None:
+    red = answer(client, uri(plain()))
+    assert answer(client, "file:red.png") == red
+    assert answer(client, (folder / "media" / "red.png").as_uri()) == red
+    for path in ("../secret.png", "out.png", "", "none.png", "/etc/passwd", "a%00b", "."):
+        assert "no such file" in refusal(server, f"file:{path}")["message"], path
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/x.png",
+        "http://localhost/x.png",
+        "http://[::1]/x.png",
+        "http://[::ffff:127.0.0.1]/x.png",
+        "http://2130706433/x.png",
+        "http://10.0.0.1/x.png",
+        "https://169.254.169.254/latest/meta-data",
+        "http://0.0.0.0/x.png",
+    ],
+)
+def test_nothing_is_fetched_from_private_addresses(server: ServerProcess, url: str) -> None:
+    assert "private" in refusal(server, url)["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nonsense", "data URI"),
+        ("ftp://example.org/x.png", "data URI"),
+        ("http://user:pass@example.org/x.png", "no URL"),
+        ("http://[/x.png", "no URL"),
+        ("data:image/png,abc", "base64"),
+        ("data:image/png;base64,%%%", "base64"),
+        ("data:image/png;base64,", "no picture"),
+        (uri(b"<svg></svg>", "svg+xml"), "no picture"),
+        (uri(plain()[:70]), "damaged"),
+        (uri(encoded(Image.new("RGB", (3, 900)))), "narrow"),
+    ],
+)
+def test_wrong_pictures_are_told_what_is_wrong(server: ServerProcess, url: str, said: str) -> None:
+    assert said in refusal(server, url)["message"]
+
+
+def test_a_bomb_is_refused_before_it_goes_off(server: ServerProcess) -> None:
+    rows = zlib.compress(bytes(2501 * 20_000), 9)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data).to_bytes(4, "big")
+        return len(data).to_bytes(4, "big") + kind + data + checksum
+
+    header = (20_000).to_bytes(4, "big") * 2 + bytes((1, 0, 0, 0, 0))
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    assert len(bomb) < 100_000
+    assert refusal(server, uri(bomb))["code"] == "image_too_large"
+
+
+@pytest.mark.parametrize("number", [HOSTILE, pytest.param(2_400, marks=pytest.mark.slow)])
+def test_hostile_pictures_lose_nothing_but_their_requests(server: ServerProcess, number: int) -> None:
+    rng = random.Random(number)
+    noise = Image.effect_noise((64, 48), 90).convert("RGB")
+    good = [
+        encoded(noise, "JPEG"),
+        encoded(noise, "JPEG", progressive=True, quality=30),
+        encoded(noise, "PNG"),
+        encoded(noise.convert("P"), "PNG"),
+        encoded(noise, "WEBP"),
+        encoded(noise, "WEBP", lossless=True),
+        encoded(noise, "GIF", save_all=True, append_images=[noise.rotate(180)]),
+        encoded(noise, "BMP"),
+    ]
+    health = httpx.get(f"{server.url}/health").json()
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        for _ in range(number):
+            data = _hostile(rng, rng.choice(good))
+            body = {"messages": shown(uri(data)), "max_tokens": 1, "temperature": 0}
+            got = http.post("/v1/chat/completions", json=body)
+            assert got.status_code in (200, 400), got.text
+        text = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]})
+        assert text.status_code == 200
+    assert httpx.get(f"{server.url}/health").json()["restarts"] == health["restarts"]
+
+
+def _hostile(rng: random.Random, data: bytes) -> bytes:
+    made = bytearray(data)
+    match rng.randrange(4):
+        case 0:  # bits
+            for _ in range(rng.choice([1, 3, 20])):
+                made[rng.randrange(len(made))] ^= 1 << rng.randrange(8)
+        case 1:  # the head lies
+            for _ in range(rng.choice([1, 4])):
+                made[rng.randrange(min(64, len(made)))] = rng.choice([0, 255, 127, rng.randrange(256)])
+        case 2:
+            del made[rng.randrange(len(made)) :]
+        case 3:  # a piece again, somewhere else
+            start = rng.randrange(len(made))
+            at = rng.randrange(len(made))
+            made[at:at] = made[start : start + rng.randrange(400)]
+    return bytes(made)
+
+
+def test_without_eyes_it_is_as_it_was(folder: Path) -> None:
+    with ServerProcess("--model", str(folder / "model.gguf"), "--mmproj", "off") as server:
+        got = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": shown(uri(plain()))})
+        assert got.json()["error"]["code"] == "unsupported_content"
+        assert got.json()["error"]["param"] == "messages[0].content[1].type"
+        told = [
+            *shown(uri(plain())),
+            {"role": "assistant", "content": "Hm."},
+            {"role": "user", "content": "So?"},
+        ]
+        got = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": told, "max_tokens": 3})
+        assert got.status_code == 200
+        assert "messages[0].content[1] (image_url)" in got.headers["x-ignored-parameters"]
