@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from PIL import Image
+from playwright.sync_api import Browser, expect
 
-from tests.page.browser import Visit
+from tests.page.browser import Visit, visiting
 from tests.page.talking import (
     answers,
     composer,
@@ -21,6 +23,8 @@ from tests.page.talking import (
     settings,
     whole_answer,
 )
+from tests.server_process import ServerProcess
+from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -230,12 +234,63 @@ def test_text_files_go_with_a_message(visit: Visit, tmp_path: Path) -> None:
     limit(page, 4)
     (tmp_path / "note.txt").write_text("The answer is 42.")
     (tmp_path / "bad.bin").write_bytes(b"\xff\x00\xfe")
-    page.get_by_label("Text files", exact=True).set_input_files([tmp_path / "note.txt", tmp_path / "bad.bin"])
+    page.get_by_label("Files", exact=True).set_input_files([tmp_path / "note.txt", tmp_path / "bad.bin"])
     expect(page.get_by_role("alert")).to_contain_text("bad.bin is no text")
     say(page, "What does it say?")
     asked = page.get_by_role("article", name="You")
     expect(asked.locator(".chip")).to_contain_text("note.txt")
     whole_answer(page)
+
+
+def test_a_model_without_eyes_is_shown_no_pictures(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    picture(tmp_path / "red.png", (40, 30))
+    page.get_by_label("Files", exact=True).set_input_files(tmp_path / "red.png")
+    expect(page.get_by_role("alert")).to_contain_text("red.png is a picture, and this model takes none")
+
+
+def test_pictures_are_picked_pasted_dropped_and_sent(browser: Browser, tmp_path: Path) -> None:
+    """They stand in the message, also after the page is opened anew; a large one is sent smaller."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copyfile(tiny_model_path(sees=True), folder / "model.gguf")
+    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), folder / "mmproj.gguf")
+    picture(tmp_path / "large.png", (3000, 1000))
+    with ServerProcess("--model", str(folder / "model.gguf")) as server, visiting(browser, server) as visit:
+        page = visit.page
+        limit(page, 4)
+        expect(page.get_by_role("button", name="Attach pictures and text files")).to_be_visible()
+        page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
+        for event in ("paste", "drop"):
+            composer(page).evaluate(GIVE, event)
+        chips = page.get_by_role("list", name="Attached files").get_by_role("listitem")
+        expect(chips.locator("img.thumb")).to_have_count(3)
+        page.get_by_role("button", name="Remove drop.png").click()
+        expect(chips).to_have_count(2)
+        say(page, "What are they?")
+        expect(whole_answer(page).locator(".prose")).not_to_be_empty()
+        sizes = page.get_by_role("article", name="You").locator("summary img").evaluate_all(SIZES)
+        assert sizes == [[2048, 683], [8, 6]]
+        page.reload()
+        expect(page.get_by_role("article", name="You").locator("summary img")).to_have_count(2)
+        assert visit.complaints == []
+
+
+GIVE = """async (field, kind) => {
+  const canvas = new OffscreenCanvas(8, 6);
+  canvas.getContext("2d").fillRect(0, 0, 8, 6);
+  const data = new DataTransfer();
+  data.items.add(new File([await canvas.convertToBlob()], `${kind}.png`, { type: "image/png" }));
+  const event = kind === "paste"
+    ? new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true })
+    : new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+  field.dispatchEvent(event);
+}"""
+SIZES = "all => all.map(image => [image.naturalWidth, image.naturalHeight])"
+
+
+def picture(path: Path, size: tuple[int, int]) -> None:
+    Image.new("RGB", size, (220, 10, 10)).save(path)
 
 
 def test_what_a_model_writes_is_never_more_than_text(visit: Visit, tmp_path: Path) -> None:

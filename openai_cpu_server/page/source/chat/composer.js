@@ -10,6 +10,7 @@ import { giveResults, say, stop } from "./asking.js";
 import { changeSettings, current, path, watched } from "./conversations.js";
 import { readFiles } from "./files.js";
 import { showsPanel } from "./layout.js";
+import { chosenModel, sees } from "./model_picker.js";
 import { jsonProblem } from "./options.js";
 import { obstacle } from "./request.js";
 
@@ -50,7 +51,7 @@ export function Composer() {
     say(last?.id ?? null, text.trim(), files);
   };
   const attach = async (list) => {
-    const read = await readFiles(list);
+    const read = await readFiles(list, { sees: sees(chosenModel()) });
     setFiles((before) => [...before, ...read.files]);
     setProblems(read.problems);
   };
@@ -77,7 +78,7 @@ export function Composer() {
     onDrop=${onDrop}
   >
     ${files.length > 0 && html`<ul class="chips" aria-label="Attached files">${files.map(
-      (file, index) => html`<li class="chip"><${Icon} name="clip" size=${14} /><span>${file.name}</span> <span class="soft">${bytes(file.text.length)}</span>
+      (file, index) => html`<li class="chip">${file.picture ? html`<img class="thumb" src=${file.picture} alt="" />` : html`<${Icon} name="clip" size=${14} />`}<span>${file.name}</span> ${file.text !== undefined && html`<span class="soft">${bytes(file.text.length)}</span>`}
         <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, other) => other !== index))}><${Icon} name="close" size=${12} /></button></li>`,
     )}</ul>`}
     ${problems.length > 0 && html`<p class="composer-problem" role="alert">${problems.join(" ")}</p>`}
@@ -93,8 +94,8 @@ export function Composer() {
       onPaste=${onPaste}
     ></textarea>
     <div class="composer-foot">
-      <${IconButton} icon="clip" label="Attach text files" onClick=${() => picker.current.click()} />
-      <input type="file" multiple hidden ref=${picker} aria-label="Text files" onChange=${(event) => (attach([...event.target.files]), (event.target.value = ""))} />
+      <${IconButton} icon="clip" label=${sees(chosenModel()) ? "Attach pictures and text files" : "Attach text files"} onClick=${() => picker.current.click()} />
+      <input type="file" multiple hidden ref=${picker} aria-label="Files" onChange=${(event) => (attach([...event.target.files]), (event.target.value = ""))} />
       <${IconButton} icon="braces" label="JSON schema" pressed=${settings.form === "schema"} onClick=${() => toggle({ form: settings.form === "schema" ? "text" : "schema" })} />
       <${IconButton} icon="tool" label="Tools" pressed=${settings.usesTools} onClick=${() => toggle({ usesTools: !settings.usesTools })} />
       <${Choice} label="Priority" value=${settings.priority} options=${PRIORITIES} onChange=${(priority) => changeSettings({ priority })} />

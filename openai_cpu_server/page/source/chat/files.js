@@ -1,16 +1,54 @@
 // Files that people attach, and files that they get.
 
 const LARGEST_BYTES = 2_000_000;
+const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
+const LARGEST_SIDE = 2048; // no encoder looks at more, and all pictures are sent again in each turn
+const PICTURE_BYTES = 1_000_000;
 
-/** Reads text files. Returns those that are text, and what is wrong with the others. */
-export async function readFiles(list) {
+/** Reads files: texts, and pictures where the model sees. Returns them, and what is wrong with the others. */
+export async function readFiles(list, { sees = false } = {}) {
   const files = [];
   const problems = [];
   for (const file of list) {
-    const problem = await read(file, files);
+    const problem = file.type.startsWith("image/") ? await look(file, files, sees) : await read(file, files);
     if (problem) problems.push(problem);
   }
   return { files, problems };
+}
+
+async function look(file, files, sees) {
+  if (!sees) return `${file.name} is a picture, and this model takes none.`;
+  if (!PICTURES.includes(file.type)) return `${file.name} is a kind of picture that is not taken.`;
+  try {
+    files.push({ name: file.name, picture: await asDataUri(await smaller(file)) });
+    return null;
+  } catch {
+    return `${file.name} is a picture that this browser cannot read.`;
+  }
+}
+
+/** The picture itself, or a smaller one where it is larger than it need be. */
+async function smaller(file) {
+  const image = await createImageBitmap(file, { imageOrientation: "from-image" });
+  const share = Math.min(1, LARGEST_SIDE / Math.max(image.width, image.height));
+  if (share === 1 && file.size <= PICTURE_BYTES) return file;
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(image.width * share));
+  canvas.height = Math.max(1, Math.round(image.height * share));
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = "white";
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("empty"))), "image/jpeg", 0.9));
+}
+
+function asDataUri(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
 }
 
 async function read(file, files) {
@@ -22,7 +60,7 @@ async function read(file, files) {
     files.push({ name: file.name, text });
     return null;
   } catch {
-    return `${file.name} is no text: this server's models read text only.`;
+    return `${file.name} is no text, and no picture.`;
   }
 }
 

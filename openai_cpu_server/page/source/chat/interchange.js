@@ -84,7 +84,7 @@ function cleaned(message) {
     created: number(message.created) ?? 0,
     status: ENDS.includes(message.status) ? message.status : "cut",
     error: record(message.error) && { text: string(message.error.text), code: string(message.error.code), param: string(message.error.param) },
-    files: list(message.files).map((file) => ({ name: string(file.name), text: string(file.text) })),
+    files: list(message.files).map(fileOf),
     toolCalls: list(message.toolCalls).map((call) => ({ id: string(call.id), name: string(call.name), arguments: string(call.arguments) })),
     toolCallId: string(message.toolCallId) || undefined,
     name: string(message.name) || undefined,
@@ -96,6 +96,12 @@ function cleaned(message) {
     timings: timingsOf(record(message.timings)),
     schema: typeof message.schema === "string" ? message.schema : undefined,
   };
+}
+
+function fileOf(file) {
+  const picture = string(file.picture);
+  const isShown = /^data:image\/(png|jpeg|webp|gif|bmp);base64,/.test(picture);
+  return isShown ? { name: string(file.name), picture } : { name: string(file.name), text: string(file.text) };
 }
 
 function usageOf(given) {

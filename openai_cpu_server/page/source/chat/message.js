@@ -46,6 +46,9 @@ function Asked({ message }) {
 }
 
 function Attached({ file }) {
+  if (file.picture) {
+    return html`<li class="attached"><details class="shown"><summary><img src=${file.picture} alt=${file.name} /></summary><img src=${file.picture} alt="" /></details></li>`;
+  }
   return html`<li class="attached"><details><summary class="chip"><${Icon} name="clip" size=${14} /><span>${file.name}</span> <span class="soft">${bytes(file.text.length)}</span></summary><pre tabindex="0">${file.text}</pre></details></li>`;
 }
 

@@ -27,7 +27,7 @@ export function ModelPicker() {
     if (open) loadModels();
   }, [open]);
   const cards = chattable(models.value);
-  const chosen = cards.find((one) => one.id === current.value.settings.model) ?? byDefault(cards);
+  const chosen = chosenModel();
   const choose = async (card) => {
     setProblem(null);
     changeSettings({ model: card.id });
@@ -42,6 +42,16 @@ export function ModelPicker() {
       ${problem && html`<p class="composer-problem" role="alert">${problem}</p>`}
     </div>`}
   </div>`;
+}
+
+/** The card of the model that answers in the open conversation; undefined: it is not known yet. */
+export function chosenModel() {
+  const cards = chattable(models.value);
+  return cards.find((one) => one.id === current.value.settings.model) ?? byDefault(cards);
+}
+
+export function sees(card) {
+  return card?.architecture?.input_modalities?.includes("image") ?? false;
 }
 
 function chattable(cards) {

@@ -40,7 +40,7 @@ function messagesOf(settings, path, begun) {
 function messageOf(message) {
   switch (message.role) {
     case "user":
-      return { role: "user", content: contentWithFiles(message) };
+      return { role: "user", content: contentOf(message) };
     case "tool":
       return { role: "tool", tool_call_id: message.toolCallId, content: message.content };
     default:
@@ -59,9 +59,19 @@ function assistantMessage({ content, reasoning, toolCalls }) {
   return said;
 }
 
-/** Attached files stand before the question, each under its name. */
+/** Pictures stand before what is said about them. */
+function contentOf(message) {
+  const text = contentWithFiles(message);
+  const pictures = (message.files ?? []).filter((file) => file.picture);
+  if (!pictures.length) return text;
+  const parts = pictures.map((file) => ({ type: "image_url", image_url: { url: file.picture } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
+/** Attached texts stand before the question, each under its name. */
 export function contentWithFiles({ content, files }) {
-  const parts = (files ?? []).map((file) => `File ${file.name}:\n${fence(file.text)}`);
+  const texts = (files ?? []).filter((file) => !file.picture);
+  const parts = texts.map((file) => `File ${file.name}:\n${fence(file.text)}`);
   return [...parts, content].filter(Boolean).join("\n\n");
 }
 
