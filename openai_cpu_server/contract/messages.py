@@ -335,6 +335,10 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Sequences that have given up their cells for this step."""
     predicted_ms: float
     elapsed_ms: float
+    encoding_ms: float = 0.0
+    """The part of that in which a picture was encoded."""
+    encoded: int = 0
+    """Pictures, or parts of one, whose rows are complete."""
     threads: int = 0
     """How many have computed it."""
     is_interrupted: bool = False

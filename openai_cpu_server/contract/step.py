@@ -304,6 +304,8 @@ class ShownPart(msgspec.Struct, frozen=True, array_like=True):
     """How many of the draft turned out right."""
     output: int = 0
     """Output tokens that came of it, forced ones included."""
+    encoding_ms: float = 0.0
+    """What a picture of it took in the step."""
 
 
 class ShownHolding(msgspec.Struct, frozen=True, array_like=True):

@@ -205,7 +205,7 @@ class EngineCore(Core[Step]):
         timer.end(is_interrupted=result.interrupted)
         participants = self._scheduler.participants(planned)
         encoders = self._scheduler.encodes_for(planned)
-        self._note(planned, participants, result)
+        self._note(planned, participants, encoders, result)
         own_ms = timer.elapsed_ms - result.encoding_ms
         teaches = result.interrupted or self._cores.computed(own_ms, alone_ms)
         for advance in self._scheduler.apply(planned, result, timer.elapsed_ms if teaches else None):
@@ -222,13 +222,15 @@ class EngineCore(Core[Step]):
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
         return msgspec.structs.replace(figures, threads=threads)
 
-    def _note(self, step: Step, participants: Seq[Sequence], result: StepResult) -> None:
+    def _note(
+        self, step: Step, participants: Seq[Sequence], encoders: Seq[Sequence], result: StepResult
+    ) -> None:
         """For those who watch. Call it before the step is applied."""
         started_s, elapsed_ms = self._timer.started_s, self._timer.elapsed_ms
         reasons = self._scheduler.plan.reasons
         log_step(step, participants, reasons, result, started_s=started_s, elapsed_ms=elapsed_ms)
         if self._tracer.is_on:
-            self._tracer.note(step, participants, self._scheduler.plan.reasons(), result)
+            self._tracer.note(step, participants, encoders, self._scheduler.plan.reasons(), result)
 
     def _done(self, planned: Step | None, figures: StepFigures | None) -> StepDone:
         if planned is not None:
@@ -275,6 +277,8 @@ class EngineCore(Core[Step]):
             preemptions=preemptions,
             predicted_ms=predicted_ms,
             elapsed_ms=elapsed_ms,
+            encoding_ms=result.encoding_ms,
+            encoded=int(result.encoded),
             is_interrupted=result.interrupted,
             spent_ms=spent_ms,
         )

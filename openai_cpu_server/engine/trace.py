@@ -94,15 +94,20 @@ class StepTracer:
         self,
         step: Step,
         participants: Seq[Sequence],
+        encoders: Seq[Sequence],
         reasons: Mapping[Sequence, Mapping[StepReason, int]],
         result: StepResult,
     ) -> None:
-        """A step was executed. Call it before the step is applied; `participants` as its spans."""
+        """A step was executed. Call it before the step is applied; `participants` as its spans. `encoders`:
+        whose picture it encoded."""
         self._adapter = step.adapter
-        self._parts = tuple(
+        parts = [
             _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
             for sequence, span in zip(participants, step.spans, strict=True)
-        )
+        ]
+        if result.encoding_ms:
+            parts += [_encoding(sequence, result.encoding_ms) for sequence in encoders]
+        self._parts = tuple(parts)
 
     def take(self, scheduler: Scheduler) -> StepTrace | None:
         """What is to be told behind a step; None: there is nothing."""
@@ -136,6 +141,11 @@ def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], res
         accepted=drafted.num_accepted,
         output=_num_output(span.slot, result),
     )
+
+
+def _encoding(sequence: Sequence, encoding_ms: float) -> ShownPart:
+    request = sequence.request
+    return ShownPart(request.id, request.client, request.priority, why="picture", encoding_ms=encoding_ms)
 
 
 def _num_output(slot: int, result: StepResult) -> int:

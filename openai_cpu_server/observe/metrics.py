@@ -211,6 +211,8 @@ class StepMetrics:
         self._sequences = histogram("sequences", "Sequences that had a part in steps.", _TOKENS)
         self._computed = counter("computed_tokens", "Tokens that steps computed, of prompts and outputs.")
         self._padding = counter("padding_tokens", "Throw-away tokens that made steps faster.")
+        self._encoding_s = counter("picture_seconds", "Time in which pictures were encoded.")
+        self._encoded = counter("pictures", "Pictures, or parts of large ones, that were encoded.")
         self._sampled = counter("sampled_tokens", "Output tokens, counted when they are sampled.")
         self._forced = counter("forced_tokens", "Output tokens that a constraint left no alternative to.")
         self._drafted = counter(
@@ -229,6 +231,9 @@ class StepMetrics:
             self._preemptions.inc(figures.preemptions)
         if figures.forced:
             self._forced.inc(figures.forced)
+        if figures.encoded or figures.encoding_ms:
+            self._encoding_s.inc(figures.encoding_ms / 1000)
+            self._encoded.inc(figures.encoded)
         if figures.is_interrupted:
             self._interruptions.inc()
         elif figures.tokens:

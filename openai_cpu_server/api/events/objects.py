@@ -95,10 +95,12 @@ class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many of the draft came."""
     output: int = 0
     """Output tokens that came of it."""
+    encoding_ms: float = 0
+    """What a picture of it took."""
     why: str | None = None
     """Why most of its tokens are computed: `decode`, `prompt`, `forced`, `draft`, `least` (beyond the time of
     the step, so that nobody is locked out), `tile` (they cost next to nothing), `batch-floor` (batch work's
-    share of the time has paid for them)."""
+    share of the time has paid for them); `picture`: one of it is encoded."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,6 +114,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the cost model had said."""
     tokens: int = 0
     """Tokens computed, padding not counted; 0: the step only moved cells."""
+    encoding_ms: float = 0
+    """The part of `ms` in which a picture was encoded."""
     padding: int = 0
     """Throw-away tokens that made it faster."""
     merged: int = 1

@@ -102,12 +102,12 @@ class EventFilter:
         )
 
 
-_COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output")
+_COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms")
 
 
 def _sums(parts: Sequence[ShownPart | StepPart]) -> dict[str, Any]:
     """The tokens of all of them, by kind."""
-    return {name: sum([getattr(part, name) for part in parts]) for name in _COUNTS}
+    return {name: sum([getattr(part, name) for part in parts]) or 0 for name in _COUNTS}
 
 
 def _anonymous(priority: Priority, parts: Sequence[ShownPart]) -> StepPart:
@@ -159,6 +159,7 @@ def _step(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepRepor
         ms=round(figures.elapsed_ms, 3),
         predicted_ms=round(figures.predicted_ms, 3),
         tokens=figures.tokens,
+        encoding_ms=round(figures.encoding_ms, 3) or 0,
         padding=figures.padding,
         interrupted=figures.is_interrupted,
         preemptions=figures.preemptions,
@@ -188,6 +189,7 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
         ms=round(sum(step.ms for step in steps), 3),
         predicted_ms=round(sum(step.predicted_ms for step in steps), 3),
         tokens=sum(step.tokens for step in steps),
+        encoding_ms=round(sum(step.encoding_ms for step in steps), 3) or 0,
         padding=sum(step.padding for step in steps),
         merged=len(steps),
         interrupted=any(step.interrupted for step in steps),

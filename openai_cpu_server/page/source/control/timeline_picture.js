@@ -121,6 +121,11 @@ function columns(context, at, steps) {
     const height = Math.max(1, (step.ms / (step.merged ?? 1)) * perMs);
     context.fillRect(x, at.times.bottom - height, width, height);
   }
+  context.fillStyle = colour("--step-picture");
+  for (const { step, x, width } of drawn) {
+    const height = ((step.encoding_ms ?? 0) / (step.merged ?? 1)) * perMs;
+    if (height) context.fillRect(x, at.times.bottom - height, width, height);
+  }
   sequences(context, at, drawn);
   interrupted(context, at, drawn);
 }

@@ -16,6 +16,7 @@ export const REASONS = {
   tile: "tokens that cost next to nothing",
   "batch-floor": "batch work's share of the time",
   draft: "tokens that may follow",
+  picture: "what the model sees, a slice at a time",
 };
 
 const KINDS = ["prompt", "decode", "forced", "draft"];
@@ -23,6 +24,7 @@ const KINDS = ["prompt", "decode", "forced", "draft"];
 /** "64 prompt" or "1 decode, 4 draft". */
 export function kindsOf(part) {
   const found = KINDS.filter((kind) => part[kind]).map((kind) => `${count(part[kind])} ${kind}`);
+  if (part.encoding_ms) found.push(`${milliseconds(part.encoding_ms)} of a picture`);
   return found.join(", ") || "no tokens";
 }
 
