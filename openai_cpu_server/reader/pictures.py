@@ -5,6 +5,7 @@ The library is loaded only where pictures are taken.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
 from typing import TYPE_CHECKING
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _INVALID = "invalid_image"
+_ORIENTATION = 0x112
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 _GREYS_OF_16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 
 
@@ -26,13 +37,16 @@ def load_decoders() -> None:
         BmpImagePlugin,
         GifImagePlugin,
         Image,
-        ImageOps,
         JpegImagePlugin,
+        MpoImagePlugin,
         PngImagePlugin,
+        TiffImagePlugin,
         WebPImagePlugin,
     )
 
-    assert all((BmpImagePlugin, GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin))
+    needed = BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+    needed_by_them = MpoImagePlugin, TiffImagePlugin  # photos of phones that are several, and EXIF
+    assert all((*needed, *needed_by_them))
     Image.MAX_IMAGE_PIXELS = None  # `decoded` is told how many
 
 
@@ -40,7 +54,7 @@ def decoded(data: bytes, *, most_pixels: int) -> Picture:
     """The first frame, turned as its EXIF data say, over white where it is transparent. Raises
     InvalidRequest; a picture of more pixels is refused before any of them is decoded."""
     load_decoders()
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,13 +65,26 @@ def decoded(data: bytes, *, most_pixels: int) -> Picture:
                     message = f"it has {width} x {height} pixels, and at most {most_pixels} are taken"
                     raise InvalidRequest(message, code="image_too_large")
                 image.load()
-                shown = _over_white(ImageOps.exif_transpose(image))
+                shown = _over_white(_upright(image))
         except UnidentifiedImageError:
             names = ", ".join(FORMATS)
             raise InvalidRequest(f"this is no picture of a known type ({names})", code=_INVALID) from None
-        except (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+        except (InvalidRequest, MemoryError, RecursionError):
+            raise
+        except Exception as error:  # the library raises many kinds, and its next version may raise others
             raise InvalidRequest(f"the picture is damaged ({error})", code=_INVALID) from None
     return Picture.of(PictureSize(*shown.size), shown.tobytes())
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Of all EXIF data one number counts; where others are wrong, browsers show the picture too."""
+    from PIL import Image
+
+    orientation: object = None
+    with contextlib.suppress(Exception):
+        orientation = image.getexif().get(_ORIENTATION)
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(Image.Transpose[turn])
 
 
 def _over_white(image: Image.Image) -> Image.Image:

@@ -6,6 +6,7 @@ import base64
 import io
 import random
 import shutil
+import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,25 @@ def test_what_is_seen_decides_the_answer_and_not_how_it_is_encoded(client: opena
     assert answer(client, uri(encoded(Image.new("RGBA", (100, 60), (*RED, 0))))) == white
     assert answer(client, uri(encoded(Image.new("I;16", (100, 60), 65535)))) == white
     assert answer(client, uri(encoded(Image.new("CMYK", (100, 60)), "JPEG"))) == white
+
+
+def test_what_cameras_write_around_a_picture_stops_nobody(client: openai.OpenAI) -> None:
+    """EXIF data whose kinds are wrong, and photos that are several in one file."""
+    image = Image.new("RGB", (100, 60), RED)
+    red = answer(client, uri(encoded(image, "JPEG")))
+    on_its_side = image.rotate(90, expand=True)
+    cameras = (
+        encoded(image, "MPO", save_all=True, append_images=[Image.new("RGB", (100, 60), GREEN)]),
+        encoded(on_its_side, "JPEG", exif=_exif(tag=0x100, kind=2)),
+        encoded(on_its_side, "JPEG", exif=_exif(tag=0x10E, kind=5)),
+    )
+    assert [answer(client, uri(data)) for data in cameras] == [red] * 3
+
+
+def _exif(*, tag: int, kind: int) -> bytes:
+    """A field with a value of this kind, and one that says that the picture lies on its side."""
+    fields = struct.pack(">HHII", tag, kind, 1, 38) + struct.pack(">HHIHH", 0x112, 3, 1, 6, 0)
+    return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 2) + fields + bytes(12)
 
 
 def test_streams_choices_and_formats_go_with_pictures(client: openai.OpenAI) -> None:
