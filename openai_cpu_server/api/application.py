@@ -4,6 +4,7 @@ it owns the engine's life."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
@@ -21,6 +22,7 @@ from openai_cpu_server.api.completions import routes as completions
 from openai_cpu_server.api.events import stream as events
 from openai_cpu_server.api.files import batches, files
 from openai_cpu_server.api.files.batches import RowRunner
+from openai_cpu_server.api.files.files import uploaded
 from openai_cpu_server.api.generate import routes as generate
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
@@ -108,6 +110,7 @@ def create_api(
     """
     watch = watch or Watch.new(model=models.default.name)
     watch.know_keys(key_of, jobs.usage.add if jobs else None)
+    upload = None if jobs is None else partial(uploaded, jobs)
     parts = ServerParts(
         models=models,
         options=options,
@@ -120,7 +123,7 @@ def create_api(
         recall=recall,
         find_adapter=find_adapter,
         keeping=keeping or AlwaysLoaded(),
-        generation=GenerationService(models, options, PictureFinder(options.media), recall),
+        generation=GenerationService(models, options, PictureFinder(options.media, upload), recall),
         at_end=[],
     )
     served = list(served_routes(ROOMS, parts))

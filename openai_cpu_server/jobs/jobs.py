@@ -131,6 +131,7 @@ class Jobs:
         filename: str,
         content: UploadSource,
         *,
+        purpose: FilePurpose = FilePurpose.BATCH,
         num_bytes: int = 0,
         limits: StorageLimits = NO_LIMITS,
         lifetime_s: int | None = None,
@@ -141,7 +142,7 @@ class Jobs:
         record = FileRecord(
             id=_new_id("file-"),
             owner=owner,
-            purpose=FilePurpose.BATCH,
+            purpose=purpose,
             filename=storable(filename),
             bytes=0,
             created_at=now,

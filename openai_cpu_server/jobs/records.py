@@ -70,6 +70,9 @@ ACTIVE = tuple(status.value for status in _MOVES)
 class FilePurpose(enum.Enum):
     BATCH = "batch"
     BATCH_OUTPUT = "batch_output"
+    VISION = "vision"
+    USER_DATA = "user_data"
+    """These two are shown to models."""
     PARTIAL = "partial"
     """Nobody sees it: an upload that has not ended, or what is left of a file that is deleted."""
 

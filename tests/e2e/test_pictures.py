@@ -225,6 +225,22 @@ def test_ollamas_clients_show_pictures(server: ServerProcess) -> None:
     assert httpx.post(f"{server.url}/api/generate", json=text).json()["prompt_eval_count"] > 16
 
 
+def test_uploads_are_shown_to_their_owner_by_their_ids(server: ServerProcess, client: openai.OpenAI) -> None:
+    file = client.files.create(file=("red.png", plain()), purpose="vision")
+    assert file.purpose == "vision"
+    part = {"type": "input_image", "file_id": file.id, "detail": "auto"}
+    asked = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
+    made = client.responses.create(model="model", input=asked, max_output_tokens=4)  # type: ignore[arg-type]
+    assert made.usage.input_tokens_details.image_tokens == 16  # type: ignore[union-attr, attr-defined]
+    block = {"type": "image", "source": {"type": "file", "file_id": file.id}}
+    body = {"model": "model", "max_tokens": 3, "messages": [{"role": "user", "content": [block]}]}
+    assert httpx.post(f"{server.url}/v1/messages", json=body).status_code == 200
+    client.files.delete(file.id)
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.responses.create(model="model", input=asked)  # type: ignore[arg-type]
+    assert refusal.value.code == "file_not_found"
+
+
 def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.OpenAI, folder: Path) -> None:
     red = answer(client, uri(plain()))
     assert answer(client, "file:red.png") == red

@@ -129,7 +129,9 @@ class TokenRoutes:
         model = self._model(body.model, request)
         info = model.engine.info
         limit = info.context_limit if info else None
-        ask = None if body.messages is None else await self._pictures.seen(_ask(body, body.messages), model)
+        ask = None if body.messages is None else _ask(body, body.messages)
+        if ask is not None:
+            ask = await self._pictures.seen(ask, model, context_of(request.scope).owner)
         is_slow = len(data) > LONG_BODY
         answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=is_slow)
         return Response(answer, media_type="application/json", headers=ignored.headers)

@@ -218,7 +218,7 @@ class _AskOnItsWay:
         asking = ModelContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         ask = self._ask
         if ask.pictures:
-            ask = await self._pictures.seen(ask, goal.chosen.model)
+            ask = await self._pictures.seen(ask, goal.chosen.model, self._context.owner)
         call = await in_thread(partial(resolve, ask, asking), is_slow=ask.is_slow)
         if goal.routed is None:
             return call

@@ -17,7 +17,7 @@ import msgspec
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedPicture, SeenPicture
 from openai_cpu_server.api.asking.body import UPLOAD
 from openai_cpu_server.contract.media import MediaShape, Picture
-from openai_cpu_server.errors import DeadlyInput, InvalidRequest, wrong
+from openai_cpu_server.errors import DeadlyInput, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import in_thread
 from openai_cpu_server.http.fetching import Fetched, fetch
 from openai_cpu_server.http.options import MediaOptions
@@ -27,22 +27,25 @@ from openai_cpu_server.models.served import ServedModel
 _INVALID = "invalid_image"
 _KEPT_BYTES = 128 * 1024 * 1024
 
-ReadUpload = Callable[[str], Awaitable[bytes]]
-"""The bytes of an uploaded file of the asking client's. Raises InvalidRequest."""
+ReadUpload = Callable[[str, str, int], Awaitable[bytes]]
+"""What an owner has uploaded under this id; of a larger file so many bytes, and one more. Raises
+JobObjectNotFound."""
 
 
 class PictureFinder:
     """Its methods belong to one event loop's thread."""
 
-    def __init__(self, options: MediaOptions) -> None:
+    def __init__(self, options: MediaOptions, upload: ReadUpload | None) -> None:
+        """`upload`: None, nothing can be uploaded here."""
         self._options = options
+        self._upload = upload
         self._decoded: OrderedDict[bytes, Picture] = OrderedDict()
         """By a digest of the bytes: clients send all pictures of a conversation again in each turn."""
         self._kept_bytes = 0
 
-    async def seen(self, ask: Ask, model: ServedModel, upload: ReadUpload | None = None) -> Ask:
-        """The ask with its pictures as the model takes them; told in words where it takes none. Raises
-        InvalidRequest, EngineUnavailable."""
+    async def seen(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
+        """The ask with its pictures as the model takes them; told in words where it takes none. `owner`: of
+        uploads. Raises InvalidRequest, EngineUnavailable."""
         if not ask.pictures:
             return ask
         info = model.engine.info
@@ -53,7 +56,7 @@ class PictureFinder:
             most = self._options.max_pictures
             message = f"A conversation may show {most} pictures, and this one shows {len(told)}."
             raise wrong(message, ask.pictures[0].at)
-        pictures = [await self._picture(one, model, upload) for one in told.values()]
+        pictures = [await self._picture(one, model, owner) for one in told.values()]
         shapes = await self._shapes(list(told.values()), pictures, model)
         seen = tuple(map(SeenPicture, told, pictures, shapes))
         return msgspec.structs.replace(ask, pictures=(), seen=seen)
@@ -66,9 +69,9 @@ class PictureFinder:
         except InvalidRequest as error:
             raise InvalidRequest(str(error), param=asked[0].at, code=error.code) from None
 
-    async def _picture(self, asked: AskedPicture, model: ServedModel, upload: ReadUpload | None) -> Picture:
+    async def _picture(self, asked: AskedPicture, model: ServedModel, owner: str) -> Picture:
         try:
-            data = await self._bytes(asked, upload)
+            data = await self._bytes(asked, owner)
             if len(data) > self._options.max_bytes:
                 what = f"a picture may have {self._options.max_bytes} bytes, and this one has {len(data)}"
                 raise InvalidRequest(what, code="image_too_large")
@@ -81,10 +84,15 @@ class PictureFinder:
             message = f"'{asked.at}': {why}."
             raise InvalidRequest(message, param=asked.at, code=error.code or _INVALID) from None
 
-    async def _bytes(self, asked: AskedPicture, upload: ReadUpload | None) -> bytes:
+    async def _bytes(self, asked: AskedPicture, owner: str) -> bytes:
         source, options = asked.source, self._options
-        if source.startswith(UPLOAD) and upload is not None:
-            return await upload(source.removeprefix(UPLOAD))
+        if source.startswith(UPLOAD):
+            if self._upload is None:
+                raise InvalidRequest("this server keeps no files, for it has no jobs database (--jobs-db)")
+            try:
+                return await self._upload(owner, source.removeprefix(UPLOAD), options.max_bytes)
+            except JobObjectNotFound as error:
+                raise InvalidRequest(str(error), code="file_not_found") from None
         scheme = source[:16].partition(":")[0].lower()
         if scheme == "data":
             return await in_thread(partial(_of_data_uri, source), is_slow=True)

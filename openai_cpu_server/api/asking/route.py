@@ -319,8 +319,9 @@ class CountRoute:
     async def count(self, request: Request) -> Response:
         data = await unkept_body(request)
         ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
-        allowed = context_of(request.scope).identity.allowed_models
+        context = context_of(request.scope)
+        allowed = context.identity.allowed_models
         model = choose_able(self._models, ask.model, allowed, Ability.GENERATE).model
-        ask = await self._pictures.seen(ask, model)
+        ask = await self._pictures.seen(ask, model, context.owner)
         num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
         return json_response(self._answer(input_tokens=num_tokens), headers=ask.ignored.headers)

@@ -59,6 +59,21 @@ class FileDeleted(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
+_PURPOSES = (FilePurpose.BATCH, FilePurpose.VISION, FilePurpose.USER_DATA)
+
+
+async def uploaded(jobs: Jobs, owner: str, file_id: str, most_bytes: int) -> bytes:
+    """What an owner has uploaded under this id; of a larger file the beginning, and a byte more. Raises
+    JobObjectNotFound."""
+    record = await jobs.file(owner, file_id)
+    data = bytearray()
+    async for part in _whole(jobs.content(record), record):
+        data += part
+        if len(data) > most_bytes:
+            break
+    return bytes(data[: most_bytes + 1])
+
+
 class FileRoutes:
     def __init__(self, jobs: Jobs, models: ModelRegistry) -> None:
         self._jobs = jobs
@@ -70,7 +85,7 @@ class FileRoutes:
         owner, limits = context.owner, context.identity.storage
         await self._jobs.storage.check(owner, limits, StoredAmount(num_bytes=1, num_files=1))
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
-            _check_form(form)
+            purpose = _purpose(form)
             upload, lifetime_s = form.get("file"), _lifetime_s(form)
             if not isinstance(upload, UploadFile):
                 raise missing("file")
@@ -79,7 +94,13 @@ class FileRoutes:
             name = (upload.filename or "upload")[:_MAX_NAME_CHARS]
             # Shielded: a client that leaves must not close the file that the database is reading.
             adding = self._jobs.add_file(
-                owner, name, upload.file, num_bytes=upload.size, limits=limits, lifetime_s=lifetime_s
+                owner,
+                name,
+                upload.file,
+                purpose=purpose,
+                num_bytes=upload.size,
+                limits=limits,
+                lifetime_s=lifetime_s,
             )
             record = await _to_the_end(asyncio.ensure_future(adding))
         return json_response(_file_object(record))
@@ -147,17 +168,20 @@ async def _to_the_end(adding: asyncio.Future[FileRecord]) -> FileRecord:
         await asyncio.wait([adding])
 
 
-def _check_form(form: FormData) -> None:
+def _purpose(form: FormData) -> FilePurpose:
+    """Raises InvalidRequest for this, and for fields that nobody knows."""
     unknown = next((name for name in form if name not in _FIELDS), None)
     if unknown is not None:
         raise unknown_parameter(unknown)
     purpose = form.get("purpose")
     if purpose is None:
         raise missing("purpose")
-    if purpose != FilePurpose.BATCH.value:
-        shown = purpose[:64] if isinstance(purpose, str) else "a file"
-        message = f"Invalid value for 'purpose': {shown!r} is not supported by this server, 'batch' is."
+    found = next((one for one in _PURPOSES if one.value == purpose), None)
+    if found is None:
+        shown, known = purpose[:64] if isinstance(purpose, str) else "a file", [p.value for p in _PURPOSES]
+        message = f"Invalid value for 'purpose': {shown!r} is not supported by this server, {known} are."
         raise wrong(message, "purpose")
+    return found
 
 
 def _lifetime_s(form: FormData) -> int | None:

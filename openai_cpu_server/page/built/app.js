@@ -318,7 +318,7 @@ ${o}`))}var wp=`{
     ${(e==="key"||n&&e===null)&&d`<${Sl} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&d`<${Dl} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&d`<${Cl} onClose=${()=>t(null)} />`}
-  `}function Xp(e){e.preventDefault(),document.getElementById("main").focus()}function Kp({name:e}){let[t]=Ci(n=>console.error(n));return t?d`<${em} error=${t} />`:e==="control"?d`<${Vp} />`:d`<${Rl} />`}function Vp(){let[e,t]=G(null);return be(()=>{import("./room-BNO5KAQ6.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${Qp} />`:d`<${e.Component} />`}function Qp(){return d`<div class="empty">
+  `}function Xp(e){e.preventDefault(),document.getElementById("main").focus()}function Kp({name:e}){let[t]=Ci(n=>console.error(n));return t?d`<${em} error=${t} />`:e==="control"?d`<${Vp} />`:d`<${Rl} />`}function Vp(){let[e,t]=G(null);return be(()=>{import("./room-WZZWKHJQ.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${Qp} />`:d`<${e.Component} />`}function Qp(){return d`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
     <${j} onClick=${()=>location.reload()}>Load the page again</${j}>
   </div>`}function em({error:e}){return d`<div class="empty" role="alert">

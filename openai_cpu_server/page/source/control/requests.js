@@ -72,7 +72,7 @@ function Doing({ one }) {
   const idleS = serverNow() - part.at;
   if (idleS > LEFT_OUT_S) return html`<span class="control-doing out">left out ${seconds(idleS)}</span>`;
   const kind = part.prompt ? "prompt" : "decode";
-  return html`<span class=${`control-doing ${kind} ${one.priority}`}>${part.prompt ? "reads" : "writes"}</span> <span class="soft control-sub">${kindsOf(part)}</span>`;
+  return html`<span class=${`control-doing ${kind} ${one.priority}`}>${part.prompt ? "reads" : part.encoding_ms ? "looks" : "writes"}</span> <span class="soft control-sub">${kindsOf(part)}</span>`;
 }
 
 /** The first press asks, the second ends it: it may be somebody else's. */
