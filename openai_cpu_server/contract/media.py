@@ -26,7 +26,7 @@ class PictureSize(msgspec.Struct, frozen=True):
     height: int
 
 
-class Picture(msgspec.Struct, frozen=True):
+class Picture(msgspec.Struct, frozen=True, weakref=True):
     """A picture, decoded."""
 
     size: PictureSize

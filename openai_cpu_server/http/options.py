@@ -35,6 +35,11 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What `file:` may name is below this."""
     fetch_timeout_s: float = 20.0
 
+    @property
+    def max_pixels_together(self) -> int:
+        """Of all pictures of a conversation: ten photos of 12 million each, by default."""
+        return 3 * self.max_pixels
+
 
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None

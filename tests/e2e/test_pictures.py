@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import random
 import shutil
 import struct
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import anthropic
@@ -22,6 +24,7 @@ from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 RED, GREEN = (220, 10, 10), (10, 220, 10)
 HOSTILE = 60
+MOST_PIXELS = 1_000_000
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -60,7 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
     options = ("--media-dir", str(folder / "media"), "--allowed-media-domain", "*")
-    with ServerProcess("--model", str(folder / "model.gguf"), *options) as server:
+    bounds = ("--max-picture-pixels", str(MOST_PIXELS))
+    with ServerProcess("--model", str(folder / "model.gguf"), *options, *bounds) as server:
         yield server
 
 
@@ -296,6 +300,47 @@ def test_a_bomb_is_refused_before_it_goes_off(server: ServerProcess) -> None:
     bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
     assert len(bomb) < 100_000
     assert refusal(server, uri(bomb))["code"] == "image_too_large"
+
+
+def test_pictures_of_a_conversation_are_bounded_together(server: ServerProcess) -> None:
+    """Each of them is a file of some kilobytes and may be shown."""
+    got = httpx.post(f"{server.url}/v1/chat/completions", json=_large(range(3)), timeout=60)
+    assert got.status_code == 200, got.text
+    got = httpx.post(f"{server.url}/v1/chat/completions", json=_large(range(5)), timeout=60)
+    assert got.status_code == 400
+    assert (got.json()["error"]["code"], got.json()["error"]["param"]) == (
+        "image_too_large",
+        "messages[0].content[3]",
+    )
+
+
+def test_pictures_of_all_requests_are_bounded_until_they_are_answered(server: ServerProcess) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as http, contextlib.ExitStack() as streams:
+        read = []  # whoever drops one of these has closed its stream
+        for number in range(4):
+            body = _large(range(10 + 3 * number, 13 + 3 * number), max_tokens=2_000, stream=True)
+            body["ignore_eos"] = True
+            stream = streams.enter_context(http.stream("POST", "/v1/chat/completions", json=body))
+            assert stream.status_code == 200
+            read.append(stream.iter_raw())
+            next(read[-1])
+        got = http.post("/v1/chat/completions", json=_large([100]))
+        assert (got.status_code, got.headers["retry-after"]) == (503, "5"), got.text
+        text = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        assert http.post("/v1/chat/completions", json=text).status_code == 200
+        streams.close()
+        until_s = time.monotonic() + 20
+        while (got := http.post("/v1/chat/completions", json=_large([100]))).status_code == 503:
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+        assert got.status_code == 200, got.text
+
+
+def _large(levels: Iterable[int], **more: object) -> dict[str, object]:
+    """A conversation with pictures that are as large as they may be."""
+    pictures = [encoded(Image.new("L", (1000, MOST_PIXELS // 1000), level)) for level in levels]
+    parts = [{"type": "image_url", "image_url": {"url": uri(data)}} for data in pictures]
+    return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1, **more}
 
 
 @pytest.mark.parametrize("number", [HOSTILE, pytest.param(2_400, marks=pytest.mark.slow)])

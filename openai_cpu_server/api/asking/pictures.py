@@ -11,13 +11,20 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedPicture, SeenPicture
 from openai_cpu_server.api.asking.body import UPLOAD
 from openai_cpu_server.contract.media import MediaShape, Picture
-from openai_cpu_server.errors import DeadlyInput, InvalidRequest, JobObjectNotFound, wrong
+from openai_cpu_server.errors import (
+    DeadlyInput,
+    EngineUnavailable,
+    InvalidRequest,
+    JobObjectNotFound,
+    wrong,
+)
 from openai_cpu_server.http.body import in_thread
 from openai_cpu_server.http.fetching import Fetched, fetch
 from openai_cpu_server.http.options import MediaOptions
@@ -25,7 +32,10 @@ from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.served import ServedModel
 
 _INVALID = "invalid_image"
-_KEPT_BYTES = 128 * 1024 * 1024
+_PIXEL_BYTES = 3
+_CONVERSATIONS = 4
+"""The pictures of so many conversations that show as much as they may are in memory at a time."""
+_AGAIN_S = 5
 
 ReadUpload = Callable[[str, str, int], Awaitable[bytes]]
 """What an owner has uploaded under this id; of a larger file so many bytes, and one more. Raises
@@ -42,6 +52,9 @@ class PictureFinder:
         self._decoded: OrderedDict[bytes, Picture] = OrderedDict()
         """By a digest of the bytes: clients send all pictures of a conversation again in each turn."""
         self._kept_bytes = 0
+        self._most_kept_bytes = _PIXEL_BYTES * options.max_pixels
+        self._held: WeakValueDictionary[str, Picture] = WeakValueDictionary()
+        """By digest: those above, and those of requests that are not answered yet."""
 
     async def seen(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
         """The ask with its pictures as the model takes them; told in words where it takes none. `owner`: of
@@ -56,10 +69,22 @@ class PictureFinder:
             most = self._options.max_pictures
             message = f"A conversation may show {most} pictures, and this one shows {len(told)}."
             raise wrong(message, ask.pictures[0].at)
-        pictures = [await self._picture(one, model, owner) for one in told.values()]
+        pictures = await self._pictures(list(told.values()), model, owner)
         shapes = await self._shapes(list(told.values()), pictures, model)
         seen = tuple(map(SeenPicture, told, pictures, shapes))
         return msgspec.structs.replace(ask, pictures=(), seen=seen)
+
+    async def _pictures(self, asked: Sequence[AskedPicture], model: ServedModel, owner: str) -> list[Picture]:
+        """Small files may have many pixels: they are counted as they come."""
+        most = left = self._options.max_pixels_together
+        pictures = list[Picture]()
+        for one in asked:
+            pictures.append(await self._picture(one, model, owner))
+            left -= pictures[-1].size.width * pictures[-1].size.height
+            if left < 0:
+                message = f"The pictures of a conversation may have {most} pixels together."
+                raise InvalidRequest(message, param=one.at, code="image_too_large")
+        return pictures
 
     async def _shapes(
         self, asked: Sequence[AskedPicture], pictures: Sequence[Picture], model: ServedModel
@@ -107,17 +132,25 @@ class PictureFinder:
         if (known := self._decoded.get(digest)) is not None:
             self._decoded.move_to_end(digest)
             return known
+        self._require_memory()
         opening = partial(model.open_picture, data, self._options.max_pixels)
-        picture = await in_thread(opening, is_slow=True)
+        opened = await in_thread(opening, is_slow=True)
+        picture = self._held.setdefault(opened.digest, opened)
         self._keep(digest, picture)
         return picture
 
+    def _require_memory(self) -> None:
+        """Raises EngineUnavailable."""
+        held_bytes = sum(len(picture.rgb) for picture in self._held.values())
+        if held_bytes >= _CONVERSATIONS * _PIXEL_BYTES * self._options.max_pixels_together:
+            raise EngineUnavailable("Other requests show too many pictures; try again later.", _AGAIN_S)
+
     def _keep(self, digest: bytes, picture: Picture) -> None:
-        if digest in self._decoded or len(picture.rgb) > _KEPT_BYTES:
+        if digest in self._decoded:
             return
         self._decoded[digest] = picture
         self._kept_bytes += len(picture.rgb)
-        while self._kept_bytes > _KEPT_BYTES:
+        while self._kept_bytes > self._most_kept_bytes:
             self._kept_bytes -= len(self._decoded.popitem(last=False)[1].rgb)
 
 
