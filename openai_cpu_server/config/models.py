@@ -120,8 +120,8 @@ class ModelOptions(BaseModel):
     )
     mmproj: str = Field(
         "auto",
-        description="the file of what the model sees pictures with: PATH, off, or auto: the one beside the "
-        "model's file that fits it",
+        description="what the model sees pictures with: a file, named as --model is, off, or auto: the one "
+        "that fits beside the model's file, else of its repository on the hub",
     )
     draft_model: str | None = Field(
         None, description="a small model with the same tokenizer that drafts too; named as --model is"

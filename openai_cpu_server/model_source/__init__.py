@@ -12,7 +12,16 @@ from openai_cpu_server.model_source.resolve import (
     FoundModel,
     local_model,
     model_to_serve,
+    projector_of,
     resolve_model,
 )
 
-__all__ = ["AdapterFiles", "DemoFiles", "FoundModel", "local_model", "model_to_serve", "resolve_model"]
+__all__ = [
+    "AdapterFiles",
+    "DemoFiles",
+    "FoundModel",
+    "local_model",
+    "model_to_serve",
+    "projector_of",
+    "resolve_model",
+]

@@ -31,7 +31,15 @@ from huggingface_hub.errors import (
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source.names import HubName, models, parts, preferred, quantisation
+from openai_cpu_server.model_source.names import (
+    HubName,
+    models,
+    parts,
+    preferred,
+    preferred_projector,
+    projectors,
+    quantisation,
+)
 
 # The hub's library has changed its HTTP library twice; this is the base of its errors, whichever it is.
 
@@ -96,6 +104,19 @@ def fetch(name: HubName) -> Path:
     except Exception as error:  # network, disk and native code of somebody else's, with errors of every kind
         logger.debug("cannot fetch %s", name, exc_info=True)
         raise StartupError(one_line(error, name)) from None
+
+
+def fetch_projector(name: HubName) -> Path | None:
+    """What the models of the repository see pictures with, in the cache. It is downloaded if it is not there.
+    None: the repository has nothing of the kind. Raises StartupError."""
+    try:
+        file = preferred_projector(_projectors(name.repo))
+        return None if file is None else _fetch(HubName(repo=name.repo, file=file))
+    except KeyboardInterrupt:
+        raise StartupError(f"interrupted while fetching a projector of {name.repo}") from None
+    except Exception as error:  # as above
+        logger.debug("cannot fetch a projector of %s", name, exc_info=True)
+        raise StartupError(one_line(error, HubName(repo=name.repo))) from None
 
 
 def find_cached(name: HubName) -> Path:
@@ -185,13 +206,28 @@ def _candidates(name: HubName) -> list[str]:
     """The models of a repository;
     if the hub cannot be reached, those in the cache, if one of them will do."""
     try:
-        files = HfApi().model_info(name.repo, timeout=_TIMEOUT_S).siblings or []
-        return models(file.rfilename for file in files)
+        return models(_all_file_names(name.repo))
     except Exception:
         cached = models(_cached_file_names(name.repo))
         if preferred(cached, name.quant) is None:
             raise
         return cached
+
+
+def _projectors(repo: str) -> list[str]:
+    """As `_candidates`."""
+    try:
+        return projectors(_all_file_names(repo))
+    except Exception:
+        cached = projectors(_cached_file_names(repo))
+        if not cached:
+            raise
+        return cached
+
+
+def _all_file_names(repo: str) -> list[str]:
+    """What the hub says that the repository has."""
+    return [file.rfilename for file in HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings or []]
 
 
 def _no_choice(name: HubName, candidates: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 
 import msgspec
 
@@ -74,6 +75,27 @@ def preferred(candidates: Sequence[str], quant: str | None = None) -> str | None
     """The model to take: that of `quant` (`Q5_K_M`, `UD-Q4_K_XL`) if it is given, else the best."""
     matching = [name for name in candidates if quant is None or _has_tag(name, quant)]
     return min(matching, key=_order, default=None)
+
+
+_BEST_STORED = ("f16", "q8_0", "bf16", "f32")
+"""What the names of projectors end with, the best first: they are small, and their error is in every row."""
+
+
+def projectors(names: Iterable[str]) -> list[str]:
+    """The files of a folder or a repository that models see pictures with."""
+    return sorted(name for name in names if _is_projector(name.lower()))
+
+
+def preferred_projector(candidates: Sequence[str]) -> str | None:
+    """Of several of the same weights."""
+    named = (
+        name for end in _BEST_STORED for name in candidates if PurePosixPath(name).stem.lower().endswith(end)
+    )
+    return next(named, candidates[0] if candidates else None)
+
+
+def _is_projector(name: str) -> bool:
+    return name.endswith(".gguf") and "mmproj" in name.rpartition("/")[2]
 
 
 def _is_model(name: str) -> bool:

@@ -1,5 +1,5 @@
-"""Finds the file that a value of `--model` or `--adapter` means, and the model that is served where nobody
-names one."""
+"""Finds the file that a value of `--model`, `--mmproj` or `--adapter` means, and the model that is served
+where nobody names one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,9 +21,16 @@ from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.config.folders import expanded, require_utf8, user_cache_dir
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import file_digest
 from openai_cpu_server.model_source.aliases import ALIASES
-from openai_cpu_server.model_source.names import PREFIX, HubName, parse_hub_name
+from openai_cpu_server.model_source.names import (
+    PREFIX,
+    HubName,
+    parse_hub_name,
+    preferred_projector,
+    projectors,
+)
 from openai_cpu_server.model_source.package import PACKAGED
 
 logger = logging.getLogger(__name__)
@@ -98,6 +106,8 @@ class FoundModel(msgspec.Struct, frozen=True):
     name: str
     """What the API calls the model, unless the user says otherwise."""
     path: Path
+    hub: HubName | None = None
+    """Where on the hub it is; None: it is not from there."""
 
 
 def model_to_serve(name: str | None) -> FoundModel:
@@ -106,7 +116,14 @@ def model_to_serve(name: str | None) -> FoundModel:
         return _default_model()
     path = resolve_model(name)
     is_file = "/" in name or ":" in name or name.endswith(".gguf")
-    return FoundModel(path.stem if is_file else name, path)
+    return FoundModel(path.stem if is_file else name, path, _hub_name(name))
+
+
+def _hub_name(name: str) -> HubName | None:
+    """What a name of the hub or an alias of one means there."""
+    if name.startswith(PREFIX):
+        return parse_hub_name(name)
+    return parse_hub_name(ALIASES[name]) if name in ALIASES and name not in (_DEMO, *PACKAGED) else None
 
 
 def _default_model() -> FoundModel:
@@ -198,6 +215,70 @@ def _unknown(name: str) -> str:
         f"unknown model {name!r}{hint}: PATH, {PREFIX}OWNER/REPO[/FILE], {_DEMO}, or a name that "
         "`openai-cpu-server models` lists"
     )
+
+
+_FETCH_PROJECTOR = "openai_cpu_server.model_source.hub:fetch_projector"
+
+
+def projector_of(
+    model: Path,
+    asked: str,
+    hub: HubName | None = None,
+    *,
+    find: Callable[[str], Path] = resolve_model,
+) -> Path | None:
+    """What a model sees with; None: it sees nothing. It may be downloaded first.
+
+    `asked`: `off`, a name as `--model` takes it, or `auto`: the file beside the model's whose rows are as
+    wide as the model's, else that of the model's repository. `hub`: where the model came from; None: not from
+    the hub. `find`: what finds a file by its name. Raises StartupError for a file that was asked for and is
+    not there.
+    """
+    if asked == "off":
+        return None
+    if asked != "auto":
+        try:
+            return find(asked)
+        except StartupError as error:
+            raise StartupError(f"--mmproj: {error}") from None
+    return projector_beside(model) or (_of_repository(model, hub) if hub is not None else None)
+
+
+def projector_beside(model: Path) -> Path | None:
+    """The projector in the model's folder that fits it, of several of one kind the best stored."""
+    beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file()}
+    fitting = _fitting(model, [beside[name] for name in projectors(beside)])
+    chosen = preferred_projector([path.name for path in fitting])
+    return None if chosen is None else beside[chosen]
+
+
+def _of_repository(model: Path, hub: HubName) -> Path | None:
+    """Nothing but text is served if the hub cannot be asked: the model itself is here."""
+    try:
+        path: Path | None = pkgutil.resolve_name(_FETCH_PROJECTOR)(hub)
+    except StartupError as error:
+        logger.warning("%s: serving text only, if %s sees pictures at all", error, hub)
+        return None
+    return path if path is not None and _fitting(model, [path]) else None
+
+
+def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
+    """Those whose rows are as wide as the model's. A file that cannot be read fits nothing."""
+    if not found:
+        return []
+    try:
+        header = GgufHeader(model)
+    except StartupError:
+        return []  # whoever loads it says so
+    width = header.get_int(header.for_architecture("embedding_length"))
+    return [path for path in found if _rows_width(path) == width]
+
+
+def _rows_width(projector: Path) -> int | None:
+    try:
+        return GgufHeader(projector).get_int("clip.vision.projection_dim")
+    except StartupError:
+        return None
 
 
 _HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"

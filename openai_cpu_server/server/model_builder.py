@@ -39,7 +39,7 @@ from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.nodes import NodeEngines
 from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
-from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee, projector_of
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee
 
 _MIB = 1024 * 1024
 
@@ -212,7 +212,7 @@ def reader_pool(
 ) -> ReaderPool:
     """The readers of a server with these models."""
     plans = list(plans)
-    opens_pictures = any(projector_of(plan.path, plan.options.mmproj) is not None for plan in plans)
+    opens_pictures = any(plan.projector is not None for plan in plans)
     if settings.sandbox == "off":
         return ReaderPool(children=children, opens_pictures=opens_pictures)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]

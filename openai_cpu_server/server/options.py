@@ -23,7 +23,7 @@ from openai_cpu_server.model_source import AdapterFiles, resolve_model
 from openai_cpu_server.prompt.chat_prompts import whole_prompt
 from openai_cpu_server.reader.model import profiled
 from openai_cpu_server.reader.pool import ReaderPool
-from openai_cpu_server.server.plans import MemoryShare, ModelPlan, projector_of
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan
 
 _MIB = 1024 * 1024
 
@@ -105,7 +105,7 @@ def engine_options(
         plan.path,
         cache_bytes=cache_bytes,
         draft_model_path=resolve_model(of.draft_model) if of.draft_model else None,
-        projector_path=projector_of(plan.path, of.mmproj),
+        projector_path=plan.projector,
         adapters=tuple(AdapterFiles(None).of_operator(source) for source in plan.adapters),
         adapter_folders=adapter_files(settings).folders,
         pinned_prompts=tuple(_pinned(path, tokenizer) for path in of.pin_prompt),

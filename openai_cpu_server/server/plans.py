@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.config.adapters import AdapterOption, AdapterSource
-from openai_cpu_server.config.folders import expanded
 from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -36,7 +35,7 @@ from openai_cpu_server.llama.model.kv_size import (
     pool_cells,
     tokens_that_fit,
 )
-from openai_cpu_server.model_source import FoundModel, model_to_serve
+from openai_cpu_server.model_source import FoundModel, model_to_serve, projector_of
 from openai_cpu_server.models.keeper import MemoryNeed
 from openai_cpu_server.models.routing.options import RouterOptions, problem
 from openai_cpu_server.models.routing.router import ModelRouter
@@ -53,6 +52,8 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The first is its own."""
     path: Path
     options: ModelOptions
+    projector: Path | None
+    """What it sees pictures with; None: it sees nothing."""
     keep_alive_s: float | None
     """Seconds without a request after which it is unloaded; None: never."""
     is_pinned: bool
@@ -63,37 +64,6 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return self.names[0]
-
-
-_PREFERRED = ("f16", "q8_0", "bf16", "f32")
-"""What the names of projectors end with, of several that are the same."""
-
-
-def projector_of(model: Path, asked: str) -> Path | None:
-    """What a model sees with: of `auto` one beside its file whose rows are as wide as the model's. None: it
-    sees nothing. Raises StartupError for a file that is not there."""
-    if asked == "off":
-        return None
-    if asked != "auto":
-        path = expanded(Path(asked))
-        if not path.is_file():
-            raise StartupError(f"--mmproj: there is no file {path}")
-        return path
-    beside = [path for path in sorted(model.parent.glob("*mmproj*.gguf")) if path.is_file()]
-    if not beside:
-        return None
-    header = GgufHeader(model)
-    width = header.get_int(header.for_architecture("embedding_length"))
-    fitting = [path for path in beside if _rows_width(path) == width]
-    named = (path for end in _PREFERRED for path in fitting if path.stem.lower().endswith(end))
-    return next(named, fitting[0]) if fitting else None
-
-
-def _rows_width(projector: Path) -> int | None:
-    try:
-        return GgufHeader(projector).get_int("clip.vision.projection_dim")
-    except StartupError:
-        return None
 
 
 def planned_models(settings: Settings) -> list[ModelPlan]:
@@ -153,14 +123,14 @@ def _named(given: list[str]) -> Iterator[tuple[FoundModel, ModelTable]]:
     for value in given:
         name, source = named_source(value)
         model = model_to_serve(source)
-        yield FoundModel(name or model.name, model.path), NO_TABLE
+        yield msgspec.structs.replace(model, name=name or model.name), NO_TABLE
 
 
 def _in_tables(tables: Mapping[str, ModelTable]) -> Iterator[tuple[FoundModel, ModelTable]]:
     for name, table in tables.items():
         if table.router is not None:
             continue
-        yield FoundModel(name, model_to_serve(table.source or name).path), table
+        yield msgspec.structs.replace(model_to_serve(table.source or name), name=name), table
 
 
 def _renamed(name: str, found: list[tuple[FoundModel, ModelTable]]) -> FoundModel:
@@ -170,15 +140,17 @@ def _renamed(name: str, found: list[tuple[FoundModel, ModelTable]]) -> FoundMode
             f"--served-model-name is for one model, and there are {len(found)} ({names}): name each by "
             "--model NAME=SPEC"
         )
-    return FoundModel(name, found[0][0].path)
+    return msgspec.structs.replace(found[0][0], name=name)
 
 
 def _plan(model: FoundModel, table: ModelTable, aliases: Mapping[str, str], settings: Settings) -> ModelPlan:
     keep_alive_s = settings.idle_unload if table.keep_alive is None else table.keep_alive
+    options = table.over(settings)
     return ModelPlan(
         names=_names(model.name, table, aliases),
         path=model.path,
-        options=table.over(settings),
+        options=options,
+        projector=projector_of(model.path, options.mmproj, model.hub),
         keep_alive_s=None if table.pinned else keep_alive_s,
         is_pinned=table.pinned,
         memory_bytes=None if table.memory is None else table.memory * 1024 * 1024,

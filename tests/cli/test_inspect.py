@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from openai_cpu_server.llama.measure.measurements import Measurements, Profile, 
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
 from tests.llama.odd_models import add_facts, gemma3, rewritten, split, written
-from tests.tiny_model import tiny_model_path
+from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -99,6 +100,22 @@ def test_the_demo_model(shown: Shown) -> None:
     (f16,) = [line for line in lines if line.startswith("f16 (serve)")]
     assert f16.split()[2] == "4,096"
     assert not any("\x1b" in line or line != line.rstrip() for line in lines)
+
+
+def test_what_it_sees_with(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run) -> None:
+    model, eyes = tmp_path / "model.gguf", tmp_path / "mmproj-f16.gguf"
+    shutil.copyfile(tiny, model)
+    blind = facts(model)
+    assert blind["sight"] is None
+    assert "sees pictures  no; that takes a projector, an mmproj file beside the model's" in shown(model)
+    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), eyes)
+    size = eyes.stat().st_size
+    said = {"kind": "gemma3", "image_size": 128, "patch_size": 16, "layers": 2}
+    assert facts(model)["sight"] == {"path": str(eyes), "file_bytes": size, **said}
+    assert f"sees pictures  yes, with {eyes}, " in shown(model)
+    assert "gemma3, 128 pixels at once, patches of 16, 2 layers" in shown(model)
+    assert facts(model, "--mmproj", "off")["sight"] is None
+    assert run(model, "--mmproj", tmp_path / "absent.gguf").returncode == 2
 
 
 def test_it_says_the_same_as_the_engine(tiny: Path, facts: Facts) -> None:

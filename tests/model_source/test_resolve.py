@@ -31,7 +31,7 @@ from openai_cpu_server.model_source.names import (
 )
 from openai_cpu_server.model_source.package import Package, PackagedModel
 from tests.hub_stand_in import Hub, Repo, running
-from tests.tiny_model import tiny_model_path
+from tests.tiny_model import tiny_model_path, tiny_projector_path
 from tests.warm import Program, completed
 
 pytestmark = pytest.mark.thorough
@@ -139,6 +139,65 @@ def unreachable() -> str:
     """A port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+class TestEyes:
+    """A model of the hub brings what it sees with."""
+
+    @pytest.fixture
+    def repos(self) -> dict[str, Repo]:
+        model, fits = (
+            tiny_model_path().read_bytes(),
+            tiny_projector_path("gemma3", rows_width=256).read_bytes(),
+        )
+        narrow = tiny_projector_path("gemma3", rows_width=64).read_bytes()
+        return {
+            "acme/eyes": Repo({"model-Q8_0.gguf": model, "mmproj-F32.gguf": b"no", "mmproj-F16.gguf": fits}),
+            "acme/deep": Repo({"Q8_0/model-Q8_0.gguf": model, "mmproj-model.gguf": fits}),
+            "acme/others": Repo({"model.gguf": model, "mmproj-F16.gguf": narrow}),
+            "acme/blind": Repo({"model.gguf": model}),
+        }
+
+    def sees(self, user: User, model: str) -> tuple[Path | None, str]:
+        done = user.run(model, "sees")
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.strip()
+        return None if said == "None" else Path(said), done.stderr
+
+    def test_of_its_repository(self, repos: dict[str, Repo], tmp_path: Path, unreachable: str) -> None:
+        with running(repos) as hub:
+            user = User(tmp_path / "hf", hub.endpoint)
+            for repo, eyes in (("eyes", "mmproj-F16.gguf"), ("deep", "mmproj-model.gguf")):
+                path, _ = self.sees(user, f"hf:acme/{repo}")
+                assert path is not None
+                assert path.name == eyes
+                assert path.read_bytes() == repos["acme/eyes"].files["mmproj-F16.gguf"]
+                assert hub.downloads()[-1] == eyes
+            num = len(hub.downloads())
+            assert self.sees(user, "hf:acme/deep")[0] == path
+            assert len(hub.downloads()) == num
+        later = User(user.home, unreachable)
+        assert self.sees(later, "hf:acme/deep")[0] == path
+
+    def test_one_that_fits_or_none(self, repos: dict[str, Repo], tmp_path: Path) -> None:
+        with running(repos) as hub:
+            user = User(tmp_path / "hf", hub.endpoint)
+            assert self.sees(user, "hf:acme/others")[0] is None
+            assert self.sees(user, "hf:acme/blind")[0] is None
+
+    def test_text_is_served_while_the_hub_is_away(
+        self, repos: dict[str, Repo], tmp_path: Path, unreachable: str
+    ) -> None:
+        with running(repos) as hub:
+            User(tmp_path / "hf", hub.endpoint).resolve("hf:acme/eyes")
+        path, said = self.sees(User(tmp_path / "hf", unreachable), "hf:acme/eyes")
+        assert path is None
+        assert "serving text only, if hf:acme/eyes sees pictures at all" in said
+
+    def test_named_on_the_hub(self, repos: dict[str, Repo], tmp_path: Path) -> None:
+        with running(repos) as hub:
+            path = User(tmp_path / "hf", hub.endpoint).resolve("hf:acme/eyes/mmproj-F16.gguf")
+        assert path.read_bytes() == repos["acme/eyes"].files["mmproj-F16.gguf"]
 
 
 class TestDownload:

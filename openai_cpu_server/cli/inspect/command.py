@@ -13,9 +13,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from openai_cpu_server.cli.inspect.facts import (
     FileFacts,
     ModelShape,
+    SightFacts,
     TemplateFacts,
     TokenizerFacts,
     read_facts,
+    read_sight,
     read_template,
     template_source,
 )
@@ -37,13 +39,15 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.measurements import Profile, load_profile
-from openai_cpu_server.model_source import local_model
+from openai_cpu_server.model_source import local_model, projector_of
 
 
 class InspectReport(msgspec.Struct, frozen=True):
     """All facts about the model; `--json` prints them as they are."""
 
     model: FileFacts
+    sight: SightFacts | None
+    """What it sees pictures with; None: text is all it takes."""
     chat_template: TemplateFacts | None
     memory: MemoryFacts | None
     """What fits; None: the file is no model that generates text."""
@@ -79,6 +83,7 @@ def _about(report: InspectReport) -> str:
         ("tokenizer", _tokenizer(facts.tokenizer)),
         ("chat template", _template(report.chat_template) if facts.tokenizer is not None else ""),
         ("", _turns(report.chat_template)),
+        ("sees pictures", _sight(report) if facts.generates_text else ""),
     ]
     return "\n".join(f"{what:<15}{said}" for what, said in rows if said)
 
@@ -171,6 +176,20 @@ def _template(template: TemplateFacts | None) -> str:
     thoughts = f", thoughts as {template.reasoning_format}" if template.reasoning_format else ""
     named = f"; also {', '.join(map(harmless, template.named))}" if template.named else ""
     return f"{len(template.source):,} characters, {tools}{thoughts}{named} (--template prints it)"
+
+
+def _sight(report: InspectReport) -> str:
+    sight = report.sight
+    if sight is None:
+        return "no; that takes a projector, an mmproj file beside the model's"
+    parts = [
+        f"{sight.path}, {bytes_text(sight.file_bytes)}",
+        harmless(sight.kind or ""),
+        f"{sight.image_size} pixels at once" if sight.image_size else "",
+        f"patches of {sight.patch_size}" if sight.patch_size else "",
+        f"{sight.layers} layers" if sight.layers else "",
+    ]
+    return f"yes, with {', '.join(filter(None, parts))}"
 
 
 def _turns(template: TemplateFacts | None) -> str:
@@ -344,17 +363,21 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     profile = load_profile(header.path, folder) if settings.profile == "auto" else None
     draft = local_model(settings.draft_model) if settings.draft_model else None
     draft_header = GgufHeader(draft) if draft is not None else None
-    options = settings.engine_options(header.path, cache_bytes=0, draft_model_path=draft)
+    projector = projector_of(header.path, settings.mmproj, find=local_model) if facts.generates_text else None
+    options = settings.engine_options(
+        header.path, cache_bytes=0, draft_model_path=draft, projector_path=projector
+    )
     options = profile.applied(options, given=settings.model_fields_set) if profile else options
     template = read_template(header)
     if not facts.generates_text:
-        return InspectReport(facts, template, memory=None, profile=None, speed=None)
+        return InspectReport(facts, None, template, memory=None, profile=None, speed=None)
+    sight = read_sight(GgufHeader(projector)) if projector is not None else None
     memory = read_memory(header, facts, options, machine, draft_header)  # as it is without the model
     curve = (
         _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
     )
     speed = predicted(curve, options, header, machine) if curve else None
-    return InspectReport(facts, template, memory, profile, speed)
+    return InspectReport(facts, sight, template, memory, profile, speed)
 
 
 def _measured(options: EngineOptions, folder: Path) -> MeasuredCurve:

@@ -89,6 +89,19 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
     adds_eos: bool | None
 
 
+class SightFacts(msgspec.Struct, frozen=True):
+    """The projector that the model sees pictures with; None where its file does not say."""
+
+    path: str
+    file_bytes: int
+    kind: str | None
+    """How pictures are prepared and encoded, in llama.cpp's words."""
+    image_size: int | None
+    """The longer side of what the encoder sees at once, in pixels."""
+    patch_size: int | None
+    layers: int | None
+
+
 class FileFacts(msgspec.Struct, frozen=True):
     path: str
     files: int
@@ -121,6 +134,18 @@ def read_facts(header: GgufHeader, tensors: list[Tensor]) -> FileFacts:
         shape=_shape(header),
         weights=_weights(header, tensors),
         tokenizer=_tokenizer(header),
+    )
+
+
+def read_sight(header: GgufHeader) -> SightFacts:
+    """`header`: the projector's."""
+    return SightFacts(
+        path=str(header.path),
+        file_bytes=total_bytes([header.path]),
+        kind=header.get_str("clip.projector_type") or header.get_str("clip.vision.projector_type"),
+        image_size=header.get_int("clip.vision.image_size"),
+        patch_size=header.get_int("clip.vision.patch_size"),
+        layers=header.get_int("clip.vision.block_count"),
     )
 
 

@@ -71,7 +71,8 @@ def read_memory(
 ) -> MemoryFacts:
     """`options` are those that `serve` would have."""
     free, trained = machine.free_memory(), facts.shape.context_trained
-    rooms = {kind: MemoryRoom.of(header, draft, kind, free) for kind in KVType}
+    projector = Path(options.projector_path) if options.projector_path is not None else None
+    rooms = {kind: MemoryRoom.of(header, draft, kind, free, projector=projector) for kind in KVType}
     left = rooms[KVType.F16].free_bytes
     pool, problem = None, None
     try:
