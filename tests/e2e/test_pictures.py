@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
-import io
 import random
 import shutil
 import struct
+import threading
 import time
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anthropic
@@ -19,18 +20,13 @@ import openai
 import pytest
 from PIL import Image
 
+from tests.fuzz.pictures import bomb, encoded, good_pictures, oddities, spoilt
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 RED, GREEN = (220, 10, 10), (10, 220, 10)
 HOSTILE = 60
 MOST_PIXELS = 1_000_000
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    data = io.BytesIO()
-    image.save(data, kind, **options)
-    return data.getvalue()
 
 
 def uri(data: bytes, kind: str = "png") -> str:
@@ -290,16 +286,9 @@ def test_wrong_pictures_are_told_what_is_wrong(server: ServerProcess, url: str, 
 
 
 def test_a_bomb_is_refused_before_it_goes_off(server: ServerProcess) -> None:
-    rows = zlib.compress(bytes(2501 * 20_000), 9)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(kind + data).to_bytes(4, "big")
-        return len(data).to_bytes(4, "big") + kind + data + checksum
-
-    header = (20_000).to_bytes(4, "big") * 2 + bytes((1, 0, 0, 0, 0))
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    assert len(bomb) < 100_000
-    assert refusal(server, uri(bomb))["code"] == "image_too_large"
+    data = bomb(side=20_000)
+    assert len(data) < 100_000
+    assert refusal(server, uri(data))["code"] == "image_too_large"
 
 
 def test_pictures_of_a_conversation_are_bounded_together(server: ServerProcess) -> None:
@@ -343,48 +332,56 @@ def _large(levels: Iterable[int], **more: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": parts}], "max_tokens": 1, **more}
 
 
+def test_what_nobody_finds_by_chance_is_refused(server: ServerProcess) -> None:
+    for name, data in oddities():
+        got = httpx.post(f"{server.url}/v1/chat/completions", json=_asked(data), timeout=60)
+        assert got.status_code == (200 if "can be taken" in name else 400), (name, got.text)
+        if got.status_code == 400:
+            assert got.json()["error"]["param"] == "messages[0].content[1]", name
+    assert _neighbours(server)() == []
+
+
 @pytest.mark.parametrize("number", [HOSTILE, pytest.param(2_400, marks=pytest.mark.slow)])
 def test_hostile_pictures_lose_nothing_but_their_requests(server: ServerProcess, number: int) -> None:
-    rng = random.Random(number)
-    noise = Image.effect_noise((64, 48), 90).convert("RGB")
-    good = [
-        encoded(noise, "JPEG"),
-        encoded(noise, "JPEG", progressive=True, quality=30),
-        encoded(noise, "PNG"),
-        encoded(noise.convert("P"), "PNG"),
-        encoded(noise, "WEBP"),
-        encoded(noise, "WEBP", lossless=True),
-        encoded(noise, "GIF", save_all=True, append_images=[noise.rotate(180)]),
-        encoded(noise, "BMP"),
-    ]
+    """Several come at once, and beside them others ask about texts, and about a sound picture."""
+    rng, good = random.Random(number), good_pictures()
+    sent = [spoilt(rng, rng.choice(good)) for _ in range(number)]
     health = httpx.get(f"{server.url}/health").json()
-    with httpx.Client(base_url=server.url, timeout=60) as http:
-        for _ in range(number):
-            data = _hostile(rng, rng.choice(good))
-            body = {"messages": shown(uri(data)), "max_tokens": 1, "temperature": 0}
-            got = http.post("/v1/chat/completions", json=body)
-            assert got.status_code in (200, 400), got.text
-        text = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]})
-        assert text.status_code == 200
+    neighbours = _neighbours(server)
+    with httpx.Client(base_url=server.url, timeout=120) as http, ThreadPoolExecutor(5) as pool:
+        is_over, asked = threading.Event(), list[list[str]]()
+        beside = pool.submit(lambda: asked.extend(neighbours() for _ in iter(is_over.is_set, True)))
+        attack = pool.map(lambda data: http.post("/v1/chat/completions", json=_asked(data)), sent)
+        try:
+            statuses = collections.Counter[int]()
+            for data, got in zip(sent, attack, strict=True):
+                assert got.status_code in (200, 400), (base64.b64encode(data), got.text)
+                statuses[got.status_code] += 1
+        finally:
+            is_over.set()
+        beside.result()
+    assert asked
+    assert not any(asked)
+    assert min(statuses[200], statuses[400]) > number // 10, "all alike: nothing was tried"
+    assert neighbours() == []
     assert httpx.get(f"{server.url}/health").json()["restarts"] == health["restarts"]
 
 
-def _hostile(rng: random.Random, data: bytes) -> bytes:
-    made = bytearray(data)
-    match rng.randrange(4):
-        case 0:  # bits
-            for _ in range(rng.choice([1, 3, 20])):
-                made[rng.randrange(len(made))] ^= 1 << rng.randrange(8)
-        case 1:  # the head lies
-            for _ in range(rng.choice([1, 4])):
-                made[rng.randrange(min(64, len(made)))] = rng.choice([0, 255, 127, rng.randrange(256)])
-        case 2:
-            del made[rng.randrange(len(made)) :]
-        case 3:  # a piece again, somewhere else
-            start = rng.randrange(len(made))
-            at = rng.randrange(len(made))
-            made[at:at] = made[start : start + rng.randrange(400)]
-    return bytes(made)
+def _asked(data: bytes) -> dict[str, object]:
+    return {"messages": shown(uri(data)), "max_tokens": 1, "temperature": 0}
+
+
+def _neighbours(server: ServerProcess) -> Callable[[], list[str]]:
+    """Asks for others, and returns what was not as it was the first time."""
+    text = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
+    bodies = text, {**_asked(plain()), "max_tokens": 4}
+
+    def answers() -> list[str]:
+        got = [httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120) for body in bodies]
+        return [one.json()["choices"][0]["message"]["content"] if one.is_success else one.text for one in got]
+
+    usual = answers()
+    return lambda: [now for now, before in zip(answers(), usual, strict=True) if now != before]
 
 
 def test_without_eyes_it_is_as_it_was(folder: Path) -> None:
