@@ -285,6 +285,15 @@ def test_wrong_pictures_are_told_what_is_wrong(server: ServerProcess, url: str, 
     assert said in refusal(server, url)["message"]
 
 
+def test_of_several_pictures_the_wrong_one_is_blamed(server: ServerProcess) -> None:
+    for wrong in (encoded(Image.new("RGB", (3, 900))), plain()[:70]):
+        parts = [*shown(uri(plain()))[0]["content"], *shown(uri(wrong))[0]["content"]]  # type: ignore[misc]
+        body = {"messages": [{"role": "user", "content": parts}]}
+        error = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["error"]
+        assert error["param"] == "messages[0].content[3]", error
+        assert error["message"].startswith("'messages[0].content[3]': "), error
+
+
 def test_a_bomb_is_refused_before_it_goes_off(server: ServerProcess) -> None:
     data = bomb(side=20_000)
     assert len(data) < 100_000

@@ -70,7 +70,9 @@ class PictureFinder:
             message = f"A conversation may show {most} pictures, and this one shows {len(told)}."
             raise wrong(message, ask.pictures[0].at)
         pictures = await self._pictures(list(told.values()), model, owner)
-        shapes = await self._shapes(list(told.values()), pictures, model)
+        shapes = await asyncio.gather(
+            *(self._shape(one, picture, model) for one, picture in zip(told.values(), pictures, strict=True))
+        )
         seen = tuple(map(SeenPicture, told, pictures, shapes))
         return msgspec.structs.replace(ask, pictures=(), seen=seen)
 
@@ -86,13 +88,12 @@ class PictureFinder:
                 raise InvalidRequest(message, param=one.at, code="image_too_large")
         return pictures
 
-    async def _shapes(
-        self, asked: Sequence[AskedPicture], pictures: Sequence[Picture], model: ServedModel
-    ) -> tuple[MediaShape, ...]:
+    async def _shape(self, asked: AskedPicture, picture: Picture, model: ServedModel) -> MediaShape:
         try:
-            return await model.engine.shapes([picture.size for picture in pictures])
+            (shape,) = await model.engine.shapes([picture.size])
         except InvalidRequest as error:
-            raise InvalidRequest(str(error), param=asked[0].at, code=error.code) from None
+            raise _at(asked, str(error), error.code) from None
+        return shape
 
     async def _picture(self, asked: AskedPicture, model: ServedModel, owner: str) -> Picture:
         try:
@@ -102,12 +103,9 @@ class PictureFinder:
                 raise InvalidRequest(what, code="image_too_large")
             return await self._opened(data, model)
         except DeadlyInput:
-            message = f"'{asked.at}': the picture is damaged."
-            raise InvalidRequest(message, param=asked.at, code=_INVALID) from None
+            raise _at(asked, "the picture is damaged") from None
         except InvalidRequest as error:
-            why = str(error).rstrip(".")
-            message = f"'{asked.at}': {why}."
-            raise InvalidRequest(message, param=asked.at, code=error.code or _INVALID) from None
+            raise _at(asked, str(error), error.code) from None
 
     async def _bytes(self, asked: AskedPicture, owner: str) -> bytes:
         source, options = asked.source, self._options
@@ -152,6 +150,11 @@ class PictureFinder:
         self._kept_bytes += len(picture.rgb)
         while self._kept_bytes > self._most_kept_bytes:
             self._kept_bytes -= len(self._decoded.popitem(last=False)[1].rgb)
+
+
+def _at(asked: AskedPicture, why: str, code: str | None = None) -> InvalidRequest:
+    message = f"'{asked.at}': {why.rstrip('.')}."
+    return InvalidRequest(message, param=asked.at, code=code or _INVALID)
 
 
 def unseen(ask: Ask) -> Ask:
