@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.page.browser import Visit, visiting
 from tests.page.talking import (
@@ -276,6 +276,62 @@ def test_pictures_are_picked_pasted_dropped_and_sent(browser: Browser, tmp_path:
         assert visit.complaints == []
 
 
+def test_pictures_of_a_conversation_are_bounded_and_never_left_behind(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Whoever presses Enter while one is being read sends it too; a model without eyes is sent none; and all
+    that a conversation shows can be sent again with each turn."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copyfile(tiny_model_path(sees=True), folder / "model.gguf")
+    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), folder / "mmproj.gguf")
+    Image.effect_noise((3000, 3000), 90).save(tmp_path / "large.png")
+    models = f"seeing={folder / 'model.gguf'}", f"blind={tiny_model_path()}"
+    options = (option for model in models for option in ("--model", model))
+    with ServerProcess(*options) as server, visiting(browser, server) as visit:
+        page = visit.page
+        limit(page, 4)
+        expect(page.get_by_role("button", name="Attach pictures and text files")).to_be_visible()
+        composer(page).fill("What is it?")
+        page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
+        asked = page.get_by_role("article", name="You")
+        for _ in range(1000):  # some come while it is read
+            composer(page).press("Enter")
+            if asked.count():
+                break
+        expect(asked.locator("summary img")).to_have_count(1)
+        expect(whole_answer(page).locator(".prose")).not_to_be_empty()
+        composer(page).evaluate(GIVE_MANY, 30)
+        thumbs = page.get_by_role("list", name="Attached files").locator("img.thumb")
+        expect(page.get_by_role("alert")).to_contain_text("27.png is one picture too many")
+        expect(thumbs).to_have_count(27)
+        choose(page, "blind")
+        expect(page.get_by_role("alert").last).to_contain_text("This model takes no pictures")
+        expect(page.get_by_role("button", name="Send")).to_be_disabled()
+        choose(page, "seeing")
+        say(page, "And these?")
+        expect(asked).to_have_count(2)
+        expect(whole_answer(page).locator(".prose")).not_to_be_empty()
+        assert visit.complaints == []
+
+
+def choose(page: Page, model: str) -> None:
+    page.get_by_title("Model", exact=True).click()
+    page.locator(".picker-card", has_text=model).click()
+    page.keyboard.press("Escape")
+
+
+GIVE_MANY = """async (field, count) => {
+  const canvas = new OffscreenCanvas(8, 6);
+  const data = new DataTransfer();
+  for (let index = 0; index < count; index++) {
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = `rgb(${8 * index}, 0, 0)`;
+    pen.fillRect(0, 0, 8, 6);
+    data.items.add(new File([await canvas.convertToBlob()], `${index}.png`, { type: "image/png" }));
+  }
+  field.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
 GIVE = """async (field, kind) => {
   const canvas = new OffscreenCanvas(8, 6);
   canvas.getContext("2d").fillRect(0, 0, 8, 6);

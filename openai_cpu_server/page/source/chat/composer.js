@@ -27,6 +27,7 @@ export function Composer() {
   const [text, setText] = useState(draft.text);
   const [files, setFiles] = useState(draft.files);
   const [problems, setProblems] = useState([]);
+  const [numRead, setNumRead] = useState(0); // that are being read
   const [dragging, setDragging] = useState(false);
   const field = useRef(null);
   const picker = useRef(null);
@@ -39,11 +40,12 @@ export function Composer() {
   const last = path.value.length ? watched(path.value.at(-1).id).value : null;
   const running = last && isRunning(last) && !isAbandoned(last, Date.now());
   const wantsResults = last?.role === "assistant" && last.toolCalls?.length > 0 && !running;
-  const wrong = obstacle(settings, jsonProblem);
-  const isEmpty = !text.trim() && !files.length;
+  const isBlind = chosenModel() && !sees(chosenModel()) && files.some((file) => file.picture);
+  const wrong = obstacle(settings, jsonProblem) ?? (isBlind ? "This model takes no pictures: remove them, or choose another model." : null);
+  const isUnready = (!text.trim() && !files.length) || numRead > 0;
 
   const send = () => {
-    if (isEmpty || running || wrong || wantsResults) return;
+    if (isUnready || running || wrong || wantsResults) return;
     drafts.delete(id);
     setText("");
     setFiles([]);
@@ -51,7 +53,10 @@ export function Composer() {
     say(last?.id ?? null, text.trim(), files);
   };
   const attach = async (list) => {
-    const read = await readFiles(list, { sees: sees(chosenModel()) });
+    const shown = [...path.value, { files }].flatMap((message) => message.files ?? []);
+    setNumRead((before) => before + 1); // who presses Enter meanwhile wants them to be sent, too
+    const read = await readFiles(list, { sees: sees(chosenModel()), shown });
+    setNumRead((before) => before - 1);
     setFiles((before) => [...before, ...read.files]);
     setProblems(read.problems);
   };
@@ -103,7 +108,7 @@ export function Composer() {
       <${ContextMeter} last=${last} />
       ${running
         ? html`<${IconButton} icon="stop" label="Stop" shortcut="Esc" kind="send" onClick=${() => stop(last.id)} />`
-        : html`<${IconButton} icon="send" label="Send" shortcut="Enter" kind="send" type="submit" disabled=${isEmpty || Boolean(wrong) || wantsResults} />`}
+        : html`<${IconButton} icon="send" label="Send" shortcut="Enter" kind="send" type="submit" disabled=${isUnready || Boolean(wrong) || wantsResults} />`}
     </div>
     ${wrong && html`<p class="composer-problem" role="alert">${wrong}</p>`}
   </form>`;

@@ -4,27 +4,38 @@ const LARGEST_BYTES = 2_000_000;
 const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 const LARGEST_SIDE = 2048; // no encoder looks at more, and all pictures are sent again in each turn
 const PICTURE_BYTES = 1_000_000;
+// Of a conversation: servers take 32 pictures, 120 million pixels and bodies of 32 MB, unless they are told otherwise.
+const MOST_PICTURES = 28;
+const MOST_CHARACTERS = 24_000_000;
 
-/** Reads files: texts, and pictures where the model sees. Returns them, and what is wrong with the others. */
-export async function readFiles(list, { sees = false } = {}) {
+/** Reads files: texts, and pictures where the model sees, beside those that are `shown` already. Returns them,
+ * and what is wrong with the others. */
+export async function readFiles(list, { sees = false, shown = [] } = {}) {
   const files = [];
   const problems = [];
-  for (const file of list) {
-    const problem = file.type.startsWith("image/") ? await look(file, files, sees) : await read(file, files);
+  for (const file of [...list]) { // what is dropped or pasted may be gone after the first wait
+    const problem = file.type.startsWith("image/") ? await look(file, files, sees, shown) : await read(file, files);
     if (problem) problems.push(problem);
   }
   return { files, problems };
 }
 
-async function look(file, files, sees) {
+async function look(file, files, sees, shown) {
   if (!sees) return `${file.name} is a picture, and this model takes none.`;
   if (!PICTURES.includes(file.type)) return `${file.name} is a kind of picture that is not taken.`;
   try {
-    files.push({ name: file.name, picture: await asDataUri(await smaller(file)) });
+    const picture = await asDataUri(await smaller(file));
+    if (!isRoom([...shown, ...files], picture)) return `${file.name} is one picture too many for this conversation: begin a new one.`;
+    files.push({ name: file.name, picture });
     return null;
   } catch {
     return `${file.name} is a picture that this browser cannot read.`;
   }
+}
+
+function isRoom(shown, picture) {
+  const pictures = [...shown.map((file) => file.picture).filter(Boolean), picture];
+  return pictures.length <= MOST_PICTURES && pictures.reduce((sum, one) => sum + one.length, 0) <= MOST_CHARACTERS;
 }
 
 /** The picture itself, or a smaller one where it is larger than it need be. */
@@ -53,8 +64,8 @@ function asDataUri(blob) {
 
 async function read(file, files) {
   if (file.size > LARGEST_BYTES) return `${file.name} is larger than 2 MB.`;
-  const bytes = new Uint8Array(await file.arrayBuffer());
   try {
+    const bytes = new Uint8Array(await file.arrayBuffer());
     const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
     if (text.includes("\0")) throw new TypeError("zero");
     files.push({ name: file.name, text });
