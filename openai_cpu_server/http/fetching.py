@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from openai_cpu_server import __version__
@@ -17,6 +21,9 @@ from openai_cpu_server.errors import InvalidRequest
 _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK_BYTES = 64 * 1024
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_LOCAL = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b:1::/48", "fec0::/10")))
+"""Networks that Python takes for public: of IPv4 addresses, a translator's own, and of sites."""
 
 
 class Fetched(NamedTuple):
@@ -33,7 +40,11 @@ async def fetch(asked: Fetched) -> bytes:
     try:
         return await asyncio.wait_for(asyncio.to_thread(_fetched, asked), asked.timeout_s)
     except (asyncio.TimeoutError, TimeoutError):
-        raise InvalidRequest(f"it does not come within {asked.timeout_s:g} seconds") from None
+        raise _late(asked) from None
+
+
+def _late(asked: Fetched) -> InvalidRequest:
+    return InvalidRequest(f"it does not come within {asked.timeout_s:g} seconds")
 
 
 def _fetched(asked: Fetched) -> bytes:
@@ -54,14 +65,14 @@ def _once(asked: Fetched, url: str, until_s: float) -> bytes | str:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         connection = _connected(host, port, until_s, is_secure=parts.scheme == "https")
-        try:
+        with _cut_off(connection, until_s):
             path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
             agent = f"openai-cpu-server/{__version__}"
             connection.request("GET", path, headers={"User-Agent": agent, "Accept": "*/*"})
             return _content(asked, connection, until_s)
-        finally:
-            connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
+        if isinstance(error, TimeoutError) or time.monotonic() >= until_s:
+            raise _late(asked) from None
         raise InvalidRequest(f"it cannot be fetched ({type(error).__name__})") from None
 
 
@@ -96,15 +107,43 @@ def _connected(host: str, port: int, until_s: float, *, is_secure: bool) -> http
     connection = kind(host, port, timeout=_left(until_s))
     sock = socket.create_connection((str(address), port), timeout=_left(until_s))
     if is_secure:
-        sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+        context = ssl.create_default_context()
+        sock = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
     connection.sock = sock
     return connection
 
 
+@contextmanager
+def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator[None]:
+    """Ends it at the end of its time: who sends a byte now and then never lets a socket's timeout pass."""
+    sock = connection.sock  # the connection itself forgets it where the other side is going to close it
+
+    def cut() -> None:
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # an SSLSocket's own would let go of its state
+
+    timer = threading.Timer(max(until_s - time.monotonic(), 0), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        if isinstance(sock, ssl.SSLSocket):
+            sock.do_handshake()
+        yield
+    finally:
+        timer.cancel()
+        connection.close()
+        sock.close()
+
+
 def _is_public(address: str) -> bool:
     one = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(one, "ipv4_mapped", None) or getattr(one, "sixtofour", None)
-    return one.is_global and not one.is_multicast and (mapped is None or mapped.is_global)
+    if isinstance(one, ipaddress.IPv6Address):
+        if any(one in network for network in _LOCAL):
+            return False
+        translated = ipaddress.IPv4Address(int(one) & 0xFFFFFFFF) if one in _NAT64 else None
+        if (inner := one.ipv4_mapped or one.sixtofour or translated) is not None and not inner.is_global:
+            return False
+    return one.is_global and not one.is_multicast
 
 
 def _content(asked: Fetched, connection: http.client.HTTPConnection, until_s: float) -> bytes | str:
@@ -118,7 +157,7 @@ def _content(asked: Fetched, connection: http.client.HTTPConnection, until_s: fl
         data += chunk
         if len(data) > asked.most_bytes:
             raise InvalidRequest(f"it has more than {asked.most_bytes} bytes", code="image_too_large")
-        connection.sock.settimeout(_left(until_s))
+    _left(until_s)  # what was cut off looks like an end
     return bytes(data)
 
 

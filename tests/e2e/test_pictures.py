@@ -260,6 +260,10 @@ def test_files_are_those_below_the_folder(server: ServerProcess, client: openai.
         "http://10.0.0.1/x.png",
         "https://169.254.169.254/latest/meta-data",
         "http://0.0.0.0/x.png",
+        "http://[64:ff9b::a9fe:a9fe]/x.png",
+        "http://[64:ff9b:1::1]/x.png",
+        "http://[::127.0.0.1]/x.png",
+        "http://[fec0::1]/x.png",
     ],
 )
 def test_nothing_is_fetched_from_private_addresses(server: ServerProcess, url: str) -> None:
