@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _INVALID = "invalid_image"
+_SCAN = b"\xff\xda"
+"""Each scan of a JPEG file begins so, and nothing that is in one."""
+_MOST_SCANS = 20
+"""Of the largest picture; encoders make 10. Each takes a pass over all pixels, however few bytes it has."""
 _ORIENTATION = 0x112
 _TURNS = {
     2: "FLIP_LEFT_RIGHT",
@@ -64,6 +68,9 @@ def decoded(data: bytes, *, most_pixels: int) -> Picture:
                 if width * height > most_pixels:
                     message = f"it has {width} x {height} pixels, and at most {most_pixels} are taken"
                     raise InvalidRequest(message, code="image_too_large")
+                is_jpeg = image.format in ("JPEG", "MPO")
+                if is_jpeg and data.count(_SCAN) * width * height > _MOST_SCANS * most_pixels:
+                    raise InvalidRequest("it has too many scans", code="image_too_large")
                 image.load()
                 shown = _over_white(_upright(image))
         except UnidentifiedImageError:

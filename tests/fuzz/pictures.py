@@ -130,6 +130,10 @@ def oddities() -> Iterator[tuple[str, bytes]]:
     yield "PNG, can be taken: rows behind its last", _png(_head(90, 90), large)
     yield "JPEG, the largest", b"\xff\xd8\xff\xc0\0\x11\x08\xff\xff\xff\xff\x03\x01\x11\0\x02\x11\0\x03\x11\0"
     yield "JPEG, heads without end", b"\xff\xd8" + b"\xff\xe1\0\x08Exif\0\0" * 50_000
+    yield (
+        "JPEG, scans without end",
+        _again_and_again(encoded(Image.new("L", (999, 999)), "JPEG", progressive=True)),
+    )
     yield "GIF, the largest", b"GIF89a\xff\xff\xff\xff\0\0\0,\0\0\0\0\xff\xff\xff\xff\0\x08\0;"
     yield "GIF, no frames", b"GIF89a\x09\0\x09\0\0\0\0;"
     yield "GIF, blocks without end", b"GIF89a\x09\0\x09\0\0\0\0" + b"!\xfe\x01x\0" * 50_000
@@ -137,6 +141,12 @@ def oddities() -> Iterator[tuple[str, bytes]]:
     yield "BMP, less than nothing", _bmp(-5, -5)
     yield "WebP, the largest", _webp(b"VP8X", b"\0\0\0\0" + b"\xff" * 6)
     yield "WebP, frames without pixels", _webp(b"VP8X", b"\2\0\0\0" + bytes(6)) + b"ANMF" + bytes(4)
+
+
+def _again_and_again(jpeg: bytes) -> bytes:
+    """With its last scan 1,000 times: some kilobytes, and seconds of computing."""
+    start = jpeg.rindex(b"\xff\xda")
+    return jpeg[:start] + jpeg[start:-2] * 1000 + jpeg[-2:]
 
 
 def _head(width: int, height: int, depth: int = 8) -> bytes:
