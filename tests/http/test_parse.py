@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
-from openai_cpu_server.api.chat.body import ChatBody, checked_messages, told_in_words
+from openai_cpu_server.api.chat.body import ChatBody, checked_messages, pictures_in, told_in_words
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
@@ -110,7 +110,6 @@ def test_a_wrong_value_is_named(fields: dict[str, object], param: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "lack"),
     [
-        ("image_url", "this model has no vision and cannot see images"),
         ("input_audio", "this model cannot hear audio"),
         ("file", "this model cannot read files; send their text"),
         ("hologram", "content of type 'hologram' is not supported"),
@@ -130,6 +129,18 @@ def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(kind: str,
     assert told_in_words(earlier.messages) == [f"messages[0].content[1] ({kind})"]
     (asked, _) = checked_messages(earlier.messages)
     assert asked["content"] == [parts[0], {"type": "text", "text": f"[{lack}]"}]
+
+
+def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
+    """Which model it is is not known yet. In what is asked now it is refused; before, it is told in words."""
+    question = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+    body, _ = parse(ChatBody, chat(messages=[question, *MESSAGES, question]), lenient=False)
+    checked_messages(body.messages)
+    lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
+    earlier, asked = pictures_in(body.messages)
+    assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
+    refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are taken."
+    assert (asked.refusal, asked.refused_at, asked.at) == (refusal, f"{place}.type", place)
 
 
 @pytest.mark.parametrize(
