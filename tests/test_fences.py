@@ -61,7 +61,7 @@ ALLOWED = {
     "engine_client": {"child_processes.spawn", "contract", "errors", "fairness"},
     # The API process's way to the processes that read texts with native code, and these themselves.
     "reader": {"child_processes.spawn", "contract", "errors", "prompt"},
-    "reader.work": {"errors", "llama", "prompt", "reader.messages", "reader.pictures", "structured.compiler"},
+    "reader.work": {"errors", "llama", "prompt", "reader.messages", "reader.decoders", "structured.compiler"},
     "reader.process": {"child_processes", "contract.framing", "llama.model.native", "reader"},
     # Several engines elsewhere: the pure choice between them, the way to them, and those who run them.
     "replicas": {"contract"},

@@ -14,8 +14,8 @@ from openai_cpu_server.api.admin import models as model_rooms
 from openai_cpu_server.api.admin.adapters import no_adapters
 from openai_cpu_server.api.admin.models import AlwaysLoaded
 from openai_cpu_server.api.asking.answer_lookup import X_CACHE, AnswerLookup
+from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.generation import ROUTED_MODEL, ROUTED_WHY, GenerationService
-from openai_cpu_server.api.asking.pictures import PictureFinder
 from openai_cpu_server.api.asking.resolve import UNENFORCED
 from openai_cpu_server.api.chat import routes as chat
 from openai_cpu_server.api.completions import routes as completions
@@ -123,7 +123,7 @@ def create_api(
         recall=recall,
         find_adapter=find_adapter,
         keeping=keeping or AlwaysLoaded(),
-        generation=GenerationService(models, options, PictureFinder(options.media, upload), recall),
+        generation=GenerationService(models, options, AttachmentFinder(options.media, upload), recall),
         at_end=[],
     )
     served = list(served_routes(ROOMS, parts))

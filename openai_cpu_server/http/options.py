@@ -29,6 +29,8 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_pixels: int = 40_000_000
     max_pictures: int = 32
     """In one conversation."""
+    max_document_chars: int = 4 * 1024 * 1024
+    """Of all files of a conversation together."""
     domains: tuple[str, ...] = ()
     """What URLs may name; `*.example.org` is all below that, `*` is any."""
     folder: Path | None = None

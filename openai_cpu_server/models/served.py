@@ -95,6 +95,10 @@ def _opens_none(data: bytes, most_pixels: int) -> NoReturn:
     raise InvalidRequest(BLIND)
 
 
+def _reads_none(data: bytes, most_chars: int) -> NoReturn:
+    raise InvalidRequest("this server reads no files; send their text")
+
+
 _TOOL_USE = "tool_use"
 """The name of the template for conversations with tools, where a file has one of its own for those."""
 
@@ -126,6 +130,8 @@ class ServedModel:
     open_picture: Callable[[bytes, int], Picture] = _opens_none
     """Decodes a picture of at most so many pixels. It takes its time. Raises InvalidRequest, DeadlyInput and
     what else readers raise."""
+    read_document: Callable[[bytes, int], str] = _reads_none
+    """The text of a file, of at most so many characters. As `open_picture`."""
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file, which takes its time; None: it is not the file any more that the model was made
     of."""

@@ -93,6 +93,13 @@ class OpenPicture(msgspec.Struct, frozen=True, tag=True):
     most_pixels: int
 
 
+class ReadDocument(msgspec.Struct, frozen=True, tag=True):
+    """Raises InvalidRequest."""
+
+    data: bytes
+    most_chars: int
+
+
 class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What `tune` has found for this file here, over these options."""
 
@@ -103,7 +110,15 @@ class FindProfile(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 Work = Union[
-    OpenModel, CloseModel, EncodeTexts, RenderChat, RenderRerank, MakeGrammar, OpenPicture, FindProfile
+    OpenModel,
+    CloseModel,
+    EncodeTexts,
+    RenderChat,
+    RenderRerank,
+    MakeGrammar,
+    OpenPicture,
+    ReadDocument,
+    FindProfile,
 ]
 
 
@@ -166,6 +181,10 @@ class PictureOpened(msgspec.Struct, frozen=True, tag=True):
     picture: Picture
 
 
+class DocumentRead(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
 class Profiled(msgspec.Struct, frozen=True, tag=True):
     options: EngineOptions
     found: str | None
@@ -186,7 +205,15 @@ class WorkRefused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 Result = Union[
-    ModelOpened, EncodedTexts, Rendered, GrammarAnswer, PictureOpened, Profiled, ModelClosed, WorkRefused
+    ModelOpened,
+    EncodedTexts,
+    Rendered,
+    GrammarAnswer,
+    PictureOpened,
+    DocumentRead,
+    Profiled,
+    ModelClosed,
+    WorkRefused,
 ]
 
 

@@ -14,6 +14,7 @@ from openai_cpu_server.errors import DeadlyInput, InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
 from openai_cpu_server.prompt.rerank_template import RerankPrompts
 from openai_cpu_server.reader.messages import (
+    DocumentRead,
     EncodedTexts,
     EncodeTexts,
     FindProfile,
@@ -22,6 +23,7 @@ from openai_cpu_server.reader.messages import (
     OpenPicture,
     PictureOpened,
     Profiled,
+    ReadDocument,
     RenderChat,
     Rendered,
     RenderRerank,
@@ -55,6 +57,12 @@ class ReadModel:
         result = self._pool.do(OpenPicture(data, most_pixels), lane=WorkLane.LONG)
         assert isinstance(result, PictureOpened)
         return result.picture
+
+    def document(self, data: bytes, most_chars: int) -> str:
+        """The text of a file of a client's. Raises as `picture`."""
+        result = self._pool.do(ReadDocument(data, most_chars), lane=WorkLane.LONG)
+        assert isinstance(result, DocumentRead)
+        return result.text
 
     def close(self) -> None:
         self._pool.forget(self._key)

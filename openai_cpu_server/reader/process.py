@@ -23,8 +23,8 @@ from openai_cpu_server.child_processes.confine import confine
 from openai_cpu_server.child_processes.signals import die_with_parent, leave_signals_to_parent
 from openai_cpu_server.contract.framing import framed, read_frame
 from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.reader.decoders import load_decoders
 from openai_cpu_server.reader.messages import OpenModel, ReaderStart, Result, Work, WorkRefused, WorkReply
-from openai_cpu_server.reader.pictures import load_decoders
 from openai_cpu_server.reader.work import ReaderWorker
 
 STACK_BYTES = 512 * 2**20

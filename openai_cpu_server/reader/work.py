@@ -22,8 +22,10 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
 from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
+from openai_cpu_server.reader.decoders import decoded, document_text
 from openai_cpu_server.reader.messages import (
     CloseModel,
+    DocumentRead,
     EncodedTexts,
     EncodeTexts,
     FindProfile,
@@ -35,6 +37,7 @@ from openai_cpu_server.reader.messages import (
     OpenPicture,
     PictureOpened,
     Profiled,
+    ReadDocument,
     ReadTemplate,
     RenderChat,
     Rendered,
@@ -44,7 +47,6 @@ from openai_cpu_server.reader.messages import (
     Work,
     WorkRefused,
 )
-from openai_cpu_server.reader.pictures import decoded
 from openai_cpu_server.structured.compiler import MakesGrammar, grammar_maker
 
 
@@ -154,8 +156,8 @@ class ReaderWorker:
                 return EncodedTexts(asked.prompts(work.query, work.documents))
             case MakeGrammar(order=order):
                 return self._models[work.key].make_grammar(order)
-            case OpenPicture(data=data, most_pixels=most_pixels):
-                return PictureOpened(decoded(data, most_pixels=most_pixels))
+            case OpenPicture() | ReadDocument():
+                return _decoded(work)
             case FindProfile():
                 return _profiled(work)
 
@@ -185,6 +187,12 @@ class ReaderWorker:
             )
         )
         return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts, prompt.borders)
+
+
+def _decoded(work: OpenPicture | ReadDocument) -> PictureOpened | DocumentRead:
+    if isinstance(work, OpenPicture):
+        return PictureOpened(decoded(work.data, most_pixels=work.most_pixels))
+    return DocumentRead(document_text(work.data, most_chars=work.most_chars))
 
 
 def _kind(error: ServerError) -> str:

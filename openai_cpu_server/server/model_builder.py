@@ -201,6 +201,7 @@ class ModelParts(NamedTuple):
             quantisation=file_type_name(self.header.get_int("general.file_type") or 0),
             thinking=_thinking(options, chat.reasoning if chat else None),
             open_picture=self.read.picture,
+            read_document=self.read.document,
             content_digest=FileContent(model_files(self.header)).digest,
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise

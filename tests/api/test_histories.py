@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation
+from openai_cpu_server.api.asking.attachments import unseen
 from openai_cpu_server.api.asking.call import Call, PartsReader
 from openai_cpu_server.api.asking.output import tool_plan
-from openai_cpu_server.api.asking.pictures import unseen
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.chat.routes import CHAT
 from openai_cpu_server.api.messages.render import MessagesRenderer

@@ -14,7 +14,7 @@ from openai_cpu_server.api.asking.ask import (
     AskedTools,
     ToolUse,
 )
-from openai_cpu_server.api.asking.pictures import unseen
+from openai_cpu_server.api.asking.attachments import unseen
 from openai_cpu_server.api.messages.routes import COUNTED as COUNTED_MESSAGES
 from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
 from openai_cpu_server.errors import InvalidRequest

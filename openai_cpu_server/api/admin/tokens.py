@@ -120,7 +120,7 @@ class TokenRoutes:
     """They need no engine."""
 
     def __init__(self, service: GenerationService, *, lenient: bool) -> None:
-        self._models, self._pictures = service.models, service.pictures
+        self._models, self._attachments = service.models, service.attachments
         self._lenient = lenient
 
     async def tokenize(self, request: Request) -> Response:
@@ -131,7 +131,7 @@ class TokenRoutes:
         limit = info.context_limit if info else None
         ask = None if body.messages is None else _ask(body, body.messages)
         if ask is not None:
-            ask = await self._pictures.seen(ask, model, context_of(request.scope).owner)
+            ask = await self._attachments.seen(ask, model, context_of(request.scope).owner)
         is_slow = len(data) > LONG_BODY
         answer = await in_thread(partial(_tokenized, body, model, limit, ask), is_slow=is_slow)
         return Response(answer, media_type="application/json", headers=ignored.headers)

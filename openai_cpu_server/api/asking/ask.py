@@ -8,8 +8,10 @@ one name in all families.
 from __future__ import annotations
 
 import enum
+import hashlib
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Union
+from typing import NamedTuple, Union
 
 import msgspec
 from pydantic import JsonValue
@@ -152,6 +154,24 @@ class AskedPicture(msgspec.Struct, frozen=True):
     """The path that is blamed for that."""
 
 
+class AskedDocument(msgspec.Struct, frozen=True):
+    """A file that a client attaches for its text. In the text of its message `mark` stands for it."""
+
+    mark: str
+    source: str
+    """As of a picture."""
+    title: str
+    """Its name, as the client says; "": it says none."""
+    at: str
+    name: str
+    """As a header names it where it cannot be read."""
+    is_asked: bool
+    """It belongs to the question: who cannot read it refuses the call. Others are told in words."""
+
+
+Attached = Union[AskedPicture, AskedDocument]
+
+
 class SeenPicture(msgspec.Struct, frozen=True):
     mark: str
     picture: Picture
@@ -211,9 +231,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     thinking: AskedThinking = AskedThinking()
     template: str | None = None
     """The name of one of the model's chat templates; None: the one that suits the conversation."""
-    pictures: tuple[AskedPicture, ...] = ()
+    attached: tuple[Attached, ...] = ()
     seen: tuple[SeenPicture, ...] = ()
-    """The same as its model takes them."""
+    """The pictures among them as its model takes them."""
     user: str | None = None
     priority: str | None = None
     service_tier: str | None = None
@@ -230,3 +250,76 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     def is_slow(self) -> bool:
         """It may take more than some milliseconds: it is long, or has something to compile."""
         return self.num_bytes > LONG_BODY or self.form is not None or self.tools is not None
+
+
+# -- what is attached --------------------------------------------------------------------------------------
+
+_MARK_KEY = secrets.token_bytes(32)
+"""Nobody else knows what stands for a picture in a text."""
+
+
+def mark_of(source: str) -> str:
+    """What stands for a picture in its message's text, until it is known what a model sees."""
+    digest = hashlib.blake2b(source.encode(errors="surrogatepass"), key=_MARK_KEY, digest_size=15)
+    return f"picture{digest.hexdigest()}"
+
+
+UPLOAD = "upload:"
+"""A picture's source that begins so is the id of a file that the client has uploaded."""
+
+
+def picture_source(kind: str, fields: Mapping[str, object]) -> str | None:
+    """Where a part of this kind says that its picture is; None: it shows none."""
+    if kind not in ("image_url", "input_image", "image"):
+        return None
+    source: object = fields.get("source") if kind == "image" else fields.get("image_url")
+    if isinstance(source, dict):
+        if source.get("type") == "base64":
+            return _of_base64(source)
+        given = source.get("url")
+        file_id = source.get("file_id")
+    else:
+        given, file_id = source, fields.get("file_id")
+    if isinstance(given, str):
+        return given
+    return f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
+
+
+class DocumentSource(NamedTuple):
+    source: str
+    title: str
+
+    @property
+    def mark(self) -> str:
+        return mark_of(f"document {self.title} {self.source}")
+
+
+def document_source(kind: str, fields: Mapping[str, object]) -> DocumentSource | None:
+    """Where a part of this kind says that its file is; None: it has none, or has its text at hand."""
+    if kind not in ("file", "input_file", "document"):
+        return None
+    within = {"file": "file", "document": "source"}.get(kind)
+    given: object = fields if within is None else fields.get(within)
+    if not isinstance(given, dict):
+        return None
+    titles = (fields.get("title") or given.get("filename"), fields.get("context"))
+    found = [
+        _as_data_uri(given.get("file_data")),
+        _of_base64(given) if given.get("type") == "base64" else None,
+        given.get("file_url") or given.get("url"),
+        f"{UPLOAD}{given['file_id']}" if isinstance(given.get("file_id"), str) else None,
+    ]
+    source = next((one for one in found if isinstance(one, str) and one), None)
+    title = "\n".join(one for one in titles if isinstance(one, str) and one)
+    return None if source is None else DocumentSource(source, title)
+
+
+def _as_data_uri(data: object) -> str | None:
+    """Some clients leave out all that is before the base64."""
+    if not isinstance(data, str) or not data:
+        return None
+    return data if data[:5].lower() == "data:" else f"data:;base64,{data}"
+
+
+def _of_base64(source: Mapping[str, object]) -> str:
+    return f"data:{source.get('media_type')};base64,{source.get('data')}"

@@ -6,9 +6,6 @@ Tags stand in angle brackets: pydantic puts them into an error's path, and `pars
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, TypeVar, Union
 
 from pydantic import (
@@ -23,7 +20,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.ask import AskedPicture
+from openai_cpu_server.api.asking.ask import (
+    AskedDocument,
+    AskedPicture,
+    Attached,
+    DocumentSource,
+    document_source,
+    mark_of,
+    picture_source,
+)
 from openai_cpu_server.contract.request import (
     COLDEST,
     COUNT,
@@ -140,7 +145,7 @@ MAX_TOOLS = 128
 """OpenAI's limit."""
 _VISION = "this model has no vision and cannot see images"
 _HEARING = "this model cannot hear audio"
-_FILES = "this model cannot read files; send their text"
+_FILES = "there is no file in it"
 LACKS = {
     "image_url": _VISION,
     "image": _VISION,
@@ -172,37 +177,6 @@ def words_in(value: object) -> str:
     return "\n".join(filter(None, (words_in(value.get(name)) for name in _WORDS)))
 
 
-_MARK_KEY = secrets.token_bytes(32)
-"""Nobody else knows what stands for a picture in a text."""
-
-
-def mark_of(source: str) -> str:
-    """What stands for a picture in its message's text, until it is known what a model sees."""
-    digest = hashlib.blake2b(source.encode(errors="surrogatepass"), key=_MARK_KEY, digest_size=15)
-    return f"picture{digest.hexdigest()}"
-
-
-UPLOAD = "upload:"
-"""A picture's source that begins so is the id of a file that the client has uploaded."""
-
-
-def _picture_source(kind: str, fields: Mapping[str, object]) -> str | None:
-    """Where a part of this kind says that its picture is; None: it shows none."""
-    if kind not in ("image_url", "input_image", "image"):
-        return None
-    source: object = fields.get("source") if kind == "image" else fields.get("image_url")
-    if isinstance(source, dict):
-        if source.get("type") == "base64":
-            return f"data:{source.get('media_type')};base64,{source.get('data')}"
-        given = source.get("url")
-        file_id = source.get("file_id")
-    else:
-        given, file_id = source, fields.get("file_id")
-    if isinstance(given, str):
-        return given
-    return f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
-
-
 class ForeignKind(Body):
     """A part, a block or an item of a kind that there is not here. It is told in words, as far as it has any,
     for a conversation that has once had it must go on."""
@@ -226,7 +200,23 @@ class ForeignKind(Body):
     @property
     def picture(self) -> str | None:
         """Where the picture is that it shows; None: it shows none."""
-        return _picture_source(self.type, self.fields)
+        return picture_source(self.type, self.fields)
+
+    @property
+    def document(self) -> DocumentSource | None:
+        """Where the file is that it attaches; None: it attaches none."""
+        return document_source(self.type, self.fields)
+
+    @property
+    def is_attached(self) -> bool:
+        """It is a picture or a file, and so not told in words at once."""
+        return self.picture is not None or self.document is not None
+
+    def attached(self, at: str, *, is_asked: bool, refusal: str | None = None) -> Attached | None:
+        """What it attaches, at this place of the body."""
+        if (document := self.document) is not None:
+            return AskedDocument(document.mark, *document, at, self.named(at), is_asked)
+        return self.asked_picture(at, refusal)
 
     def asked_picture(self, at: str, refusal: str | None = None) -> AskedPicture | None:
         """The same, at this place of the body."""
@@ -237,9 +227,11 @@ class ForeignKind(Body):
 
     @property
     def words(self) -> str:
-        """Of a picture: its mark."""
+        """Of a picture or a file: its mark."""
         if (source := self.picture) is not None:
             return mark_of(source)
+        if (document := self.document) is not None:
+            return document.mark
         asked = self.fields.get("input")
         told = f"{self.fields.get('name', self.type)}: {to_json(asked)}" if isinstance(asked, dict) else ""
         return "\n".join(filter(None, (told, words_in(self.fields)))) or f"[{self.lack}]"

@@ -11,8 +11,8 @@ import msgspec
 
 from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, RecalledAnswer
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation
+from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.call import Call, ModelContext
-from openai_cpu_server.api.asking.pictures import PictureFinder
 from openai_cpu_server.api.asking.resolve import resolve
 from openai_cpu_server.api.asking.running import ReplayedGeneration, RunningCall, TimedEvent, limit_time
 from openai_cpu_server.contract.engine import Generation
@@ -153,7 +153,7 @@ class GenerationService:
 
     models: ModelRegistry
     options: ApiOptions
-    pictures: PictureFinder
+    attachments: AttachmentFinder
     recall: AnswerLookup | None = None
     """None: there is no cache of answers."""
 
@@ -170,7 +170,7 @@ class _AskOnItsWay:
         self._models = service.models
         self._options = service.options
         self._recall = service.recall
-        self._pictures = service.pictures
+        self._attachments = service.attachments
         self._ask = ask
         self._context = context
         self._ticket = context.ticket
@@ -217,8 +217,8 @@ class _AskOnItsWay:
     async def _resolved(self, goal: AskedModel) -> Call:
         asking = ModelContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         ask = self._ask
-        if ask.pictures:
-            ask = await self._pictures.seen(ask, goal.chosen.model, self._context.owner)
+        if ask.attached:
+            ask = await self._attachments.seen(ask, goal.chosen.model, self._context.owner)
         call = await in_thread(partial(resolve, ask, asking), is_slow=ask.is_slow)
         if goal.routed is None:
             return call

@@ -312,7 +312,7 @@ class CountRoute:
         answer: Callable[..., msgspec.Struct] = InputTokens,
     ) -> None:
         self._reader = reader
-        self._models, self._pictures = service.models, service.pictures
+        self._models, self._attachments = service.models, service.attachments
         self._lenient = lenient
         self._answer = answer
 
@@ -322,6 +322,6 @@ class CountRoute:
         context = context_of(request.scope)
         allowed = context.identity.allowed_models
         model = choose_able(self._models, ask.model, allowed, Ability.GENERATE).model
-        ask = await self._pictures.seen(ask, model, context.owner)
+        ask = await self._attachments.seen(ask, model, context.owner)
         num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
         return json_response(self._answer(input_tokens=num_tokens), headers=ask.ignored.headers)

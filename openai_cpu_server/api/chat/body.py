@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.ask import AskedPicture
+from openai_cpu_server.api.asking.ask import Attached
 from openai_cpu_server.api.asking.body import (
     CUSTOM_FORMAT,
     MAX_TOOLS,
@@ -265,21 +265,23 @@ def told_in_words(messages: Sequence[Message]) -> list[str]:
         part.named(f"messages[{index}].content[{at}]")
         for index, message in enumerate(messages)
         for at, part in enumerate(message.content if isinstance(message.content, list) else ())
-        if isinstance(part, ForeignKind) and part.type not in _THOUGHTS and part.picture is None
+        if isinstance(part, ForeignKind) and part.type not in _THOUGHTS and not part.is_attached
     ]
 
 
-def pictures_in(messages: Sequence[Message]) -> list[AskedPicture]:
-    """All that are shown. Who asks about one in the last message is refused where the model sees none."""
-    pictures: list[AskedPicture] = []
+def attached_in(messages: Sequence[Message]) -> list[Attached]:
+    """All pictures and files. Who asks about a picture in the last message is refused where the model sees
+    none."""
+    found: list[Attached] = []
     for index, message in enumerate(messages):
         is_asked = index == len(messages) - 1 and message.role == "user"
         for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if isinstance(part, ForeignKind):
                 at = f"messages[{index}].content[{number}]"
-                asked = part.asked_picture(at, _unseen(part, f"{at}.type") if is_asked else None)
-                pictures += [asked] if asked is not None else []
-    return pictures
+                refusal = _unseen(part, f"{at}.type") if is_asked else None
+                attached = part.attached(at, is_asked=is_asked, refusal=refusal)
+                found += [attached] if attached is not None else []
+    return found
 
 
 def _check(message: Message, at: str) -> None:
@@ -303,7 +305,7 @@ def _check(message: Message, at: str) -> None:
 def _check_question(message: Message, at: str) -> None:
     """Who asks about a picture is told that it is not seen; one of before does not stop a conversation."""
     for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if isinstance(part, ForeignKind) and part.picture is None:
+        if isinstance(part, ForeignKind) and not part.is_attached:
             param = f"{at}.content[{index}].type"
             raise InvalidRequest(_unseen(part, param), param=param, code="unsupported_content")
 

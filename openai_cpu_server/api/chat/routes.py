@@ -31,8 +31,8 @@ from openai_cpu_server.api.chat.body import (
     NamedTool,
     NestedGrammarFormat,
     Tool,
+    attached_in,
     checked_messages,
-    pictures_in,
     told_in_words,
 )
 from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
@@ -56,7 +56,7 @@ def chat_ask(body: ChatBody) -> Ask:
         tools=_tools(body),
         thinking=thinking_of(body),
         template=body.chat_template,
-        pictures=tuple(pictures_in(body.messages)),
+        attached=tuple(attached_in(body.messages)),
         max_tokens=_max_tokens(body),
     )
 

@@ -18,9 +18,9 @@ from openai_cpu_server.api.asking.ask import (
     AskedFunction,
     AskedLimit,
     AskedMessage,
-    AskedPicture,
     AskedThinking,
     AskedTools,
+    Attached,
     JsonObject,
     ToolUse,
 )
@@ -93,7 +93,7 @@ def prompt_ask(body: CountBody) -> Ask:
         form=form,
         tools=_tools(body),
         thinking=_thinking(body),
-        pictures=tuple(_pictures(turns)),
+        attached=tuple(_attached(turns)),
     )
 
 
@@ -113,17 +113,19 @@ def _told_in_words(body: CountBody, turns: Sequence[_Turn]) -> Iterator[str]:
 
 def _foreign(blocks: Sequence[PlacedBlock]) -> Iterator[str]:
     found = ((placed.block, placed.at) for placed in blocks if isinstance(placed.block, ForeignKind))
-    return (block.named(at) for block, at in found if block.picture is None)
+    return (block.named(at) for block, at in found if not block.is_attached)
 
 
-def _pictures(turns: Sequence[_Turn]) -> Iterator[AskedPicture]:
+def _attached(turns: Sequence[_Turn]) -> Iterator[Attached]:
     """Those in results, too."""
-    for placed in (placed for turn in turns for placed in turn.blocks):
-        within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
-        for block, at in [*_placed(within or "", placed.at), placed]:
-            asked = block.asked_picture(at) if isinstance(block, ForeignKind) else None
-            if asked is not None:
-                yield asked
+    for turn in turns:
+        for placed in turn.blocks:
+            within = placed.block.content if isinstance(placed.block, ToolResultBlock) else None
+            for block, at in [*_placed(within or "", placed.at), placed]:
+                if not isinstance(block, ForeignKind):
+                    continue
+                if (attached := block.attached(at, is_asked=turn is turns[-1])) is not None:
+                    yield attached
 
 
 def _thinking(body: CountBody) -> AskedThinking:

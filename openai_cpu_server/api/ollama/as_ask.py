@@ -16,8 +16,9 @@ from openai_cpu_server.api.asking.ask import (
     AskedTexts,
     AskedThinking,
     AskedTools,
+    mark_of,
 )
-from openai_cpu_server.api.asking.body import LACKS, mark_of
+from openai_cpu_server.api.asking.body import LACKS
 from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
 from openai_cpu_server.api.asking.thinking import asked_thinking
 from openai_cpu_server.api.ollama.body import (
@@ -91,7 +92,7 @@ def _ask(
         form=_form(body),
         tools=tools,
         thinking=_thinking(body),
-        pictures=tuple(pictures),
+        attached=tuple(pictures),
     )
 
 

@@ -9,8 +9,16 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET
 
-from openai_cpu_server.api.asking.ask import AskedMessage, AskedPicture, EarlierAnswer
-from openai_cpu_server.api.asking.body import LACKS, ForeignKind, mark_of, words_in
+from openai_cpu_server.api.asking.ask import (
+    AskedDocument,
+    AskedMessage,
+    AskedPicture,
+    Attached,
+    DocumentSource,
+    EarlierAnswer,
+    mark_of,
+)
+from openai_cpu_server.api.asking.body import LACKS, ForeignKind, words_in
 from openai_cpu_server.api.responses import body as schema
 from openai_cpu_server.api.responses.objects import (
     IN_NAMESPACE,
@@ -20,6 +28,7 @@ from openai_cpu_server.api.responses.objects import (
     CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputFile,
     InputImage,
     InputText,
     Item,
@@ -176,19 +185,25 @@ def _part_text(part: Part) -> str:
             return text
         case InputImage(image_url=source):
             return mark_of(source)
+        case InputFile(source=document):
+            return document.mark
     return part.text
 
 
-def pictures_in(items: Iterable[SourcedItem]) -> Iterator[AskedPicture]:
-    """All that these items show, those of earlier turns too."""
+def attached_in(items: Sequence[SourcedItem]) -> Iterator[Attached]:
+    """All that these items show and attach, those of earlier turns too."""
     for sourced in items:
-        item = sourced.item
+        item, is_asked = sourced.item, sourced is items[-1]
         content = getattr(item, "output" if isinstance(item, _OUTPUTS) else "content", ())
         for number, part in enumerate(content if isinstance(content, tuple) else ()):
             if isinstance(part, InputImage):
                 at = f"{sourced.param}.content[{number}]"
                 mark, name = mark_of(part.image_url), f"{at} (input_image)"
                 yield AskedPicture(mark, part.image_url, at, name, LACKS["input_image"])
+            if isinstance(part, InputFile):
+                at = f"{sourced.param}.content[{number}]"
+                document = part.source
+                yield AskedDocument(document.mark, *document, at, f"{at} (input_file)", is_asked)
 
 
 def _closed(turn: _Turn | None) -> list[AskedMessage]:
@@ -306,6 +321,8 @@ def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part
                 parts.append(kind(one.text))
             case schema.RefusalPart():
                 parts.append(RefusalText(one.refusal))
+            case ForeignKind(document=DocumentSource() as document):
+                parts.append(InputFile(*document))
             case ForeignKind(picture=str(source)):
                 parts.append(InputImage(source, str(one.fields.get("detail") or "auto")))
             case ForeignKind():

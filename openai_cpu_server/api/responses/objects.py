@@ -8,6 +8,7 @@ from typing import Union
 
 import msgspec
 
+from openai_cpu_server.api.asking.ask import DocumentSource
 from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import TokenEntry
@@ -30,6 +31,16 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
     detail: str = "auto"
 
 
+class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
+    file: str
+    """As a picture's."""
+    filename: str = ""
+
+    @property
+    def source(self) -> DocumentSource:
+        return DocumentSource(self.file, self.filename)
+
+
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     text: str
     annotations: tuple[()] = ()
@@ -48,7 +59,7 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
     text: str
 
 
-Part = Union[InputText, InputImage, OutputText, RefusalText]
+Part = Union[InputText, InputImage, InputFile, OutputText, RefusalText]
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):

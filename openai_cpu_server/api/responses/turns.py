@@ -13,8 +13,8 @@ from openai_cpu_server.api.responses.as_ask import check_supported, left_out, re
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import (
     SourcedItem,
+    attached_in,
     new_items,
-    pictures_in,
     references,
     told_in_words,
     turns,
@@ -51,7 +51,7 @@ class AskedResponse(msgspec.Struct, frozen=True):
             response_ask(self.body, self.messages),
             num_bytes=self.num_bytes,
             ignored=self.ignored,
-            pictures=tuple(pictures_in([*self.earlier, *self.items])),
+            attached=tuple(attached_in([*self.earlier, *self.items])),
         )
 
     def without_output(self) -> AskedResponse:

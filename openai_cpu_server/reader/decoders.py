@@ -1,13 +1,17 @@
-"""Decodes pictures of clients, which is native code that reads what it is sent: so a reader does it.
+"""Decodes pictures and documents of clients. Whatever reads what it is sent may hang or die of it: so a
+reader does it.
 
-The library is loaded only where pictures are taken.
+The library for pictures is loaded only where they are taken, that for documents with the first of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import logging
+import time
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from openai_cpu_server.contract.media import Picture, PictureSize
@@ -111,3 +115,59 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     _, brightest = image.getextrema()
     most = 65_535.0 if isinstance(brightest, (int, float)) and brightest > 255 else 255.0
     return image.convert("F").point(lambda level: level * (255.0 / most)).convert("L")
+
+
+_NO_TEXT = "invalid_file"
+_TOO_LONG = "file_too_large"
+_PDF, _PDF_WITHIN = b"%PDF-", 1024
+_MOST_PDF_S = 8.0
+"""Of computing; less than what ends a reader."""
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_NO_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\f\x1b")
+
+
+def document_text(data: bytes, *, most_chars: int) -> str:
+    """The text of a PDF, page by page, or of a file of text. Raises InvalidRequest for one that has none, or
+    more."""
+    text = "\n\n".join(_pages(data, most_chars)) if _PDF in data[:_PDF_WITHIN] else _plain_text(data)
+    if len(text) > most_chars:
+        raise InvalidRequest(f"its text has more than {most_chars} characters", code=_TOO_LONG)
+    return text
+
+
+def _pages(data: bytes, most_chars: int) -> Iterator[str]:
+    import pypdf
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of each oddity of each file
+    begun, num_chars, has_text = time.process_time(), 0, False
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise InvalidRequest("the PDF is encrypted", code=_NO_TEXT)
+        for page in reader.pages:
+            text = page.extract_text().strip()
+            num_chars += len(text)
+            has_text = has_text or (not text.isspace() and text != "")
+            if num_chars > most_chars:
+                raise InvalidRequest(f"its text has more than {most_chars} characters", code=_TOO_LONG)
+            if time.process_time() - begun > _MOST_PDF_S:
+                raise InvalidRequest("the PDF takes too long to read", code=_TOO_LONG)
+            yield text
+    except (InvalidRequest, MemoryError, RecursionError):
+        raise
+    except Exception as error:  # as above
+        raise InvalidRequest(f"the PDF is damaged ({error})"[:500], code=_NO_TEXT) from None
+    if not has_text:
+        raise InvalidRequest("the PDF has no text; its pages may be pictures", code=_NO_TEXT)
+
+
+def _plain_text(data: bytes) -> str:
+    """In UTF-8, in what a byte order mark says, or in what Windows writes."""
+    mark = next((mark for mark in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
+    try:
+        text = data.decode("utf-8" if mark is None else _BYTE_ORDER_MARKS[mark])
+    except UnicodeDecodeError:
+        text = data.decode("cp1252", "replace")
+    if not _NO_CONTROLS.isdisjoint(map(ord, text)):
+        raise InvalidRequest("this is neither a PDF nor text", code=_NO_TEXT)
+    return text

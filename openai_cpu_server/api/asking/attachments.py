@@ -1,22 +1,33 @@
-"""Pictures that a client shows: fetched, decoded by a reader, and measured, before a prompt is made."""
+"""What a client attaches, before a prompt is made: pictures are fetched, decoded by a reader and measured, of
+files the text is read."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedPicture, SeenPicture
-from openai_cpu_server.api.asking.body import UPLOAD
+from openai_cpu_server.api.asking.ask import (
+    UPLOAD,
+    Ask,
+    AskedConversation,
+    AskedDocument,
+    AskedMessage,
+    AskedPicture,
+    Attached,
+    SeenPicture,
+)
 from openai_cpu_server.contract.media import MediaShape, Picture
 from openai_cpu_server.errors import (
     DeadlyInput,
@@ -33,6 +44,7 @@ from openai_cpu_server.models.served import ServedModel
 
 _INVALID = "invalid_image"
 _PIXEL_BYTES = 3
+_MOST_KEPT_CHARS = 8 * 1024 * 1024
 _CONVERSATIONS = 4
 """The pictures of so many conversations that show as much as they may are in memory at a time."""
 _AGAIN_S = 5
@@ -42,39 +54,72 @@ ReadUpload = Callable[[str, str, int], Awaitable[bytes]]
 JobObjectNotFound."""
 
 
-class PictureFinder:
+class AttachmentFinder:
     """Its methods belong to one event loop's thread."""
 
     def __init__(self, options: MediaOptions, upload: ReadUpload | None) -> None:
         """`upload`: None, nothing can be uploaded here."""
         self._options = options
         self._upload = upload
-        self._decoded: OrderedDict[bytes, Picture] = OrderedDict()
-        """By a digest of the bytes: clients send all pictures of a conversation again in each turn."""
-        self._kept_bytes = 0
-        self._most_kept_bytes = _PIXEL_BYTES * options.max_pixels
+        self._decoded = _Kept[Picture](_PIXEL_BYTES * options.max_pixels, lambda picture: len(picture.rgb))
+        self._texts = _Kept[str](_MOST_KEPT_CHARS, len)
         self._held: WeakValueDictionary[str, Picture] = WeakValueDictionary()
         """By digest: those above, and those of requests that are not answered yet."""
 
     async def seen(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
-        """The ask with its pictures as the model takes them; told in words where it takes none. `owner`: of
-        uploads. Raises InvalidRequest, EngineUnavailable."""
-        if not ask.pictures:
+        """The ask with the text of its files, and with its pictures as the model takes them; told in words
+        where it takes none. `owner`: of uploads. Raises InvalidRequest, EngineUnavailable."""
+        if not ask.attached:
             return ask
+        ask = await self._read(ask, model, owner)
         info = model.engine.info
         if info is None or not info.sees:
             return unseen(ask)
-        told = {one.mark: one for one in ask.pictures}
+        told = {one.mark: one for one in _pictures(ask)}
         if len(told) > self._options.max_pictures:
             most = self._options.max_pictures
             message = f"A conversation may show {most} pictures, and this one shows {len(told)}."
-            raise wrong(message, ask.pictures[0].at)
+            raise wrong(message, next(iter(told.values())).at)
         pictures = await self._pictures(list(told.values()), model, owner)
         shapes = await asyncio.gather(
             *(self._shape(one, picture, model) for one, picture in zip(told.values(), pictures, strict=True))
         )
         seen = tuple(map(SeenPicture, told, pictures, shapes))
-        return msgspec.structs.replace(ask, pictures=(), seen=seen)
+        return msgspec.structs.replace(ask, attached=(), seen=seen)
+
+    async def _read(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
+        """With the text of all files in its place. Raises InvalidRequest for one of the question's that has
+        none; of others is told in words why."""
+        documents = [one for one in ask.attached if isinstance(one, AskedDocument)]
+        if len({one.mark for one in documents}) > self._options.max_pictures:
+            most = self._options.max_pictures
+            raise wrong(f"A conversation may have {most} files.", documents[0].at)
+        words, unread = dict[str, str](), list[str]()
+        left = self._options.max_document_chars
+        for one in documents:
+            if one.mark not in words:
+                try:
+                    text = await self._document(one, model, owner)
+                except InvalidRequest as error:
+                    if one.is_asked:
+                        raise
+                    text = f"[{error}]"
+                    unread.append(one.name)
+                words[one.mark] = f"{one.title}\n{text}" if one.title else text
+            left -= len(words[one.mark])
+            if left < 0:
+                most = self._options.max_document_chars
+                message = f"The files of a conversation may have {most} characters of text."
+                raise InvalidRequest(message, param=one.at, code="file_too_large")
+        return _worded(ask, words, unread, left=tuple(_pictures(ask))) if documents else ask
+
+    async def _document(self, asked: AskedDocument, model: ServedModel, owner: str) -> str:
+        with _blamed(asked, "invalid_file"):
+            data = await self._bytes(asked, owner)
+            if (known := self._texts.find(data)) is not None:
+                return known
+            reading = partial(model.read_document, data, self._options.max_document_chars)
+            return self._texts.keep(data, await in_thread(reading, is_slow=True))
 
     async def _pictures(self, asked: Sequence[AskedPicture], model: ServedModel, owner: str) -> list[Picture]:
         """Small files may have many pixels: they are counted as they come."""
@@ -89,25 +134,24 @@ class PictureFinder:
         return pictures
 
     async def _shape(self, asked: AskedPicture, picture: Picture, model: ServedModel) -> MediaShape:
-        try:
+        with _blamed(asked, _INVALID):
             (shape,) = await model.engine.shapes([picture.size])
-        except InvalidRequest as error:
-            raise _at(asked, str(error), error.code) from None
-        return shape
+            return shape
 
     async def _picture(self, asked: AskedPicture, model: ServedModel, owner: str) -> Picture:
-        try:
-            data = await self._bytes(asked, owner)
-            if len(data) > self._options.max_bytes:
-                what = f"a picture may have {self._options.max_bytes} bytes, and this one has {len(data)}"
-                raise InvalidRequest(what, code="image_too_large")
-            return await self._opened(data, model)
-        except DeadlyInput:
-            raise _at(asked, "the picture is damaged") from None
-        except InvalidRequest as error:
-            raise _at(asked, str(error), error.code) from None
+        with _blamed(asked, _INVALID):
+            return await self._opened(await self._bytes(asked, owner), model)
 
-    async def _bytes(self, asked: AskedPicture, owner: str) -> bytes:
+    async def _bytes(self, asked: Attached, owner: str) -> bytes:
+        data = await self._fetched(asked, owner)
+        if len(data) > self._options.max_bytes:
+            is_file = isinstance(asked, AskedDocument)
+            what = f"a {'file' if is_file else 'picture'} may have {self._options.max_bytes} bytes"
+            code = "file_too_large" if is_file else "image_too_large"
+            raise InvalidRequest(f"{what}, and this one has {len(data)}", code=code)
+        return data
+
+    async def _fetched(self, asked: Attached, owner: str) -> bytes:
         source, options = asked.source, self._options
         if source.startswith(UPLOAD):
             if self._upload is None:
@@ -123,19 +167,15 @@ class PictureFinder:
             return await fetch(Fetched(source, options.domains, options.max_bytes, options.fetch_timeout_s))
         if scheme == "file":
             return await asyncio.to_thread(_of_file, source, options.folder, options.max_bytes)
-        raise InvalidRequest("expected a data URI in base64, or a URL", code=_INVALID)
+        raise InvalidRequest("expected a data URI in base64, or a URL")
 
     async def _opened(self, data: bytes, model: ServedModel) -> Picture:
-        digest = hashlib.blake2b(data, digest_size=32).digest()
-        if (known := self._decoded.get(digest)) is not None:
-            self._decoded.move_to_end(digest)
+        if (known := self._decoded.find(data)) is not None:
             return known
         self._require_memory()
         opening = partial(model.open_picture, data, self._options.max_pixels)
         opened = await in_thread(opening, is_slow=True)
-        picture = self._held.setdefault(opened.digest, opened)
-        self._keep(digest, picture)
-        return picture
+        return self._decoded.keep(data, self._held.setdefault(opened.digest, opened))
 
     def _require_memory(self) -> None:
         """Raises EngineUnavailable."""
@@ -143,32 +183,77 @@ class PictureFinder:
         if held_bytes >= _CONVERSATIONS * _PIXEL_BYTES * self._options.max_pixels_together:
             raise EngineUnavailable("Other requests show too many pictures; try again later.", _AGAIN_S)
 
-    def _keep(self, digest: bytes, picture: Picture) -> None:
-        if digest in self._decoded:
-            return
-        self._decoded[digest] = picture
-        self._kept_bytes += len(picture.rgb)
-        while self._kept_bytes > self._most_kept_bytes:
-            self._kept_bytes -= len(self._decoded.popitem(last=False)[1].rgb)
+
+_T = TypeVar("_T")
 
 
-def _at(asked: AskedPicture, why: str, code: str | None = None) -> InvalidRequest:
-    message = f"'{asked.at}': {why.rstrip('.')}."
-    return InvalidRequest(message, param=asked.at, code=code or _INVALID)
+class _Kept(Generic[_T]):
+    """What came of bytes that clients sent: they send all of a conversation again in each turn. What is not
+    asked for is forgotten first."""
+
+    def __init__(self, most: int, size: Callable[[_T], int]) -> None:
+        self._found = OrderedDict[bytes, _T]()
+        """By a digest of the bytes."""
+        self._left = most
+        self._size = size
+
+    def find(self, data: bytes) -> _T | None:
+        if (known := self._found.get(digest := _digest(data))) is not None:
+            self._found.move_to_end(digest)
+        return known
+
+    def keep(self, data: bytes, found: _T) -> _T:
+        """The same."""
+        if (digest := _digest(data)) not in self._found:
+            self._found[digest] = found
+            self._left -= self._size(found)
+            while self._left < 0:
+                self._left += self._size(self._found.popitem(last=False)[1])
+        return found
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+@contextlib.contextmanager
+def _blamed(asked: Attached, code: str) -> Iterator[None]:
+    """What is wrong with it is said of its place in the body."""
+    try:
+        yield
+    except DeadlyInput:
+        what = "picture" if isinstance(asked, AskedPicture) else "file"
+        message = f"'{asked.at}': the {what} is damaged."
+        raise InvalidRequest(message, param=asked.at, code=code) from None
+    except InvalidRequest as error:
+        why = str(error).rstrip(".")
+        message = f"'{asked.at}': {why}."
+        raise InvalidRequest(message, param=asked.at, code=error.code or code) from None
 
 
 def unseen(ask: Ask) -> Ask:
     """What is said to a model without eyes. Who asks about a picture is told that it is not seen; one of
     before does not stop a conversation. Raises InvalidRequest."""
-    for one in ask.pictures:
+    pictures = list(_pictures(ask))
+    for one in pictures:
         if one.refusal is not None:
             raise InvalidRequest(one.refusal, param=one.refused_at, code="unsupported_content")
+    words = {one.mark: f"[{one.lack}]" for one in pictures}
+    return _worded(ask, words, [one.name for one in pictures])
+
+
+def _pictures(ask: Ask) -> Iterator[AskedPicture]:
+    return (one for one in ask.attached if isinstance(one, AskedPicture))
+
+
+def _worded(ask: Ask, words: dict[str, str], named: Sequence[str], left: tuple[Attached, ...] = ()) -> Ask:
+    """With words in place of these marks. `named`: what was not taken as it came; `left`: what is attached
+    still."""
     assert isinstance(ask.prompt, AskedConversation), "other prompts show nothing"
-    words = {one.mark: f"[{one.lack}]" for one in ask.pictures}
     messages = [_in_words(message, words) for message in ask.prompt.messages]
-    names = Ignored((*ask.ignored.names, *(one.name for one in ask.pictures)))
     prompt = msgspec.structs.replace(ask.prompt, messages=messages)
-    return msgspec.structs.replace(ask, prompt=prompt, pictures=(), ignored=names)
+    names = Ignored((*ask.ignored.names, *named))
+    return msgspec.structs.replace(ask, prompt=prompt, attached=left, ignored=names)
 
 
 def _in_words(message: AskedMessage, words: dict[str, str]) -> AskedMessage:
@@ -191,14 +276,14 @@ def _replaced(text: object, words: dict[str, str]) -> object:
 def _of_data_uri(source: str) -> bytes:
     head, comma, body = source.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        raise InvalidRequest("a data URI must be in base64: 'data:image/png;base64,...'", code=_INVALID)
+        raise InvalidRequest("a data URI must be in base64: 'data:image/png;base64,...'")
     if "%" in body:
         body = urllib.parse.unquote(body)
     body = body.translate(_AS_STANDARD)
     try:
         return base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequest("this is no base64", code=_INVALID) from None
+        raise InvalidRequest("this is no base64") from None
 
 
 _AS_STANDARD = str.maketrans("-_", "+/", " \t\r\n=")
