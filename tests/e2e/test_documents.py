@@ -160,6 +160,11 @@ def test_all_apis_and_uploads(server: ServerProcess) -> None:
             assert again.usage.input_tokens > num
             (kept, *_) = client.responses.input_items.list(made.id).data
             assert [part.type for part in kept.content] == ["input_file", "input_text"]  # type: ignore[union-attr]
+            shown: Any = kept.model_dump(exclude_unset=True)
+            assert shown["content"][0] == {"type": "input_file", **file}
+            sent = client.responses.create(model="demo", input=[shown], max_output_tokens=16)
+            assert sent.usage is not None
+            assert sent.usage.input_tokens == num
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as asking:
         for source in (
             {"type": "base64", "media_type": "application/pdf", "data": base64_of(LETTER)},

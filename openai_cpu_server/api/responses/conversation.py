@@ -183,7 +183,7 @@ def _part_text(part: Part) -> str:
     match part:
         case RefusalText(refusal=text):
             return text
-        case InputImage(image_url=source):
+        case InputImage(source=source):
             return mark_of(source)
         case InputFile(source=document):
             return document.mark
@@ -194,14 +194,14 @@ def attached_in(items: Sequence[SourcedItem]) -> Iterator[Attached]:
     """All that these items show and attach, those of earlier turns too."""
     for sourced in items:
         item, is_asked = sourced.item, sourced is items[-1]
-        content = getattr(item, "output" if isinstance(item, _OUTPUTS) else "content", ())
+        field = "output" if isinstance(item, _OUTPUTS) else "content"
+        content = getattr(item, field, ())
         for number, part in enumerate(content if isinstance(content, tuple) else ()):
+            at = f"{sourced.param}.{field}[{number}]"
             if isinstance(part, InputImage):
-                at = f"{sourced.param}.content[{number}]"
-                mark, name = mark_of(part.image_url), f"{at} (input_image)"
-                yield AskedPicture(mark, part.image_url, at, name, LACKS["input_image"])
+                mark, name = mark_of(part.source), f"{at} (input_image)"
+                yield AskedPicture(mark, part.source, at, name, LACKS["input_image"])
             if isinstance(part, InputFile):
-                at = f"{sourced.param}.content[{number}]"
                 document = part.source
                 yield AskedDocument(document.mark, *document, at, f"{at} (input_file)", is_asked)
 
@@ -322,9 +322,9 @@ def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part
             case schema.RefusalPart():
                 parts.append(RefusalText(one.refusal))
             case ForeignKind(document=DocumentSource() as document):
-                parts.append(InputFile(*document))
+                parts.append(InputFile.of(document))
             case ForeignKind(picture=str(source)):
-                parts.append(InputImage(source, str(one.fields.get("detail") or "auto")))
+                parts.append(InputImage.of(source, one.fields.get("detail")))
             case ForeignKind():
                 parts.append(kind(one.words))
     return tuple(parts)

@@ -8,7 +8,7 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import DocumentSource
+from openai_cpu_server.api.asking.ask import UPLOAD, DocumentSource
 from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import TokenEntry
@@ -25,20 +25,46 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
     text: str
 
 
-class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
-    image_url: str
-    """An upload's id stands behind `upload:`."""
-    detail: str = "auto"
+class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_image"):
+    """It is shown as it may be sent again."""
+
+    image_url: Union[str, None] = None
+    file_id: Union[str, None] = None
+    detail: str = ""
+
+    @classmethod
+    def of(cls, source: str, detail: object) -> InputImage:
+        said = detail if isinstance(detail, str) and detail else "auto"
+        if source.startswith(UPLOAD):
+            return cls(file_id=source.removeprefix(UPLOAD), detail=said)
+        return cls(image_url=source, detail=said)
+
+    @property
+    def source(self) -> str:
+        return self.image_url or f"{UPLOAD}{self.file_id}"
 
 
-class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
-    file: str
-    """As a picture's."""
+class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
+    """As a picture."""
+
     filename: str = ""
+    file_data: Union[str, None] = None
+    file_id: Union[str, None] = None
+    file_url: Union[str, None] = None
+
+    @classmethod
+    def of(cls, document: DocumentSource) -> InputFile:
+        source, title = document
+        if source.startswith(UPLOAD):
+            return cls(title, file_id=source.removeprefix(UPLOAD))
+        if source[:5].lower() == "data:":
+            return cls(title, file_data=source)
+        return cls(title, file_url=source)
 
     @property
     def source(self) -> DocumentSource:
-        return DocumentSource(self.file, self.filename)
+        given = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
+        return DocumentSource(given, self.filename)
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
