@@ -74,10 +74,10 @@ class NativeLog:
         self.listen_to(llama_cpp.llama_log_set)
 
     def listen_to(self, set_callback: Callable[[object, object], None]) -> None:
-        """Keep the lines of a library beside llama.cpp, too."""
+        """Keep the lines of a library, whoever has them now."""
         if set_callback not in self._setters:
             self._setters.append(set_callback)
-            set_callback(self._callback, None)
+        set_callback(self._callback, None)
 
     def mute(self) -> None:
         """Make the library call nothing of Python any more: a native thread may log while the interpreter
