@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
-from openai_cpu_server.api.chat.body import ChatBody, checked_messages, pictures_in, told_in_words
+from openai_cpu_server.api.chat.body import ChatBody, attached_in, checked_messages, told_in_words
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
@@ -137,7 +137,7 @@ def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
     body, _ = parse(ChatBody, chat(messages=[question, *MESSAGES, question]), lenient=False)
     checked_messages(body.messages)
     lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
-    earlier, asked = pictures_in(body.messages)
+    earlier, asked = attached_in(body.messages)
     assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
     refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are taken."
     assert (asked.refusal, asked.refused_at, asked.at) == (refusal, f"{place}.type", place)
