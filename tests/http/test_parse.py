@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
+from openai_cpu_server.api.asking.ask import AskedPicture
 from openai_cpu_server.api.chat.body import ChatBody, attached_in, checked_messages, told_in_words
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
@@ -111,12 +112,12 @@ def test_a_wrong_value_is_named(fields: dict[str, object], param: str) -> None:
     ("kind", "lack"),
     [
         ("input_audio", "this model cannot hear audio"),
-        ("file", "this model cannot read files; send their text"),
+        ("file", "there is no file in it"),
         ("hologram", "content of type 'hologram' is not supported"),
     ],
 )
 def test_parts_that_are_no_text_are_refused_with_what_the_model_lacks(kind: str, lack: str) -> None:
-    parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "data:"}}]
+    parts = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {}}]
     question = {"role": "user", "content": parts}
     body, _ = parse(ChatBody, chat(messages=[*MESSAGES, question]), lenient=False)
     with pytest.raises(InvalidRequest) as caught:
@@ -138,6 +139,8 @@ def test_a_picture_knows_what_is_said_of_it_to_a_model_without_eyes() -> None:
     checked_messages(body.messages)
     lack, place = "this model has no vision and cannot see images", "messages[2].content[0]"
     earlier, asked = attached_in(body.messages)
+    assert isinstance(earlier, AskedPicture)
+    assert isinstance(asked, AskedPicture)
     assert (earlier.refusal, earlier.lack, earlier.at) == (None, lack, "messages[0].content[0]")
     refusal = f"Invalid value for '{place}.type': {lack}; only parts of type 'text' are taken."
     assert (asked.refusal, asked.refused_at, asked.at) == (refusal, f"{place}.type", place)
