@@ -46,7 +46,7 @@ async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
     """
     if num_bytes <= INLINE_BYTES:
         return _contained(work)
-    lane = _lane(_large_lane, _LARGE_AT_ONCE) if num_bytes > _LARGE_BYTES else None
+    lane = own_lane(_large_lane, _LARGE_AT_ONCE) if num_bytes > _LARGE_BYTES else None
     return await anyio.to_thread.run_sync(_contained, work, limiter=lane)
 
 
@@ -56,12 +56,12 @@ async def in_thread(work: Callable[[], T], *, is_slow: bool = False) -> T:
 
     Raises what the work raises; NativePanic in place of a panic.
     """
-    lane = _lane(_slow_lane, _SLOW_AT_ONCE) if is_slow else None
+    lane = own_lane(_slow_lane, _SLOW_AT_ONCE) if is_slow else None
     return await anyio.to_thread.run_sync(_contained, work, limiter=lane)
 
 
-def _lane(of: RunVar[anyio.CapacityLimiter], at_once: int) -> anyio.CapacityLimiter:
-    """The event loop's own."""
+def own_lane(of: RunVar[anyio.CapacityLimiter], at_once: int) -> anyio.CapacityLimiter:
+    """Places for threads of one kind; the event loop's own."""
     lane = of.get(None)
     if lane is None:
         lane = anyio.CapacityLimiter(at_once)

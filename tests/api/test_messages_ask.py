@@ -149,7 +149,8 @@ def test_what_was_thought_is_no_text() -> None:
 
 BLIND = "[this model has no vision and cannot see images]"
 CITED = {"type": "search_result", "title": "T", "source": "http://x", "content": [text("found")]}
-READ = {"type": "document", "title": "D", "source": {"type": "text", "data": "read"}}
+READ = {"type": "document", "title": "D", "context": "C", "source": {"type": "text", "data": "read"}}
+QUOTED = {"type": "document", "title": "D", "source": {"type": "content", "content": [text("read")]}}
 SERVED = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "ö"}}
 HITS = {
     "type": "web_search_tool_result",
@@ -162,7 +163,8 @@ HITS = {
     ("messages", "words", "named"),
     [
         ([user(IMAGE)], [BLIND], "messages[0].content[0] (image)"),
-        ([user(text("a"), READ)], ["a\nD\nread"], "messages[0].content[1] (document)"),
+        ([user(text("a"), READ)], ["a\nD\nC\nread"], None),
+        ([user(text("a"), QUOTED)], ["a\nD\nread"], "messages[0].content[1] (document)"),
         ([user(text("a"), CITED)], ["a\nT\nfound"], "messages[0].content[1] (search_result)"),
         (
             [HI, assistant(use(1)), user(result(1, [IMAGE, text("b")]))],
@@ -182,7 +184,7 @@ HITS = {
     ],
 )
 def test_blocks_of_other_kinds_are_told_in_words_and_named(
-    messages: list[Json], words: list[str | None], named: str
+    messages: list[Json], words: list[str | None], named: str | None
 ) -> None:
     assert [message["content"] for message in told(*messages)] == words
     assert ignored(messages=messages) == named

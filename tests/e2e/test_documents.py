@@ -6,6 +6,7 @@ import base64
 import random
 import zlib
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import anthropic
@@ -19,8 +20,8 @@ Json = dict[str, Any]
 HOSTILE = 40
 
 
-def pdf(*pages: str, compressed: bool = True) -> bytes:
-    """A page for each text, a line for each of its lines."""
+def pdf(*pages: str, compressed: bool = True, repeated: int = 1) -> bytes:
+    """A page for each text, a line for each of its lines. All of them stand there so many times."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", ""]
     objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
     bodies = list[bytes]()
@@ -29,8 +30,8 @@ def pdf(*pages: str, compressed: bool = True) -> bytes:
         drawn = f"BT /F1 12 Tf 72 720 Td\n{lines}ET".encode()
         bodies.append(zlib.compress(drawn) if compressed else drawn)
     first = len(objects) + 1
-    kids = " ".join(f"{first + 2 * number} 0 R" for number in range(len(pages)))
-    objects[1] = f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>"
+    kids = " ".join([f"{first + 2 * number} 0 R" for number in range(len(pages))] * repeated)
+    objects[1] = f"<< /Type /Pages /Kids [{kids}] /Count {repeated * len(pages)} >>"
     written = bytearray(b"%PDF-1.4\n")
     offsets = list[int]()
 
@@ -79,10 +80,16 @@ def server() -> Iterator[ServerProcess]:
         yield server
 
 
-def prompt(server: ServerProcess, *messages: Json) -> str:
+def tokens(server: ServerProcess, *messages: Json) -> list[int]:
     got = httpx.post(f"{server.url}/tokenize", json={"messages": list(messages)}, timeout=60)
     assert got.status_code == 200, got.text
-    back = httpx.post(f"{server.url}/detokenize", json={"tokens": got.json()["tokens"]}, timeout=60)
+    found: list[int] = got.json()["tokens"]
+    return found
+
+
+def prompt(server: ServerProcess, *messages: Json) -> str:
+    body = {"tokens": tokens(server, *messages)}
+    back = httpx.post(f"{server.url}/detokenize", json=body, timeout=60)
     text: str = back.json()["prompt"]
     return text
 
@@ -216,6 +223,52 @@ def test_many_copies_of_a_long_file_are_refused_before_they_are_written_out(serv
     )
     assert got.status_code == 400
     assert got.json()["error"]["code"] == "file_too_large"
+
+
+def test_all_counters_count_what_is_attached(server: ServerProcess) -> None:
+    """A way in that forgets to read files would count what stands for them."""
+    num = len(tokens(server, attached(uri(LETTER))))
+    said = "Where is it?"
+    file = {"type": "input_file", "file_data": uri(LETTER), "filename": "letter.pdf"}
+    asked = {"input": [{"role": "user", "content": [file, {"type": "input_text", "text": said}]}]}
+    source = {"type": "base64", "media_type": "application/pdf", "data": base64_of(LETTER)}
+    document = {"type": "document", "title": "letter.pdf", "source": source}
+    message = {"role": "user", "content": [document, {"type": "text", "text": said}]}
+    for path, body in (
+        ("/v1/responses/input_tokens", asked),
+        ("/v1/messages/count_tokens", {"model": "demo", "messages": [message]}),
+    ):
+        got = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+        assert (got.status_code, got.json().get("input_tokens")) == (200, num), got.text
+
+
+def inflating(num_bytes: int) -> bytes:
+    """A page whose content is so long, of a thousandth."""
+    drawn = b"BT /F1 12 Tf (a) Tj ET " + b" " * num_bytes
+    return pdf("a").replace(
+        zlib.compress(b"BT /F1 12 Tf 72 720 Td\n(a) Tj 0 -14 Td\nET"), zlib.compress(drawn)
+    )
+
+
+def looping() -> bytes:
+    """Its pages are their own kids."""
+    return pdf("a").replace(b"/Kids [4 0 R]", b"/Kids [2 0 R]")
+
+
+@pytest.mark.parametrize("data", [pdf("a", repeated=200_000), inflating(200_000_000), looping()])
+def test_files_that_unfold_without_end_cost_their_request_alone(server: ServerProcess, data: bytes) -> None:
+    assert len(data) < 2**21
+    with futures.ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(
+            httpx.post,
+            f"{server.url}/v1/chat/completions",
+            json={"messages": [attached(uri(data))], "max_tokens": 1},
+            timeout=100,
+        )
+        while not asked.done():
+            text = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+            assert httpx.post(f"{server.url}/v1/chat/completions", json=text, timeout=60).status_code == 200
+    assert asked.result().status_code in (200, 400), asked.result().text
 
 
 def test_hostile_files_cost_their_request_alone(server: ServerProcess) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Union
@@ -262,6 +263,9 @@ def mark_of(source: str) -> str:
     """What stands for a picture in its message's text, until it is known what a model sees."""
     digest = hashlib.blake2b(source.encode(errors="surrogatepass"), key=_MARK_KEY, digest_size=15)
     return f"picture{digest.hexdigest()}"
+
+
+MARK = re.compile(r"picture[0-9a-f]{30}")
 
 
 UPLOAD = "upload:"

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from openai_cpu_server.api.asking.ask import (
+    MARK,
     UPLOAD,
     Ask,
     AskedConversation,
@@ -74,7 +75,7 @@ class AttachmentFinder:
         ask = await self._read(ask, model, owner)
         info = model.engine.info
         if info is None or not info.sees:
-            return unseen(ask)
+            return await in_thread(partial(unseen, ask), is_slow=ask.is_slow)
         told = {one.mark: one for one in _pictures(ask)}
         if len(told) > self._options.max_pictures:
             most = self._options.max_pictures
@@ -111,15 +112,19 @@ class AttachmentFinder:
                 most = self._options.max_document_chars
                 message = f"The files of a conversation may have {most} characters of text."
                 raise InvalidRequest(message, param=one.at, code="file_too_large")
-        return _worded(ask, words, unread, left=tuple(_pictures(ask))) if documents else ask
+        if not documents:
+            return ask
+        telling = partial(_worded, ask, words, unread, left=tuple(_pictures(ask)))
+        return await in_thread(telling, is_slow=ask.is_slow)
 
     async def _document(self, asked: AskedDocument, model: ServedModel, owner: str) -> str:
         with _blamed(asked, "invalid_file"):
             data = await self._bytes(asked, owner)
-            if (known := self._texts.find(data)) is not None:
+            digest = await in_thread(partial(_digest, data), is_slow=True)
+            if (known := self._texts.find(digest)) is not None:
                 return known
             reading = partial(model.read_document, data, self._options.max_document_chars)
-            return self._texts.keep(data, await in_thread(reading, is_slow=True))
+            return self._texts.keep(digest, await in_thread(reading, is_slow=True))
 
     async def _pictures(self, asked: Sequence[AskedPicture], model: ServedModel, owner: str) -> list[Picture]:
         """Small files may have many pixels: they are counted as they come."""
@@ -170,12 +175,13 @@ class AttachmentFinder:
         raise InvalidRequest("expected a data URI in base64, or a URL")
 
     async def _opened(self, data: bytes, model: ServedModel) -> Picture:
-        if (known := self._decoded.find(data)) is not None:
+        digest = await in_thread(partial(_digest, data), is_slow=True)
+        if (known := self._decoded.find(digest)) is not None:
             return known
         self._require_memory()
         opening = partial(model.open_picture, data, self._options.max_pixels)
         opened = await in_thread(opening, is_slow=True)
-        return self._decoded.keep(data, self._held.setdefault(opened.digest, opened))
+        return self._decoded.keep(digest, self._held.setdefault(opened.digest, opened))
 
     def _require_memory(self) -> None:
         """Raises EngineUnavailable."""
@@ -197,14 +203,14 @@ class _Kept(Generic[_T]):
         self._left = most
         self._size = size
 
-    def find(self, data: bytes) -> _T | None:
-        if (known := self._found.get(digest := _digest(data))) is not None:
+    def find(self, digest: bytes) -> _T | None:
+        if (known := self._found.get(digest)) is not None:
             self._found.move_to_end(digest)
         return known
 
-    def keep(self, data: bytes, found: _T) -> _T:
+    def keep(self, digest: bytes, found: _T) -> _T:
         """The same."""
-        if (digest := _digest(data)) not in self._found:
+        if digest not in self._found:
             self._found[digest] = found
             self._left -= self._size(found)
             while self._left < 0:
@@ -266,11 +272,10 @@ def _in_words(message: AskedMessage, words: dict[str, str]) -> AskedMessage:
 
 
 def _replaced(text: object, words: dict[str, str]) -> object:
+    """In one pass: what is put in for one mark is read for no other."""
     if not isinstance(text, str):
         return text
-    for mark, said in words.items():
-        text = text.replace(mark, said)
-    return text
+    return MARK.sub(lambda found: words.get(found[0], found[0]), text)
 
 
 def _of_data_uri(source: str) -> bytes:

@@ -159,7 +159,7 @@ LACKS = {
     "document": _FILES,
 }
 """What a model of text lacks for parts of other types."""
-_WORDS = ("title", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
+_WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
 """The fields of other kinds in which something stands that a model can read."""
 
 
@@ -209,8 +209,10 @@ class ForeignKind(Body):
 
     @property
     def is_attached(self) -> bool:
-        """It is a picture or a file, and so not told in words at once."""
-        return self.picture is not None or self.document is not None
+        """It is a picture or a file, and is taken as such. Of some files the text is at hand."""
+        source = self.fields.get("source") if self.type == "document" else None
+        has_text = isinstance(source, dict) and source.get("type") == "text"
+        return has_text or self.picture is not None or self.document is not None
 
     def attached(self, at: str, *, is_asked: bool, refusal: str | None = None) -> Attached | None:
         """What it attaches, at this place of the body."""

@@ -13,7 +13,7 @@ from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, RecalledAns
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation
 from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.call import Call, ModelContext
-from openai_cpu_server.api.asking.resolve import resolve
+from openai_cpu_server.api.asking.resolve import prompt_of, resolve
 from openai_cpu_server.api.asking.running import ReplayedGeneration, RunningCall, TimedEvent, limit_time
 from openai_cpu_server.contract.engine import Generation
 from openai_cpu_server.contract.messages import Finish
@@ -32,7 +32,7 @@ from openai_cpu_server.http.clients import Client, account_of
 from openai_cpu_server.http.context import RequestContext, Sender
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.http.parse import header_safe
+from openai_cpu_server.http.parse import Ignored, header_safe
 from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able
 from openai_cpu_server.models.routing.decide import (
     JudgedAnswer,
@@ -44,6 +44,7 @@ from openai_cpu_server.models.routing.decide import (
 from openai_cpu_server.models.routing.follow import RoutedCall, follow
 from openai_cpu_server.models.routing.options import Cascade
 from openai_cpu_server.models.routing.router import RouterCaller
+from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import RouteTaken
 
 ROUTED_MODEL = "x-routed-model"
@@ -147,6 +148,11 @@ class AskedModel(NamedTuple):
     """What routers had to say about it."""
 
 
+class CountedPrompt(NamedTuple):
+    num_tokens: int
+    ignored: Ignored
+
+
 @dataclass(frozen=True)
 class GenerationService:
     """Turns what a client asks for into a call that runs."""
@@ -156,6 +162,12 @@ class GenerationService:
     attachments: AttachmentFinder
     recall: AnswerLookup | None = None
     """None: there is no cache of answers."""
+
+    async def prompt_tokens(self, ask: Ask, model: ServedModel, context: RequestContext) -> CountedPrompt:
+        """What its prompt would have. Raises InvalidRequest, EngineUnavailable."""
+        ask = await self.attachments.seen(ask, model, context.owner)
+        prompt = await in_thread(partial(prompt_of, ask, model), is_slow=ask.is_slow)
+        return CountedPrompt(len(prompt.tokens), ask.ignored)
 
     async def begin(
         self, ask: Ask, context: RequestContext, attempt: CascadeAttempt = UNWATCHED

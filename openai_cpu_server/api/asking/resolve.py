@@ -68,6 +68,7 @@ class PreparedPrompts(NamedTuple):
 
 def resolve(ask: Ask, asking: ModelContext) -> Call:
     """Raises InvalidRequest, PromptTooLong, DeadlyInput."""
+    assert not ask.attached, "what is attached is found before"
     try:
         return _resolved(ask, asking)
     except (InvalidRequest, PromptTooLong) as error:
@@ -82,13 +83,9 @@ def resolve(ask: Ask, asking: ModelContext) -> Call:
 def prompt_of(ask: Ask, model: ServedModel, ends: PromptEnds = WHOLE) -> ChatPrompt:
     """The prompt of its conversation. Raises InvalidRequest, DeadlyInput."""
     assert isinstance(ask.prompt, AskedConversation), "nobody asks for other prompts"
+    assert not ask.attached, "what is attached is found before"
     maker = PromptMaker(ask, ask.prompt.path, tool_plan(ask.tools), model, model.engine.info, ends)
     return maker.prompt(ask.prompt.messages)
-
-
-def prompt_tokens(ask: Ask, model: ServedModel) -> int:
-    """How long that is. Raises what `prompt_of` raises."""
-    return len(prompt_of(ask, model).tokens)
 
 
 def served_tier(asked: str, priority: Priority) -> str:
@@ -156,7 +153,7 @@ def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
 
     def fits(messages: Sequence[AskedMessage]) -> bool:
         try:
-            return prompt_tokens(_with(ask, messages), asking.chosen.model) <= limit
+            return len(prompt_of(_with(ask, messages), asking.chosen.model).tokens) <= limit
         except InvalidRequest as error:
             if error.code == _TOO_LONG:
                 return False

@@ -18,12 +18,11 @@ from openai_cpu_server.api.asking.ask import Ask
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
 from openai_cpu_server.api.asking.renderer import AnswerRenderer, Chunk, GatheredAnswer, Renderer
-from openai_cpu_server.api.asking.resolve import prompt_tokens
 from openai_cpu_server.api.asking.running import RunningCall, Said, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
-from openai_cpu_server.http.body import BodyQuota, in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import BodyQuota, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, Ticket, context_of, ticket_of
 from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
@@ -312,7 +311,7 @@ class CountRoute:
         answer: Callable[..., msgspec.Struct] = InputTokens,
     ) -> None:
         self._reader = reader
-        self._models, self._attachments = service.models, service.attachments
+        self._service = service
         self._lenient = lenient
         self._answer = answer
 
@@ -321,7 +320,6 @@ class CountRoute:
         ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
         context = context_of(request.scope)
         allowed = context.identity.allowed_models
-        model = choose_able(self._models, ask.model, allowed, Ability.GENERATE).model
-        ask = await self._attachments.seen(ask, model, context.owner)
-        num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
-        return json_response(self._answer(input_tokens=num_tokens), headers=ask.ignored.headers)
+        model = choose_able(self._service.models, ask.model, allowed, Ability.GENERATE).model
+        counted = await self._service.prompt_tokens(ask, model, context)
+        return json_response(self._answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)

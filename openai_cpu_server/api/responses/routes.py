@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.asking.generation import CascadeAttempt
-from openai_cpu_server.api.asking.resolve import prompt_tokens
 from openai_cpu_server.api.asking.route import EventStream, InputTokens, not_in_batches, while_connected
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.responses.background import Background, LiveResponse
@@ -28,7 +27,7 @@ from openai_cpu_server.api.responses.stored import StoredResponses, logged_strea
 from openai_cpu_server.api.responses.stream import encoded
 from openai_cpu_server.api.responses.turns import AskedResponse, ResponseReader
 from openai_cpu_server.errors import GenerationFailed
-from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
+from openai_cpu_server.http.body import off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, context_of
 from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, REQUESTS, WORK
@@ -42,7 +41,7 @@ from openai_cpu_server.observe.ended import RequestOrigin
 
 class ResponsesRoutes:
     def __init__(self, parts: ServerParts) -> None:
-        self._models, self._options = parts.models, parts.options
+        self._service, self._options = parts.generation, parts.options
         kept = parts.jobs.responses if parts.jobs else None
         self._background = Background(kept, parts.endings) if kept else None
         if self._background is not None:
@@ -105,11 +104,12 @@ class ResponsesRoutes:
         body, context = asked.as_response(), context_of(request.scope)
         read = await self._reader.of_body(body, ignored, context.owner, size=len(data))
         allowed = context.identity.allowed_models
-        model = choose_able(self._models, body.model, allowed, Ability.GENERATE, adapter=body.lora).model
-        ask = read.ask()
+        model = choose_able(
+            self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora
+        ).model
         model.loaded()
-        num_tokens = await in_thread(partial(prompt_tokens, ask, model), is_slow=ask.is_slow)
-        return json_response(InputTokens(input_tokens=num_tokens), headers=ask.ignored.headers)
+        counted = await self._service.prompt_tokens(read.ask(), model, context)
+        return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
     async def _behind(self, outer: RequestContext, read: AskedResponse, background: Background) -> ASGIApp:
         """It goes on when this request has ended. The server's limit of time is not for it."""

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from openai_cpu_server.api.asking.as_ask import adapted_names
-from openai_cpu_server.api.asking.ask import Ask, AskedMessage, EarlierAnswer
+from openai_cpu_server.api.asking.ask import Ask, AskedMessage, Attached, EarlierAnswer
 from openai_cpu_server.api.responses.as_ask import check_supported, left_out, response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import (
@@ -40,6 +40,8 @@ class AskedResponse(msgspec.Struct, frozen=True):
     earlier: tuple[SourcedItem, ...]
     items: tuple[SourcedItem, ...]
     """The body's own."""
+    attached: tuple[Attached, ...]
+    """To all of them."""
     ignored: Ignored
     num_bytes: int
     """The size of all that was read for it."""
@@ -51,7 +53,7 @@ class AskedResponse(msgspec.Struct, frozen=True):
             response_ask(self.body, self.messages),
             num_bytes=self.num_bytes,
             ignored=self.ignored,
-            attached=tuple(attached_in([*self.earlier, *self.items])),
+            attached=self.attached,
         )
 
     def without_output(self) -> AskedResponse:
@@ -113,13 +115,14 @@ class ResponseReader:
         earlier = await self._earlier(body, owner, recent)
         found = await self._found(references(body.input), owner, earlier)
         size += sum(len(one.param) for one in earlier) * 64
-        messages, items = await off_loop(size, partial(_conversation, body, earlier, found))
+        messages, items, attached = await off_loop(size, partial(_conversation, body, earlier, found))
         told = [*left_out(body), *told_in_words(body.input)]
         return AskedResponse(
             body=body,
             messages=messages,
             earlier=earlier,
             items=items,
+            attached=attached,
             ignored=Ignored((*ignored.names, *adapted_names(told, messages).names)),
             num_bytes=size,
             owner=owner,
@@ -181,10 +184,12 @@ class ResponseReader:
 
 def _conversation(
     body: ResponsesBody, earlier: Sequence[SourcedItem], found: dict[str, Item]
-) -> tuple[tuple[AskedMessage, ...], tuple[SourcedItem, ...]]:
-    """All messages, and the items that are the body's own."""
+) -> tuple[tuple[AskedMessage, ...], tuple[SourcedItem, ...], tuple[Attached, ...]]:
+    """All messages, the items that are the body's own, and what is attached."""
     items = new_items(body.input, found)
-    return tuple(with_instructions(turns([*earlier, *items]), body.instructions)), tuple(items)
+    everything = [*earlier, *items]
+    messages = with_instructions(turns(everything), body.instructions)
+    return tuple(messages), tuple(items), tuple(attached_in(everything))
 
 
 def _of_link(link: ChainedResponse) -> list[SourcedItem]:
