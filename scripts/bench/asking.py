@@ -17,8 +17,8 @@ class Priority(enum.Enum):
 
 
 JsonSchema = dict[str, object]
-Message = dict[str, str]
-"""A message of a chat: its role and content."""
+Message = dict[str, object]
+"""A message of a chat: its role and content, which is text, or parts."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

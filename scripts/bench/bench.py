@@ -62,12 +62,15 @@ class Bench:
             yield server
 
     @contextlib.contextmanager
-    def start(self, who: Contestant, room: Room, *own_options: str) -> Iterator[Server]:
-        """A server, started fresh and warmed up. `own_options` are for ours, and no peer gets them.
+    def start(
+        self, who: Contestant, room: Room, *own_options: str, everybodys: Sequence[str] = ()
+    ) -> Iterator[Server]:
+        """A server, started fresh and warmed up. `own_options` are for ours, and no peer gets them;
+        `everybodys` are for all.
 
         Raises ServerFailed.
         """
-        spec = who.spec(self.model, room)
+        spec = who.spec(self.model, room).with_options(*everybodys)
         with self._running(spec if who.is_peer else spec.with_options(*own_options)) as server:
             yield server
 

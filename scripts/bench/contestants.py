@@ -31,6 +31,8 @@ class Contestant:
     is_peer: bool = True
     does_json: bool = False
     """Whether text completions can follow a JSON Schema."""
+    takes_pictures: bool = False
+    """With a projector by `--mmproj`."""
     tells_cached: bool = False
     """Whether answers tell how many tokens of their prompt were not computed."""
     at_once: int | None = None
@@ -60,6 +62,7 @@ class Variant(enum.Enum):
             spec=self._in_room,
             is_peer=False,
             does_json=True,
+            takes_pictures=True,
             tells_cached=True,
             at_once=1 if self is Variant.SEQUENTIAL else None,
         )

@@ -11,11 +11,12 @@ from random_model.tensors import Quant
 
 from openai_cpu_server.config.folders import user_cache_dir
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.header import FILE_TYPES, is_copy
+from openai_cpu_server.llama.gguf.header import FILE_TYPES, GgufHeader, is_copy
 from openai_cpu_server.model_source.package import PACKAGED
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _MAKE_MODEL = _SCRIPTS / "make_model.py"
+_MAKE_PROJECTOR = _SCRIPTS / "make_projector.py"
 _DIRECTLY = frozenset(quant.value for quant in Quant)
 MADE_TYPES = (
     *_DIRECTLY,
@@ -45,6 +46,21 @@ def made_model(shape: str, quant: str) -> Path:
     command = [sys.executable, str(_MAKE_MODEL), "--shape", shape, "--quant", quant]
     borrowing = ("--tokenizer", str(tokenizer)) if tokenizer else ()
     subprocess.run([*command, *borrowing, "--output", str(path)], check=True)
+    return path
+
+
+def made_projector(shape: str, model: Path) -> Path:
+    """An encoder of pictures with random weights in the shape of a real one, whose rows are as wide as the
+    model's. Raises CalledProcessError."""
+    header = GgufHeader(model)
+    width = header.get_int(header.for_architecture("embedding_length"))
+    name = f"mmproj-{shape}-{width}-{hashlib.sha256(_MAKE_PROJECTOR.read_bytes()).hexdigest()[:12]}.gguf"
+    path = user_cache_dir() / "models" / name
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(_MAKE_PROJECTOR), "--kind", "gemma3", "--shape", shape]
+        told = ("--quant", "f16", "--rows-width", str(width), "--output", str(path))
+        subprocess.run([*command, *told], check=True)
     return path
 
 

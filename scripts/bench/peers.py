@@ -100,7 +100,7 @@ def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iter
             ),
         ):
             start = _LlamaServer(paths.llama_server, label, flags)
-            yield Contestant(key, label, start, does_json=True, tells_cached=True)
+            yield Contestant(key, label, start, does_json=True, takes_pictures=True, tells_cached=True)
     if paths.openvino is not None:
         yield Contestant("openvino", _OPENVINO, _OpenVino(paths.openvino))
     if paths.python is not None:

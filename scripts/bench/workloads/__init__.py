@@ -14,6 +14,7 @@ from bench.workloads import (
     long_prompt,
     memory,
     mixed,
+    pictures,
     prefix,
     throughput,
     turns,
@@ -33,6 +34,8 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "bursts": bursts.run,
     "unequal": unequal.run,
     "json": json_output.run,
+    "pictures": pictures.run,
+    "pictures-large": pictures.run_large,
     "memory": memory.run,
 }
 

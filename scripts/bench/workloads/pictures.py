@@ -1,0 +1,201 @@
+"""*pictures*: a picture is encoded while streams run and others ask short questions.
+
+The encoder has random weights in the shape of a real one: how long it takes depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from PIL import Image
+
+from bench.asking import Ask, Message, Trace, first_token_times
+from bench.bench import Bench
+from bench.contest import Contest
+from bench.contestants import Contestant, Room, Variant
+from bench.load import LoadFailed
+from bench.model import made_projector
+from bench.results import Direction, Goal, Line, WorkloadResult
+from bench.servers import Server
+from bench.stats import Rounds, percentile
+
+_POOL_TOKENS = 8192
+_BEHIND_S = 2.0
+"""A gap may end behind the picture's first token."""
+_BETWEEN_S = 0.3
+
+
+@dataclass(frozen=True)
+class Size:
+    encoder: str
+    """As `make_projector.py --shape` names it."""
+    output_tokens: int
+    """Of a stream: more than come meanwhile."""
+    before_s: float = 6.0
+    """The streams run alone for so long."""
+    pixels: int = 1024
+    streams: int = 8
+    prompt_tokens: int = 100
+    question_tokens: int = 40
+    idle_questions: int = 7
+
+    @property
+    def room(self) -> Room:
+        return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
+
+
+FULL = Size(encoder="siglip-base", output_tokens=400)
+LARGE = Size(encoder="siglip-so400m", output_tokens=800)
+QUICK = Size(encoder="tiny", output_tokens=800, before_s=0.3, pixels=128, streams=2, idle_questions=3)
+
+
+@dataclass(frozen=True)
+class PicturesRun:
+    size: Size
+    idle: list[Trace]
+    streams: list[Trace]
+    beside: list[Trace]
+    """Short questions while the picture is encoded."""
+    picture: Trace
+    again: Trace
+
+    @property
+    def gap_before_s(self) -> float:
+        """The streams' worst gap, when all of them have begun."""
+        begin = self.picture.arrival
+        return self._worst_gap_s(begin - self.size.before_s / 2, begin)
+
+    @property
+    def gap_meanwhile_s(self) -> float:
+        begin = self.picture.arrival
+        return self._worst_gap_s(begin, begin + first_s(self.picture))
+
+    def _worst_gap_s(self, begin: float, end: float) -> float:
+        """Among those that touch this time. Raises LoadFailed where there are none."""
+        times = (pair for trace in self.streams for pair in pairwise(trace.chunk_times))
+        gaps = [late - early for early, late in times if early < end and late > begin]
+        if not gaps:
+            raise LoadFailed("no stream ran meanwhile")
+        return max(gaps)
+
+    @property
+    def idle_p50_s(self) -> float:
+        return percentile(first_token_times(self.idle), 50)
+
+    def beside_s(self, percent: float) -> float:
+        return percentile(first_token_times(self.beside), percent)
+
+    @property
+    def cached_percent(self) -> float:
+        usage = self.again.usage
+        return 100 * usage.cached_tokens / usage.prompt_tokens if usage else 0.0
+
+
+def run(bench: Bench) -> WorkloadResult:
+    return _run(bench, "pictures", QUICK if bench.is_quick else FULL)
+
+
+def run_large(bench: Bench) -> WorkloadResult:
+    return _run(bench, "pictures-large", QUICK if bench.is_quick else LARGE)
+
+
+def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
+    projector = made_projector(size.encoder, bench.model)
+
+    def measure(who: Contestant, number: int) -> PicturesRun:
+        with bench.start(who, size.room, everybodys=("--mmproj", str(projector))) as server:
+            return asyncio.run(_measured(bench, size, server, number))
+
+    contestants = [who for who in bench.contestants(Variant.WHOLE) if who.takes_pictures]
+    contest = bench.contest(contestants, measure)
+    lines = _lines(contest)
+    return WorkloadResult(
+        name=name,
+        sizes=f"a picture of {size.pixels} x {size.pixels} for {size.encoder} while {size.streams} streams "
+        f"run and questions of {size.question_tokens} tokens come",
+        goals=contest.of_ours("goals", _goals),
+        lines=lines,
+        failures=contest.failures,
+    )
+
+
+def _lines(contest: Contest[PicturesRun]) -> tuple[Line, ...]:
+    at_most, at_least = Direction.AT_MOST, Direction.AT_LEAST
+    line = contest.line
+    return (
+        line("streams: worst gap before", "s", at_most, lambda run: run.gap_before_s),
+        line("streams: worst gap meanwhile", "s", at_most, lambda run: run.gap_meanwhile_s),
+        line("question: TTFT p50, idle", "s", at_most, lambda run: run.idle_p50_s),
+        line("question: TTFT p50, meanwhile", "s", at_most, lambda run: run.beside_s(50)),
+        line("question: TTFT worst, meanwhile", "s", at_most, lambda run: run.beside_s(100)),
+        line("picture: TTFT", "s", at_most, lambda run: first_s(run.picture)),
+        line("picture: TTFT again", "s", at_most, lambda run: first_s(run.again)),
+        line("picture: cached again", "%", at_least, lambda run: run.cached_percent),
+    )
+
+
+def _goals(runs: list[PicturesRun]) -> tuple[Goal, ...]:
+    gaps = Rounds.of(runs, lambda run: run.gap_meanwhile_s)
+    slower = Rounds.of(runs, lambda run: run.beside_s(50) / run.idle_p50_s)
+    return (
+        Goal.at_most("streams: worst gap meanwhile", gaps, 0.8, "s"),
+        Goal.at_most("question: TTFT p50 meanwhile, against the idle server's", slower, 2.0, "x"),
+        Goal.at_least("picture: cached again", Rounds.of(runs, lambda run: run.cached_percent), 95, "%"),
+    )
+
+
+async def _measured(bench: Bench, size: Size, server: Server, number: int) -> PicturesRun:
+    """Raises LoadFailed."""
+    clients = server.clients()
+
+    def question(*seed: object) -> Ask:
+        return Ask(prompt=bench.prompts.question(size.question_tokens, *seed, number), max_tokens=2)
+
+    idle = [await clients.send(question("idle", at)) for at in range(size.idle_questions)]
+    asks = [
+        Ask(
+            prompt=bench.prompts.question(size.prompt_tokens, "stream", at, number),
+            max_tokens=size.output_tokens,
+            seed=at,
+        )
+        for at in range(size.streams)
+    ]
+    streams = server.clients()
+    running = [asyncio.create_task(streams.send(ask)) for ask in asks]
+    await asyncio.sleep(size.before_s)
+    about = Ask(messages=(_shown(size.pixels, number),), max_tokens=8, temperature=0)
+    looking = asyncio.create_task(clients.send(about))
+    beside = list[Trace]()
+    while not looking.done():
+        await asyncio.sleep(_BETWEEN_S)
+        beside.append(await clients.send(question("beside", len(beside))))
+    picture = await looking
+    await asyncio.sleep(_BEHIND_S)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    again = await clients.send(about)
+    clients.check()
+    return PicturesRun(size, idle, streams.traces, beside, picture, again)
+
+
+def _shown(pixels: int, seed: int) -> Message:
+    """A question about a picture that nobody has shown before."""
+    data = io.BytesIO()
+    coarse = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
+    Image.fromarray(coarse).resize((pixels, pixels)).save(data, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+    return {"role": "user", "content": parts}
+
+
+def first_s(trace: Trace) -> float:
+    """Raises LoadFailed."""
+    if trace.ttft_s is None:
+        raise LoadFailed(trace.error or "an answer without text")
+    return trace.ttft_s
