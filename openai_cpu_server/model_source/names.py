@@ -94,6 +94,13 @@ def preferred_projector(candidates: Sequence[str]) -> str | None:
     return next(named, candidates[0] if candidates else None)
 
 
+def words(name: str) -> tuple[str, ...]:
+    """What the name of a file says of whose weights it holds: not how they are stored, nor what it is."""
+    part = _PART.fullmatch(name)
+    stem = _QUANTISATION.sub(" ", (part["model"] if part else PurePosixPath(name).stem)).lower()
+    return tuple(word for word in re.split(r"[^a-z0-9.]+|\.(?!\d)", stem) if word and word not in ("mmproj", "ud"))
+
+
 def _is_projector(name: str) -> bool:
     return name.endswith(".gguf") and "mmproj" in name.rpartition("/")[2]
 

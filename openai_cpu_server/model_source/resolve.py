@@ -27,9 +27,11 @@ from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.names import (
     PREFIX,
     HubName,
+    models,
     parse_hub_name,
     preferred_projector,
     projectors,
+    words,
 )
 from openai_cpu_server.model_source.package import PACKAGED
 
@@ -245,9 +247,13 @@ def projector_of(
 
 
 def projector_beside(model: Path) -> Path | None:
-    """The projector in the model's folder that fits it, of several of one kind the best stored."""
+    """The projector in the model's folder that fits it, of several of one kind the best stored. Where other
+    models lie there too, its name must say nothing that the model's does not: rows are as wide in many."""
     beside = {path.name: path for path in model.parent.glob("*.gguf") if path.is_file()}
-    fitting = _fitting(model, [beside[name] for name in projectors(beside)])
+    found = projectors(beside)
+    if len({words(name) for name in models(beside)}) > 1:
+        found = [name for name in found if words(name) and {*words(name)} <= {*words(model.name)}]
+    fitting = _fitting(model, [beside[name] for name in found])
     chosen = preferred_projector([path.name for path in fitting])
     return None if chosen is None else beside[chosen]
 

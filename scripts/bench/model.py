@@ -54,7 +54,7 @@ def made_projector(shape: str, model: Path) -> Path:
     model's. Raises CalledProcessError."""
     header = GgufHeader(model)
     width = header.get_int(header.for_architecture("embedding_length"))
-    name = f"mmproj-{shape}-{width}-{hashlib.sha256(_MAKE_PROJECTOR.read_bytes()).hexdigest()[:12]}.gguf"
+    name = f"projector-{shape}-{width}-{hashlib.sha256(_MAKE_PROJECTOR.read_bytes()).hexdigest()[:12]}.gguf"
     path = user_cache_dir() / "models" / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.model_source import DemoFiles, resolve_model
+from openai_cpu_server.model_source import DemoFiles, projector_of, resolve_model
 from openai_cpu_server.model_source.aliases import ALIASES
 from openai_cpu_server.model_source.names import (
     HubName,
@@ -184,6 +185,28 @@ class TestEyes:
             user = User(tmp_path / "hf", hub.endpoint)
             assert self.sees(user, "hf:acme/others")[0] is None
             assert self.sees(user, "hf:acme/blind")[0] is None
+
+    @pytest.mark.parametrize(
+        ("files", "eyes"),
+        [
+            (["a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
+            (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "mmproj.gguf"], "mmproj.gguf"),
+            (["a-Q8_0.gguf", "b-Q8_0.gguf", "mmproj-F16.gguf"], None),
+            (["a-4b-Q8_0.gguf", "b-Q8_0.gguf", "mmproj-b-F16.gguf", "b.mmproj-Q8_0.gguf"], None),
+            (
+                ["a-4b-UD-Q4_K_XL.gguf", "b.gguf", "b.mmproj.gguf", "A-4B.mmproj-f16.gguf"],
+                "A-4B.mmproj-f16.gguf",
+            ),
+        ],
+    )
+    def test_beside_others_it_is_found_by_its_name(
+        self, files: list[str], eyes: str | None, tmp_path: Path
+    ) -> None:
+        kinds = tiny_model_path(), tiny_projector_path("gemma3", rows_width=256)
+        for name in files:
+            shutil.copy(kinds["mmproj" in name], tmp_path / name)
+        found = projector_of(tmp_path / files[0], "auto")
+        assert found == (eyes and tmp_path / eyes)
 
     def test_text_is_served_while_the_hub_is_away(
         self, repos: dict[str, Repo], tmp_path: Path, unreachable: str
