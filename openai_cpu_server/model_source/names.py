@@ -98,7 +98,8 @@ def words(name: str) -> tuple[str, ...]:
     """What the name of a file says of whose weights it holds: not how they are stored, nor what it is."""
     part = _PART.fullmatch(name)
     stem = _QUANTISATION.sub(" ", (part["model"] if part else PurePosixPath(name).stem)).lower()
-    return tuple(word for word in re.split(r"[^a-z0-9.]+|\.(?!\d)", stem) if word and word not in ("mmproj", "ud"))
+    found = re.split(r"[^a-z0-9.]+|\.(?!\d)", stem)
+    return tuple(word for word in found if word not in ("", "mmproj", "ud"))
 
 
 def _is_projector(name: str) -> bool:

@@ -31,6 +31,9 @@ export function Composer() {
   const [dragging, setDragging] = useState(false);
   const field = useRef(null);
   const picker = useRef(null);
+  const reading = useRef(Promise.resolve());
+  const held = useRef(files);
+  held.current = files;
   drafts.set(id, { text, files });
   useGrowing(field, text);
   useEffect(() => {
@@ -52,13 +55,17 @@ export function Composer() {
     setProblems([]);
     say(last?.id ?? null, text.trim(), files);
   };
-  const attach = async (list) => {
-    const shown = [...path.value, { files }].flatMap((message) => message.files ?? []);
+  const attach = (list) => {
+    const given = [...list]; // what is dropped or pasted may be gone later
     setNumRead((before) => before + 1); // who presses Enter meanwhile wants them to be sent, too
-    const read = await readFiles(list, { sees: sees(chosenModel()), shown });
-    setNumRead((before) => before - 1);
-    setFiles((before) => [...before, ...read.files]);
-    setProblems(read.problems);
+    reading.current = reading.current.then(async () => { // in the order in which they are given, large or small
+      const shown = [...path.value, { files: held.current }].flatMap((message) => message.files ?? []);
+      const read = await readFiles(given, { sees: sees(chosenModel()), shown });
+      held.current = [...held.current, ...read.files];
+      setFiles(held.current);
+      setProblems(read.problems);
+      setNumRead((before) => before - 1);
+    });
   };
   const onKeyDown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches) return;

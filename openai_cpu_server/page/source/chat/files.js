@@ -13,7 +13,7 @@ const MOST_CHARACTERS = 24_000_000;
 export async function readFiles(list, { sees = false, shown = [] } = {}) {
   const files = [];
   const problems = [];
-  for (const file of [...list]) { // what is dropped or pasted may be gone after the first wait
+  for (const file of list) {
     const problem = file.type.startsWith("image/") ? await look(file, files, sees, shown) : await read(file, files);
     if (problem) problems.push(problem);
   }
