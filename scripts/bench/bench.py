@@ -63,14 +63,18 @@ class Bench:
 
     @contextlib.contextmanager
     def start(
-        self, who: Contestant, room: Room, *own_options: str, everybodys: Sequence[str] = ()
+        self,
+        who: Contestant,
+        room: Room,
+        *own_options: str,
+        changed: Callable[[ServerSpec], ServerSpec] = lambda spec: spec,
     ) -> Iterator[Server]:
-        """A server, started fresh and warmed up. `own_options` are for ours, and no peer gets them;
-        `everybodys` are for all.
+        """A server, started fresh and warmed up. `own_options` are for ours, and no peer gets them; `changed`
+        says what is otherwise with all of them.
 
         Raises ServerFailed.
         """
-        spec = who.spec(self.model, room).with_options(*everybodys)
+        spec = changed(who.spec(self.model, room))
         with self._running(spec if who.is_peer else spec.with_options(*own_options)) as server:
             yield server
 

@@ -85,10 +85,10 @@ def best_flags(model: Path) -> str:
 
 def peers(model: Path, paths: PeerPaths, flags: str) -> list[Contestant]:
     """`flags` are llama-server's best."""
-    return list(_peers(_Words(model), paths, tuple(flags.split())))
+    return list(_peers(Words(model), paths, tuple(flags.split())))
 
 
-def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iterator[Contestant]:
+def _peers(words: Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iterator[Contestant]:
     if paths.llama_server is not None:
         threads = str(Machine().num_threads())
         for key, label, flags in (
@@ -113,7 +113,7 @@ def _peers(words: _Words, paths: PeerPaths, best_flags: tuple[str, ...]) -> Iter
         )
 
 
-class _Words:
+class Words:
     """Turns tokens into text, for servers that take no ids. They read about as many tokens out of it."""
 
     def __init__(self, model: Path) -> None:
@@ -163,7 +163,7 @@ class _LlamaCppServer:
     By default a newcomer cuts off a running request: that is switched off."""
 
     python: Path
-    words: _Words
+    words: Words
 
     def __call__(self, model: Path, room: Room) -> ServerSpec:
         where = ("--model", str(model), "--host", "127.0.0.1", "--port", "{port}")
@@ -178,7 +178,7 @@ class _LlamaCppServer:
 class _ExampleServer:
     python: Path
     path: Path
-    words: _Words
+    words: Words
 
     def __call__(self, model: Path, room: Room) -> ServerSpec:
         threads = Machine().num_threads()
@@ -202,7 +202,7 @@ class _ExampleServer:
         )
 
 
-def _dialect(words: _Words, *, takes_tokens: bool) -> Dialect:
+def _dialect(words: Words, *, takes_tokens: bool) -> Dialect:
     """The dialect. The one server that takes tokens is the example, which knows OpenAI's parameters only."""
     return Dialect(
         as_text=None if takes_tokens else words.text,

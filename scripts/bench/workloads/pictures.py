@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,14 +20,14 @@ from bench.contest import Contest
 from bench.contestants import Contestant, Room, Variant
 from bench.load import LoadFailed
 from bench.model import made_projector
+from bench.peers import Words
 from bench.results import Direction, Goal, Line, WorkloadResult
-from bench.servers import Server
+from bench.servers import Server, ServerSpec
 from bench.stats import Rounds, percentile
 
 _POOL_TOKENS = 8192
 _BEHIND_S = 2.0
 """A gap may end behind the picture's first token."""
-_BETWEEN_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,10 @@ class Size:
     """As `make_projector.py --shape` names it."""
     output_tokens: int
     """Of a stream: more than come meanwhile."""
-    before_s: float = 6.0
+    before_s: float = 12.0
     """The streams run alone for so long."""
+    every_s: float = 1.0
+    """Between questions, by the clock: who is stalled must not be asked less."""
     pixels: int = 1024
     streams: int = 8
     prompt_tokens: int = 100
@@ -51,7 +53,9 @@ class Size:
 
 FULL = Size(encoder="siglip-base", output_tokens=400)
 LARGE = Size(encoder="siglip-so400m", output_tokens=800)
-QUICK = Size(encoder="tiny", output_tokens=800, before_s=0.3, pixels=128, streams=2, idle_questions=3)
+QUICK = Size(
+    encoder="tiny", output_tokens=800, before_s=0.3, every_s=0.02, pixels=128, streams=2, idle_questions=3
+)
 
 
 @dataclass(frozen=True)
@@ -68,17 +72,19 @@ class PicturesRun:
     def gap_before_s(self) -> float:
         """The streams' worst gap, when all of them have begun."""
         begin = self.picture.arrival
-        return self._worst_gap_s(begin - self.size.before_s / 2, begin)
+        return self._worst_gap_s(begin - self.size.before_s / 2, begin, is_within=True)
 
     @property
     def gap_meanwhile_s(self) -> float:
         begin = self.picture.arrival
         return self._worst_gap_s(begin, begin + first_s(self.picture))
 
-    def _worst_gap_s(self, begin: float, end: float) -> float:
-        """Among those that touch this time. Raises LoadFailed where there are none."""
+    def _worst_gap_s(self, begin: float, end: float, *, is_within: bool = False) -> float:
+        """Among those that touch this time, or end in it. Raises LoadFailed where there are none."""
         times = (pair for trace in self.streams for pair in pairwise(trace.chunk_times))
-        gaps = [late - early for early, late in times if early < end and late > begin]
+        gaps = [
+            late - early for early, late in times if late > begin and (late if is_within else early) < end
+        ]
         if not gaps:
             raise LoadFailed("no stream ran meanwhile")
         return max(gaps)
@@ -106,9 +112,15 @@ def run_large(bench: Bench) -> WorkloadResult:
 
 def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
     projector = made_projector(size.encoder, bench.model)
+    words = Words(bench.model)
+
+    def seeing(spec: ServerSpec) -> ServerSpec:
+        """llama-server takes no token ids where it sees, so nobody gets any."""
+        asked_in = replace(spec.dialect, as_text=words.text)
+        return replace(spec.with_options("--mmproj", str(projector)), dialect=asked_in)
 
     def measure(who: Contestant, number: int) -> PicturesRun:
-        with bench.start(who, size.room, everybodys=("--mmproj", str(projector))) as server:
+        with bench.start(who, size.room, changed=seeing) as server:
             return asyncio.run(_measured(bench, size, server, number))
 
     contestants = [who for who in bench.contestants(Variant.WHOLE) if who.takes_pictures]
@@ -170,10 +182,9 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
     await asyncio.sleep(size.before_s)
     about = Ask(messages=(_shown(size.pixels, number),), max_tokens=8, temperature=0)
     looking = asyncio.create_task(clients.send(about))
-    beside = list[Trace]()
-    while not looking.done():
-        await asyncio.sleep(_BETWEEN_S)
-        beside.append(await clients.send(question("beside", len(beside))))
+    beside = list[asyncio.Task[Trace]]()
+    while not (await asyncio.wait([looking], timeout=size.every_s))[0]:
+        beside.append(asyncio.create_task(clients.send(question("beside", len(beside)))))
     picture = await looking
     await asyncio.sleep(_BEHIND_S)
     for task in running:
@@ -181,7 +192,7 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
     await asyncio.gather(*running, return_exceptions=True)
     again = await clients.send(about)
     clients.check()
-    return PicturesRun(size, idle, streams.traces, beside, picture, again)
+    return PicturesRun(size, idle, streams.traces, [await one for one in beside], picture, again)
 
 
 def _shown(pixels: int, seed: int) -> Message:
