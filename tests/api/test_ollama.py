@@ -142,7 +142,7 @@ BODIES: dict[str, tuple[str, Json]] = {
             "tools": [WEATHER],
             "stream": True,
             "keep_alive": -1,
-            "options": {"num_ctx": 8192.0},
+            "options": {"num_ctx": 8192.0, "num_predict": 8.0, "top_k": 40.0, "repeat_last_n": -1.0},
             "think": False,
         },
     ),

@@ -278,6 +278,10 @@ Count = Annotated[int, Field(ge=COUNT.least, lt=_TOO_MANY)]
 """None at least."""
 Several = Annotated[int, Field(ge=1, lt=_TOO_MANY)]
 """One at least."""
+Whole = BeforeValidator(
+    lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
+)
+"""Go's and Lua's clients write whole numbers as 128.0, too."""
 OutputLimit = Annotated[Several | None, BeforeValidator(_or_no_limit)]
 """Of an answer's tokens."""
 ScoringLimit = Annotated[Count | None, BeforeValidator(_or_no_limit)]

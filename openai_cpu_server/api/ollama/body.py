@@ -20,6 +20,7 @@ from openai_cpu_server.api.asking.body import (
     Temperature,
     TopK,
     TypicalP,
+    Whole,
 )
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
@@ -62,17 +63,17 @@ class OllamaOptions(OpenBody):
         "penalize_newline": Refusal("line ends are tokens as any other", (True,)),
     }
 
-    num_predict: Annotated[int, Field(ge=-2, le=COUNT.most)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=COUNT.most), Whole] | None = None
     """Below 1: all that the context leaves."""
     stop: Stop | None = None
-    seed: Seed | None = None
+    seed: Annotated[Seed, Whole] | None = None
     temperature: Temperature | None = None
-    top_k: TopK | None = None
+    top_k: Annotated[TopK, Whole] | None = None
     top_p: Share | None = None
     min_p: Share | None = None
     typical_p: TypicalP | None = None
     repeat_penalty: RepeatPenalty | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), _ALL] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole, _ALL] | None = None
     """-1: all of the context."""
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
