@@ -91,7 +91,7 @@ class ServedTemplate(msgspec.Struct, frozen=True):
     thinking: ModelThinking | None
 
 
-def _opens_none(data: bytes, most_pixels: int) -> NoReturn:
+def _opens_none(data: bytes, most_pixels: int, most_side: int) -> NoReturn:
     raise InvalidRequest(BLIND)
 
 
@@ -127,9 +127,9 @@ class ServedModel:
     """The text of its template for chats; None: it has none."""
     named: Mapping[str, ServedTemplate] = field(default_factory=dict)
     """Its further chat templates by name."""
-    open_picture: Callable[[bytes, int], Picture] = _opens_none
-    """Decodes a picture of at most so many pixels. It takes its time. Raises InvalidRequest, DeadlyInput and
-    what else readers raise."""
+    open_picture: Callable[[bytes, int, int], Picture] = _opens_none
+    """Decodes a picture of at most so many pixels, and makes its longer side at most so long (0: as it is).
+    It takes its time. Raises InvalidRequest, DeadlyInput and what else readers raise."""
     read_document: Callable[[bytes, int], str] = _reads_none
     """The text of a file, of at most so many characters. As `open_picture`."""
     content_digest: Callable[[], str | None] = lambda: None

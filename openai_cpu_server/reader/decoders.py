@@ -58,9 +58,10 @@ def load_decoders() -> None:
     Image.MAX_IMAGE_PIXELS = None  # `decoded` is told how many
 
 
-def decoded(data: bytes, *, most_pixels: int) -> Picture:
+def decoded(data: bytes, *, most_pixels: int, most_side: int) -> Picture:
     """The first frame, turned as its EXIF data say, over white where it is transparent. Raises
-    InvalidRequest; a picture of more pixels is refused before any of them is decoded."""
+    InvalidRequest; a picture of more pixels is refused before any of them is decoded. `most_side`: a longer
+    side is made so long, 0: none is."""
     load_decoders()
     from PIL import Image, UnidentifiedImageError
 
@@ -77,6 +78,8 @@ def decoded(data: bytes, *, most_pixels: int) -> Picture:
                     raise InvalidRequest("it has too many scans", code="image_too_large")
                 image.load()
                 shown = _over_white(_upright(image))
+                if most_side:
+                    shown.thumbnail((most_side, most_side))
         except UnidentifiedImageError:
             names = ", ".join(FORMATS)
             raise InvalidRequest(f"this is no picture of a known type ({names})", code=_INVALID) from None

@@ -91,6 +91,8 @@ class OpenPicture(msgspec.Struct, frozen=True, tag=True):
 
     data: bytes
     most_pixels: int
+    most_side: int
+    """A larger one is made smaller; 0: none is."""
 
 
 class ReadDocument(msgspec.Struct, frozen=True, tag=True):

@@ -52,9 +52,9 @@ class ReadModel:
         answers = self.facts.rerank_answers
         self.rerank: RerankPrompts | None = answers and ReadRerank(pool, self._key, *answers)
 
-    def picture(self, data: bytes, most_pixels: int) -> Picture:
-        """A picture of a client's, decoded. Raises InvalidRequest, and what `ReaderPool.do` raises."""
-        result = self._pool.do(OpenPicture(data, most_pixels), lane=WorkLane.LONG)
+    def picture(self, data: bytes, most_pixels: int, most_side: int) -> Picture:
+        """What `decoded` makes of a client's file. Raises InvalidRequest, and what `ReaderPool.do` raises."""
+        result = self._pool.do(OpenPicture(data, most_pixels, most_side), lane=WorkLane.LONG)
         assert isinstance(result, PictureOpened)
         return result.picture
 

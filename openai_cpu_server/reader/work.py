@@ -191,7 +191,7 @@ class ReaderWorker:
 
 def _decoded(work: OpenPicture | ReadDocument) -> PictureOpened | DocumentRead:
     if isinstance(work, OpenPicture):
-        return PictureOpened(decoded(work.data, most_pixels=work.most_pixels))
+        return PictureOpened(decoded(work.data, most_pixels=work.most_pixels, most_side=work.most_side))
     return DocumentRead(document_text(work.data, most_chars=work.most_chars))
 
 

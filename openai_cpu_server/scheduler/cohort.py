@@ -16,7 +16,7 @@ from openai_cpu_server.contract.step import Encode, Step, StepResult
 from openai_cpu_server.fairness import Credit, FairTurns
 from openai_cpu_server.scheduler.compose import Composer, StepOptions
 from openai_cpu_server.scheduler.plan import StepPlan, StepPrices, StepRoom
-from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.sequence import Sequence, SequenceStatus
 from openai_cpu_server.scheduler.spans import SequenceAdvance
 
 Key = str | None
@@ -184,6 +184,10 @@ class EncodingTurns:
         self._options = options
         self._current: Sequence | None = None
         """Whose picture was encoded last, if not to its end."""
+        self._spent_ms = 0.0
+        """On that one."""
+        self._row_ms = 0.0
+        """What a row took of those that were encoded last; 0: none was yet."""
 
     def encode(self, running: Seq[Sequence], step_ms: float) -> Encode | None:
         """What to encode behind a step of so many milliseconds. `running`: in the policy's order."""
@@ -196,6 +200,8 @@ class EncodingTurns:
                 chosen = current
             else:
                 current.num_given_up += 1
+        if chosen is not current:
+            self._spent_ms = 0.0
         self._current = chosen
         return Encode(chosen.slot, chosen.num_encoded, self._slice_ms(chosen, running, step_ms))
 
@@ -204,12 +210,33 @@ class EncodingTurns:
     ) -> list[SequenceAdvance]:
         """Take over what a step has encoded."""
         sequence = running[encode.slot]
+        self._spent_ms += result.encoding_ms
         if result.encoded:
             sequence.num_encoded = encode.medium + 1
+            self._learn(sequence.request.media[encode.medium].rows.num_rows)
             self._current = None
         fault = result.faults.get(encode.slot)
         is_told = any(span.slot == encode.slot for span in step.spans)
         return [] if fault is None or is_told else [SequenceAdvance(sequence, (), (), fault=fault)]
+
+    def price_ms(self, sequence: Sequence) -> float:
+        """What encoding is expected to take for it, alone. One that waits will share what it can."""
+        is_running = sequence.status is SequenceStatus.RUNNING
+        reused = 0 if is_running else len(sequence.tokens) - sequence.expected_pending
+        media = sequence.request.media[sequence.num_encoded :]
+        return self._row_ms * sum(one.rows.num_rows for one in media if one.end > reused)
+
+    @property
+    def slice_ms(self) -> float:
+        """Of what somebody waits for, behind each step."""
+        return max(_LEAST_MS, self._options.preempt_threshold_ms)
+
+    def _learn(self, num_rows: int) -> None:
+        """From one that was encoded to its end. Rows that are kept cost nothing, and tell nothing."""
+        row_ms = self._spent_ms / num_rows
+        if self._spent_ms > _LEAST_MS:
+            self._row_ms = (self._row_ms + row_ms) / 2 if self._row_ms else row_ms
+        self._spent_ms = 0.0
 
     def _stays(self, current: Sequence, better: Sequence) -> bool:
         if current.request.priority is better.request.priority:
@@ -220,5 +247,5 @@ class EncodingTurns:
         options = self._options
         is_beside = any(s.request.priority is Priority.INTERACTIVE for s in running)
         if chosen.request.priority is Priority.INTERACTIVE or not is_beside:
-            return max(_LEAST_MS, options.preempt_threshold_ms)
+            return self.slice_ms
         return max(_LEAST_MS, options.batch_floor * step_ms)

@@ -15,6 +15,7 @@ from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.contract.replica import ByPriority, Forecast
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.scheduler.admission import WaitingRoom
+from openai_cpu_server.scheduler.cohort import EncodingTurns
 from openai_cpu_server.scheduler.cost_model import LearnedCosts
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
 from openai_cpu_server.scheduler.plan import StepCost, StepPlan
@@ -35,12 +36,16 @@ class WaitingLine:
         self,
         running: Seq[Sequence],
         cost: StepCost,
+        encodings: EncodingTurns,
         *,
         num_slots: int,
         expected_left: Callable[[Sequence], int],
         lane: Callable[[Sequence], int],
     ) -> None:
         self._running = running
+        self._encodings = encodings
+        self._encoding_ms = 0.0
+        """What is encoded before the pictures of whoever comes next."""
         self._expected_left = expected_left
         self._lane = lane
         self._token_ms = cost.predict_ms(READING_TOKENS) / READING_TOKENS
@@ -55,7 +60,9 @@ class WaitingLine:
         start = heapq.heappop(self._places)
         heapq.heappush(self._places, start + max(1, self._expected_left(sequence)))
         self._backlog.add(sequence, sequence.expected_pending)
-        return self._ms(start, sequence.request.adapter)
+        own_ms = self._encodings.price_ms(sequence)
+        self._encoding_ms += own_ms
+        return self._ms(start, sequence.request.adapter, is_blind=own_ms > 0)
 
     def newcomer_ms(self, lane: int) -> float:
         """When the first token of one without a prompt would come, behind all who have entered. It is for the
@@ -71,10 +78,20 @@ class WaitingLine:
         self._places = _with_taken(self._places, [max(1, self._expected_left(s)) for s in joining])
         for sequence in joining:
             self._backlog.join(sequence)
+            self._encoding_ms += self._encodings.price_ms(sequence)
         self._best_lane = lane
 
-    def _ms(self, start: int, adapter: str | None) -> float:
-        return start * self._round_ms + self._backlog.tokens_until(adapter) * self._token_ms
+    def _ms(self, start: int, adapter: str | None, *, is_blind: bool = False) -> float:
+        """Whoever waits for a picture waits for all that are encoded before, with the steps between their
+        slices; everybody else for a slice behind each step."""
+        num_tokens = self._backlog.tokens_until(adapter)
+        ms = start * self._round_ms + num_tokens * self._token_ms
+        slice_ms = self._encodings.slice_ms
+        if is_blind:
+            between_ms = self._round_ms if self._running else 0.0
+            return ms + self._encoding_ms * (1 + between_ms / slice_ms)
+        num_steps = 1 + start + num_tokens // READING_TOKENS
+        return ms + min(self._encoding_ms, num_steps * slice_ms)
 
 
 class _Backlog:
@@ -144,6 +161,7 @@ class Expectations:
         waiting: WaitingRoom,
         running: Mapping[int, Sequence],
         costs: LearnedCosts,
+        encodings: EncodingTurns,
         policy: PriorityPolicy,
         *,
         num_slots: int,
@@ -154,6 +172,7 @@ class Expectations:
         self._waiting = waiting
         self._running = running
         self._costs = costs
+        self._encodings = encodings
         self._policy = policy
         self._num_slots = num_slots
         self._stall_ms = stall_ms
@@ -203,6 +222,7 @@ class Expectations:
         return WaitingLine(
             list(self._running.values()),
             self._costs.model,
+            self._encodings,
             num_slots=self._num_slots,
             expected_left=self._sequences.expected_left,
             lane=self._policy.lane,

@@ -126,11 +126,13 @@ class Scheduler:
             equal_parts=cache.has_states,
             state_tokens=limits.state_tokens,
         )
+        self._pictures = EncodingTurns(options)
         self.expectations = Expectations(
             self.sequences,
             self._waiting,
             self._memory.running,
             self.costs,
+            self._pictures,
             policy,
             num_slots=limits.num_slots,
             stall_ms=options.stall_ms,
@@ -145,7 +147,6 @@ class Scheduler:
         )
         self._claims = CellClaims(self._memory, self._admission)
         self._cohorts = Cohorts(options)
-        self._pictures = EncodingTurns(options)
         self.plan = StepPlan(self._room)
         """The plan of the step that is being executed."""
         self._turn = CohortTurn(None, self.plan)

@@ -21,8 +21,12 @@ import pytest
 from PIL import Image
 
 from tests.fuzz.pictures import bomb, encoded, good_pictures, oddities, spoilt
+from tests.lazy import Lazy
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
+
+langchain_openai, messages = Lazy("langchain_openai"), Lazy("langchain_core.messages")
+types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.openai_like")
 
 RED, GREEN = (220, 10, 10), (10, 220, 10)
 HOSTILE = 60
@@ -37,8 +41,8 @@ def plain(colour: tuple[int, int, int] = RED, size: tuple[int, int] = (100, 60))
     return encoded(Image.new("RGB", size, colour))
 
 
-def shown(url: str, said: str = "What is it?") -> list[dict[str, object]]:
-    parts = [{"type": "text", "text": said}, {"type": "image_url", "image_url": {"url": url}}]
+def shown(url: str, said: str = "What is it?", **more: object) -> list[dict[str, object]]:
+    parts = [{"type": "text", "text": said}, {"type": "image_url", "image_url": {"url": url, **more}}]
     return [{"role": "user", "content": parts}]
 
 
@@ -77,8 +81,8 @@ def answer(client: openai.OpenAI, url: str, **more: object) -> str:
     return made.choices[0].message.content or ""
 
 
-def refusal(server: ServerProcess, url: str) -> dict[str, str]:
-    got = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": shown(url)}, timeout=60)
+def refusal(server: ServerProcess, url: str, **more: object) -> dict[str, str]:
+    got = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": shown(url, **more)}, timeout=60)
     assert got.status_code == 400, got.text
     error: dict[str, str] = got.json()["error"]
     assert error["param"] == "messages[0].content[1]"
@@ -119,6 +123,25 @@ def test_what_is_seen_decides_the_answer_and_not_how_it_is_encoded(client: opena
     assert answer(client, uri(encoded(Image.new("RGBA", (100, 60), (*RED, 0))))) == white
     assert answer(client, uri(encoded(Image.new("I;16", (100, 60), 65535)))) == white
     assert answer(client, uri(encoded(Image.new("CMYK", (100, 60)), "JPEG"))) == white
+
+
+def test_of_low_detail_it_is_shown_smaller(server: ServerProcess, client: openai.OpenAI) -> None:
+    """It is the very picture that somebody shows who has made it so small."""
+    large = Image.effect_noise((1024, 700), 90).convert("RGB")
+    small = large.copy()
+    small.thumbnail((512, 512))
+
+    def cached(image: Image.Image, **more: object) -> int:
+        asked = shown(uri(encoded(image)), "Look at it. " * 20, **more)
+        made = client.chat.completions.create(model="model", messages=asked, max_tokens=1)  # type: ignore[arg-type]
+        assert made.usage is not None
+        assert made.usage.prompt_tokens_details is not None
+        return made.usage.prompt_tokens - (made.usage.prompt_tokens_details.cached_tokens or 0)
+
+    assert cached(large, detail="low") > 16
+    assert cached(small, detail="high") == 1
+    assert cached(large) > 16
+    assert "low, auto, high, original" in refusal(server, uri(plain()), detail="tiny")["message"]
 
 
 def test_what_cameras_write_around_a_picture_stops_nobody(client: openai.OpenAI) -> None:
@@ -210,6 +233,39 @@ def test_messages_and_their_results_show_pictures(server: ServerProcess) -> None
     counted = client.messages.count_tokens(model="model", messages=told, tools=tools)  # type: ignore[arg-type]
     assert counted.input_tokens > 16
     assert client.messages.create(model="model", max_tokens=4, messages=told, tools=tools).usage  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("use_responses_api", [False, True])
+def test_langchain_shows_pictures(
+    use_responses_api: bool, server: ServerProcess, client: openai.OpenAI
+) -> None:
+    chat = langchain_openai.ChatOpenAI(
+        base_url=server.url + "/v1",
+        api_key="none",
+        model="model",
+        temperature=0,
+        max_tokens=12,
+        use_responses_api=use_responses_api,
+    )
+    block = {"type": "image", "base64": base64.b64encode(plain()).decode(), "mime_type": "image/png"}
+    said = messages.HumanMessage([{"type": "text", "text": "What is it?"}, block])
+    assert chat.invoke([said]).text == answer(client, uri(plain()))
+    assert "".join(chunk.text for chunk in chat.stream([said])) == answer(client, uri(plain()))
+
+
+def test_llama_index_shows_pictures(server: ServerProcess, client: openai.OpenAI) -> None:
+    llm = llms.OpenAILike(
+        model="model",
+        api_base=server.url + "/v1",
+        api_key="none",
+        is_chat_model=True,
+        temperature=0,
+        max_tokens=12,
+    )
+    block = types.ImageBlock(image=plain(), image_mimetype="image/png")
+    blocks = [types.TextBlock(text="What is it?"), block]
+    told = llm.chat([types.ChatMessage(role="user", blocks=blocks)])
+    assert told.message.content == answer(client, uri(plain()))
 
 
 def test_ollamas_clients_show_pictures(server: ServerProcess) -> None:

@@ -6,6 +6,7 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.scheduler.live_sequences import OutputLengths
 from openai_cpu_server.scheduler.sequence import ShortestFirstPolicy
 from tests.scheduler.driver import Driver, request
+from tests.scheduler.test_pictures import picture, seeing
 
 
 def one(route: str = "chat", client: str = "ann", most: int = 1000) -> GenerationRequest:
@@ -108,3 +109,16 @@ def test_a_cohort_that_only_reads_takes_no_longer_than_its_prompts() -> None:
     driver.step(request("hold", output=900))
     driver.submit(request("a", prompt=200), request("b", prompt=100))
     assert [entry.first_token_ms for entry in driver.scheduler.expectations.outlook()] < waits
+
+
+def test_the_outlook_counts_the_encoding_of_pictures() -> None:
+    """By what a row took before. Who asks about text waits for slices between steps alone, and who asks about
+    a picture that is saved for nothing."""
+    driver = Driver(slots=8, cache_blocks=100)
+    driver.run(seeing("first", picture(300)))
+    driver.step(seeing("runs", picture(300, 1), output=50), request("other", output=50))
+    driver.submit(seeing("sees", picture(300, 2)), request("reads"), seeing("again", picture(300)))
+    sees, reads, again = driver.scheduler.expectations.outlook()
+    assert sees.first_token_ms - again.first_token_ms >= 600
+    assert again.first_token_ms >= reads.first_token_ms
+    assert driver.scheduler.expectations.forecast().wait_ms.interactive >= 64

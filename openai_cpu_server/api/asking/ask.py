@@ -143,6 +143,8 @@ class AskedPicture(msgspec.Struct, frozen=True):
     mark: str
     source: str
     """A URL, also one that has the data; or an upload."""
+    detail: str
+    """As the client says it."""
     at: str
     """Its path in the body."""
     name: str
@@ -272,21 +274,35 @@ UPLOAD = "upload:"
 """A picture's source that begins so is the id of a file that the client has uploaded."""
 
 
-def picture_source(kind: str, fields: Mapping[str, object]) -> str | None:
+AS_IT_IS = "auto"
+"""The detail that clients mean who name none."""
+
+
+class PictureSource(NamedTuple):
+    source: str
+    detail: str
+
+    @property
+    def mark(self) -> str:
+        return mark_of(f"{self.detail} {self.source}")
+
+
+def picture_source(kind: str, fields: Mapping[str, object]) -> PictureSource | None:
     """Where a part of this kind says that its picture is; None: it shows none."""
     if kind not in ("image_url", "input_image", "image"):
         return None
-    source: object = fields.get("source") if kind == "image" else fields.get("image_url")
-    if isinstance(source, dict):
-        if source.get("type") == "base64":
-            return _of_base64(source)
-        given = source.get("url")
-        file_id = source.get("file_id")
+    within: object = fields.get("source") if kind == "image" else fields.get("image_url")
+    about = within if isinstance(within, dict) else fields
+    said = about.get("detail", fields.get("detail"))
+    detail = AS_IT_IS if said is None else str(said)
+    if isinstance(within, dict):
+        given = _of_base64(within) if within.get("type") == "base64" else within.get("url")
     else:
-        given, file_id = source, fields.get("file_id")
-    if isinstance(given, str):
-        return given
-    return f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
+        given = within
+    if not isinstance(given, str):
+        file_id = about.get("file_id")
+        given = f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
+    return None if given is None else PictureSource(given, detail)
 
 
 class DocumentSource(NamedTuple):

@@ -45,6 +45,9 @@ from openai_cpu_server.models.served import ServedModel
 
 _INVALID = "invalid_image"
 _PIXEL_BYTES = 3
+_MOST_SIDES = {"low": 512}
+"""In pixels, by what a client says of the detail: some encoders make fewer rows of small pictures."""
+_AS_THEY_ARE = ("auto", "high", "original")
 _MOST_KEPT_CHARS = 8 * 1024 * 1024
 _CONVERSATIONS = 4
 """The pictures of so many conversations that show as much as they may are in memory at a time."""
@@ -145,7 +148,10 @@ class AttachmentFinder:
 
     async def _picture(self, asked: AskedPicture, model: ServedModel, owner: str) -> Picture:
         with _blamed(asked, _INVALID):
-            return await self._opened(await self._bytes(asked, owner), model)
+            most_side = _MOST_SIDES.get(asked.detail, 0)
+            if most_side == 0 and asked.detail not in _AS_THEY_ARE:
+                raise InvalidRequest(f"its detail may be {', '.join((*_MOST_SIDES, *_AS_THEY_ARE))}")
+            return await self._opened(await self._bytes(asked, owner), most_side, model)
 
     async def _bytes(self, asked: Attached, owner: str) -> bytes:
         data = await self._fetched(asked, owner)
@@ -174,12 +180,12 @@ class AttachmentFinder:
             return await asyncio.to_thread(_of_file, source, options.folder, options.max_bytes)
         raise InvalidRequest("expected a data URI in base64, or a URL")
 
-    async def _opened(self, data: bytes, model: ServedModel) -> Picture:
-        digest = await in_thread(partial(_digest, data), is_slow=True)
+    async def _opened(self, data: bytes, most_side: int, model: ServedModel) -> Picture:
+        digest = await in_thread(partial(_digest, data), is_slow=True) + most_side.to_bytes(4, "little")
         if (known := self._decoded.find(digest)) is not None:
             return known
         self._require_memory()
-        opening = partial(model.open_picture, data, self._options.max_pixels)
+        opening = partial(model.open_picture, data, self._options.max_pixels, most_side)
         opened = await in_thread(opening, is_slow=True)
         return self._decoded.keep(digest, self._held.setdefault(opened.digest, opened))
 

@@ -25,8 +25,8 @@ from openai_cpu_server.api.asking.ask import (
     AskedPicture,
     Attached,
     DocumentSource,
+    PictureSource,
     document_source,
-    mark_of,
     picture_source,
 )
 from openai_cpu_server.contract.request import (
@@ -198,7 +198,7 @@ class ForeignKind(Body):
         return LACKS.get(self.type, f"content of type '{self.type[:64]}' is not supported")
 
     @property
-    def picture(self) -> str | None:
+    def picture(self) -> PictureSource | None:
         """Where the picture is that it shows; None: it shows none."""
         return picture_source(self.type, self.fields)
 
@@ -222,18 +222,16 @@ class ForeignKind(Body):
 
     def asked_picture(self, at: str, refusal: str | None = None) -> AskedPicture | None:
         """The same, at this place of the body."""
-        if (source := self.picture) is None:
+        if (picture := self.picture) is None:
             return None
         refused_at = f"{at}.type"
-        return AskedPicture(mark_of(source), source, at, self.named(at), self.lack, refusal, refused_at)
+        return AskedPicture(picture.mark, *picture, at, self.named(at), self.lack, refusal, refused_at)
 
     @property
     def words(self) -> str:
         """Of a picture or a file: its mark."""
-        if (source := self.picture) is not None:
-            return mark_of(source)
-        if (document := self.document) is not None:
-            return document.mark
+        if (attached := self.picture or self.document) is not None:
+            return attached.mark
         asked = self.fields.get("input")
         told = f"{self.fields.get('name', self.type)}: {to_json(asked)}" if isinstance(asked, dict) else ""
         return "\n".join(filter(None, (told, words_in(self.fields)))) or f"[{self.lack}]"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from openai_cpu_server.api.asking.as_ask import adapted_names, any_object, schema_form
 from openai_cpu_server.api.asking.ask import (
+    AS_IT_IS,
     Ask,
     AskedConversation,
     AskedForm,
@@ -156,7 +157,7 @@ def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Itera
     refusal = f"Invalid value for '{at}': {_NO_EYES}." if is_asked else None
     for number, image in enumerate(images or ()):
         source = _source(image)
-        yield AskedPicture(mark_of(source), source, f"{at}[{number}]", at, _NO_EYES, refusal, at)
+        yield AskedPicture(mark_of(source), source, AS_IT_IS, f"{at}[{number}]", at, _NO_EYES, refusal, at)
 
 
 def _source(image: str) -> str:

@@ -16,7 +16,7 @@ from openai_cpu_server.api.asking.ask import (
     Attached,
     DocumentSource,
     EarlierAnswer,
-    mark_of,
+    PictureSource,
 )
 from openai_cpu_server.api.asking.body import LACKS, ForeignKind, words_in
 from openai_cpu_server.api.responses import body as schema
@@ -183,10 +183,8 @@ def _part_text(part: Part) -> str:
     match part:
         case RefusalText(refusal=text):
             return text
-        case InputImage(source=source):
-            return mark_of(source)
-        case InputFile(source=document):
-            return document.mark
+        case InputImage(source=source) | InputFile(source=source):
+            return source.mark
     return part.text
 
 
@@ -199,8 +197,8 @@ def attached_in(items: Sequence[SourcedItem]) -> Iterator[Attached]:
         for number, part in enumerate(content if isinstance(content, tuple) else ()):
             at = f"{sourced.param}.{field}[{number}]"
             if isinstance(part, InputImage):
-                mark, name = mark_of(part.source), f"{at} (input_image)"
-                yield AskedPicture(mark, part.source, at, name, LACKS["input_image"])
+                picture, name = part.source, f"{at} (input_image)"
+                yield AskedPicture(picture.mark, *picture, at, name, LACKS["input_image"])
             if isinstance(part, InputFile):
                 document = part.source
                 yield AskedDocument(document.mark, *document, at, f"{at} (input_file)", is_asked)
@@ -323,8 +321,8 @@ def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part
                 parts.append(RefusalText(one.refusal))
             case ForeignKind(document=DocumentSource() as document):
                 parts.append(InputFile.of(document))
-            case ForeignKind(picture=str(source)):
-                parts.append(InputImage.of(source, one.fields.get("detail")))
+            case ForeignKind(picture=PictureSource() as picture):
+                parts.append(InputImage.of(picture))
             case ForeignKind():
                 parts.append(kind(one.words))
     return tuple(parts)

@@ -8,7 +8,7 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import UPLOAD, DocumentSource
+from openai_cpu_server.api.asking.ask import AS_IT_IS, UPLOAD, DocumentSource, PictureSource
 from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import TokenEntry
@@ -33,15 +33,15 @@ class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="typ
     detail: str = ""
 
     @classmethod
-    def of(cls, source: str, detail: object) -> InputImage:
-        said = detail if isinstance(detail, str) and detail else "auto"
+    def of(cls, picture: PictureSource) -> InputImage:
+        source, detail = picture
         if source.startswith(UPLOAD):
-            return cls(file_id=source.removeprefix(UPLOAD), detail=said)
-        return cls(image_url=source, detail=said)
+            return cls(file_id=source.removeprefix(UPLOAD), detail=detail)
+        return cls(image_url=source, detail=detail)
 
     @property
-    def source(self) -> str:
-        return self.image_url or f"{UPLOAD}{self.file_id}"
+    def source(self) -> PictureSource:
+        return PictureSource(self.image_url or f"{UPLOAD}{self.file_id}", self.detail or AS_IT_IS)
 
 
 class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
