@@ -25,6 +25,7 @@ import numpy.typing as npt
 from openai_cpu_server.contract.media import MeasuredPicture, MediaRows, Picture, PictureSize
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
+from openai_cpu_server.llama.model.kv_size import KEPT_ROWS_BYTES
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
 
@@ -36,7 +37,6 @@ shorter one would be nothing."""
 _PAUSE_S = 0.01
 """The encoder may be paused about so often. It computes some nodes of its graph at a time, and each time as
 many more or fewer."""
-_KEPT_BYTES = 256 * 1024 * 1024
 
 
 class EncodingFailed(ServerError):
@@ -323,7 +323,7 @@ class PictureRows:
         self._known[key] = rows
         self._num_bytes += rows.values.nbytes
         for other in [one for one in self._known if one != key and one not in kept]:
-            if self._num_bytes <= _KEPT_BYTES:
+            if self._num_bytes <= KEPT_ROWS_BYTES:
                 break
             self._num_bytes -= self._known.pop(other).values.nbytes
 

@@ -33,6 +33,7 @@ from openai_cpu_server.llama.model.kv_size import (
     KVType,
     MemoryRoom,
     batch_tokens,
+    encoder_memory,
     kept_states,
 )
 from openai_cpu_server.llama.model.model import Model, cells_fingerprint
@@ -197,7 +198,8 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         eyes_path = None if options.projector_path is None else Path(options.projector_path)
         if eyes_path is not None and not eyes_path.is_file():
             raise StartupError(f"There is no projector {eyes_path}.")
-        room = MemoryRoom.of(header, draft, kv_type, machine.free_memory(), projector=eyes_path)
+        encoder = encoder_memory(options)
+        room = MemoryRoom.of(header, draft, kv_type, machine.free_memory(), encoder=encoder)
         draft_weights, weights = (
             chosen_layout(options, each, kernels, pause=lambda: on_progress(0.0)) if each else WeightLayout()
             for each in (draft, header)

@@ -32,6 +32,7 @@ from openai_cpu_server.llama.model.kv_size import (
     KVType,
     batch_tokens,
     bytes_per_cell,
+    encoder_memory,
     pool_cells,
     tokens_that_fit,
 )
@@ -237,13 +238,13 @@ def foresee(options: EngineOptions, vocabulary: ReadTokenizer, share: MemoryShar
     kind, kv_type = model_kind(header), KVType.named(options.kv_type)
     generates = kind is ModelKind.GENERATES
     weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
-    weights += total_bytes([Path(options.projector_path)]) if options.projector_path else 0
+    encoder = encoder_memory(options)
     token_bytes = bytes_per_cell(header, kv_type) if generates else 0
     draft_bytes = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
     need = MemoryNeed(
-        weights=weights,
+        weights=weights + encoder.weights,
         cells=0,
-        buffers=_PROCESS_BYTES + _buffer_bytes(header, options, vocabulary.vocab_size),
+        buffers=_PROCESS_BYTES + _buffer_bytes(header, options, vocabulary.vocab_size) + encoder.buffers,
         cache=options.cache_bytes if generates else 0,
     )
     cells = _cells(options.kv_tokens, token_bytes + draft_bytes, need, share) if generates else 0

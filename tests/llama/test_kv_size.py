@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
+import msgspec
 import pytest
 
+from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
-from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, pool_cells
+from openai_cpu_server.llama.model.kv_size import KVType, bytes_per_cell, encoder_memory, pool_cells
 from tests.llama.odd_models import add_facts, header_only, written
 
 MISTRAL_7B = {
@@ -64,6 +66,22 @@ def test_shapes(tmp_path: Path, name: str) -> None:
     facts, expected = SHAPES[name]
     base = {"block_count": 4, "embedding_length": 32, "attention.head_count": 2}
     assert bytes_per_cell(header(tmp_path, **{**base, **facts}), KVType.F16) == expected
+
+
+def test_the_memory_of_a_projector(tmp_path: Path) -> None:
+    """As libmtmd says that it reserves for this encoder, with flash attention and without; and the rows that
+    are kept."""
+    shape = {"embedding_length": 1152, "feed_forward_length": 4304, "attention.head_count": 16}
+    sizes = {"image_size": 896, "patch_size": 14}
+    named = {f"clip.vision.{name}": value for name, value in (shape | sizes).items()}
+    path = header_only(tmp_path / "eyes.gguf", "clip", named)
+    options = EngineOptions(model_path="m.gguf", projector_path=str(path))
+    kept = 256 * 2**20
+    memory = encoder_memory(options)
+    assert memory.weights == path.stat().st_size
+    assert memory.buffers == pytest.approx(kept + 121.25 * 2**20, rel=0.001)
+    slow = encoder_memory(msgspec.structs.replace(options, flash_attention=False))
+    assert slow.buffers == pytest.approx(kept + 1132 * 2**20, rel=0.02)
 
 
 def test_the_default_pool() -> None:

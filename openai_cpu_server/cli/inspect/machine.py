@@ -22,7 +22,7 @@ from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey, cost_curve, known_curves
 from openai_cpu_server.llama.measure.layout import known_layout
-from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom
+from openai_cpu_server.llama.model.kv_size import KVType, MemoryRoom, encoder_memory
 from openai_cpu_server.scheduler.cost_model import CostModel
 
 _LENGTHS = (1_024, 4_096)
@@ -71,8 +71,8 @@ def read_memory(
 ) -> MemoryFacts:
     """`options` are those that `serve` would have."""
     free, trained = machine.free_memory(), facts.shape.context_trained
-    projector = Path(options.projector_path) if options.projector_path is not None else None
-    rooms = {kind: MemoryRoom.of(header, draft, kind, free, projector=projector) for kind in KVType}
+    encoder = encoder_memory(options)
+    rooms = {kind: MemoryRoom.of(header, draft, kind, free, encoder=encoder) for kind in KVType}
     left = rooms[KVType.F16].free_bytes
     pool, problem = None, None
     try:

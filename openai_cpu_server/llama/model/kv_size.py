@@ -152,6 +152,49 @@ take one part of so many of the free memory."""
 _LOGIT_BYTES = 4
 
 
+KEPT_ROWS_BYTES = 256 * 1024 * 1024
+"""The rows of pictures that an engine keeps."""
+_MOST_PATCHES = 16_384
+"""Of encoders that look at pictures as large as they come; libmtmd makes 4,096 rows of 4 patches at most."""
+
+
+class EncoderMemory(NamedTuple):
+    """What a projector may take, in bytes."""
+
+    weights: int = 0
+    buffers: int = 0
+    """The largest activations, and rows that are kept."""
+
+
+_NO_ENCODER = EncoderMemory()
+
+
+def encoder_memory(options: EngineOptions) -> EncoderMemory:
+    """Of the projector of these options. Raises `StartupError` for a file that cannot be read.
+
+    A layer holds its input three times and the widest product once, in f32; without flash attention the
+    scores of all patches, too. libmtmd reserves as much for the encoders of SigLIP (21 and 121 MiB).
+    """
+    if options.projector_path is None:
+        return _NO_ENCODER
+    header = GgufHeader(Path(options.projector_path))
+    width, widest, heads, size, patch = (
+        min(max(header.get_int(f"clip.vision.{key}") or 0, 0), _MOST_PATCHES)
+        for key in (
+            "embedding_length",
+            "feed_forward_length",
+            "attention.head_count",
+            "image_size",
+            "patch_size",
+        )
+    )
+    is_square = header.get_int("clip.vision.spatial_merge_size") is None
+    patches = min((size // max(1, patch)) ** 2, _MOST_PATCHES) if is_square else _MOST_PATCHES
+    scores = 0 if options.flash_attention else patches * heads
+    activations = 4 * patches * (widest + 3 * width + scores)
+    return EncoderMemory(total_bytes([header.path]), activations + KEPT_ROWS_BYTES)
+
+
 class MemoryRoom(NamedTuple):
     """The memory that is left beside the weights of the model and the draft model."""
 
@@ -169,7 +212,7 @@ class MemoryRoom(NamedTuple):
         kv_type: KVType,
         free_bytes: int,
         *,
-        projector: Path | None = None,
+        encoder: EncoderMemory = _NO_ENCODER,
     ) -> MemoryRoom:
         """`free_bytes` are counted before anything is loaded. Raises `StartupError` where a part of a file is
         missing.
@@ -178,7 +221,7 @@ class MemoryRoom(NamedTuple):
         long as the disk.
         """
         weights = sum(total_bytes(model_files(one)) for one in (header, draft) if one is not None)
-        weights += total_bytes([projector]) if projector is not None else 0
+        weights += sum(encoder)
         draft_cell = bytes_per_cell(draft, DRAFT_KV_TYPE) if draft is not None else 0
         return cls(max(0, free_bytes - weights), bytes_per_cell(header, kv_type), draft_cell)
 
