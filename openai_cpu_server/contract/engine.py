@@ -133,6 +133,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """So many compute where each gets its core; 0 while there is no model."""
     threads_computing: int = 0
     """Those of the last step: fewer where others use the cores."""
+    is_throttled: bool = False
+    """A control group's quota of CPU time takes cores."""
     nodes: dict[str, EngineStatus] = {}
     """By NUMA node, its engine's, where there is one on each; all else are sums of these."""
 

@@ -341,6 +341,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Pictures, or parts of one, whose rows are complete."""
     threads: int = 0
     """How many have computed it."""
+    is_throttled: bool = False
+    """A control group's quota of CPU time takes cores."""
     is_interrupted: bool = False
     """It was thrown away."""
     spent_ms: dict[str, float] = {}

@@ -140,6 +140,8 @@ class CoreWatch:
         self._waits_s = threads.waits_s()
         self._is_crowded = False
         """Cores are lost, and no other number of threads is better."""
+        self.is_throttled = False
+        """By the last look, a control group's quota of CPU time takes cores."""
         self._told, self._told_s = threads.most, -math.inf
         self._begin()
 
@@ -183,7 +185,8 @@ class CoreWatch:
         before, seen = self.count, self._seen()
         self._threads.use(self._choice.decide(seen, self._clock()))
         self._is_crowded = seen.is_disturbed and self.count == before
-        self._tell(seen)
+        self.is_throttled = seen.throttled > _LOST / 2
+        self._tell()
 
     def _seen(self) -> CoresSeen:
         return CoresSeen(
@@ -199,12 +202,12 @@ class CoreWatch:
         own_idle_s = self.count * (span_s - self._elapsed_s)
         return (self._threads.idle_s() - self._idle_s - own_idle_s) / span_s
 
-    def _tell(self, seen: CoresSeen) -> None:
+    def _tell(self) -> None:
         now_s = self._clock()
         if self.count != self._told and now_s - self._told_s >= _TELL_S:
             self._told, self._told_s = self.count, now_s
             is_all = self.count == self._choice.most
             by_quota = "the control group's quota of CPU time is used up"
-            reason = by_quota if seen.throttled > _LOST / 2 else "others use the cores"
+            reason = by_quota if self.is_throttled else "others use the cores"
             why = "all have their cores again" if is_all else reason
             logger.info("threads that compute: %d of %d (%s)", self.count, self._choice.most, why)

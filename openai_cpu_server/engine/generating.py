@@ -220,7 +220,7 @@ class EngineCore(Core[Step]):
             client = sequence.request.client
             spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
-        return msgspec.structs.replace(figures, threads=threads)
+        return msgspec.structs.replace(figures, threads=threads, is_throttled=self._cores.is_throttled)
 
     def _note(
         self, step: Step, participants: Seq[Sequence], encoders: Seq[Sequence], result: StepResult

@@ -243,6 +243,8 @@ class EngineNews:
         """What newcomers may expect, where the options ask for that; None before the first is told."""
         self.threads: int | None = None
         """Those that have computed the last step; None while the present process has computed none."""
+        self.is_throttled = False
+        """A quota took cores from it."""
         self.held_blocks = CachedBlocks()
         self.has_advanced = False
         """The present process has brought tokens or vectors."""
@@ -352,6 +354,7 @@ class EngineNews:
     def forget(self) -> None:
         """The process is gone: what it has told of itself is not so any more."""
         self.kv_stats, self.forecast, self.threads = None, None, None
+        self.is_throttled = False
         self.held_blocks.clear()
 
     def died(self, cause: str) -> None:
@@ -371,7 +374,7 @@ class EngineNews:
             self.held_blocks.heard(step.prefixes)
         self.has_advanced = self.has_advanced or bool(step.events) or bool(step.embedded)
         if step.figures is not None:
-            self.threads = step.figures.threads
+            self.threads, self.is_throttled = step.figures.threads, step.figures.is_throttled
             self._observer.step_done(step.figures)
         if step.shown is not None and self._see is not None:
             self._see(step.figures, step.shown)

@@ -161,6 +161,7 @@ class Supervisor:
             kernels=info.computed_by if info else {},
             threads=info.threads if info else 0,
             threads_computing=self.news.threads or (info.threads if info else 0),
+            is_throttled=self.news.is_throttled,
         )
 
     def send(self, *commands: Command) -> None:

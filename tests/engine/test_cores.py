@@ -159,6 +159,19 @@ def test_all_threads_compute_what_is_timed() -> None:
     assert one.machine.count == one.watch.count == 2
 
 
+def test_a_quota_is_told_apart_from_others_who_compute() -> None:
+    one = Watched(cores=2)
+    one.machine.strangers = 1
+    one.compute(1.0)
+    assert (one.watch.count, one.watch.is_throttled) == (1, False)
+    one.machine.strangers, one.machine.quota = 0, 0.5
+    one.compute(1.0)
+    assert one.watch.is_throttled
+    one.machine.quota = None
+    one.compute(1.0)
+    assert not one.watch.is_throttled
+
+
 def test_the_log_says_it_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     one = Watched(cores=2)
     with caplog.at_level(logging.INFO):

@@ -46,6 +46,8 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     """So many compute where each gets its core."""
     threads_computing: int | None
     """Those of the last step: fewer where others use the cores."""
+    is_throttled: bool
+    """A control group's quota of CPU time takes cores."""
     kv_tokens: int
     kv_tokens_used: int
     memory_bytes: int

@@ -333,6 +333,7 @@ def _model_state(model: ServedModel) -> ModelState:
         max_seqs=info.max_seqs if info else None,
         threads=info.threads if info else None,
         threads_computing=status.threads_computing if info else None,
+        is_throttled=status.is_throttled,
         kv_tokens=status.kv_tokens,
         kv_tokens_used=status.kv_tokens_used,
         memory_bytes=status.engine_rss_bytes,

@@ -318,7 +318,7 @@ ${o}`))}var xp=`{
     ${(e==="key"||n&&e===null)&&d`<${Sl} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&d`<${Dl} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&d`<${Cl} onClose=${()=>t(null)} />`}
-  `}function Kp(e){e.preventDefault(),document.getElementById("main").focus()}function Vp({name:e}){let[t]=Ci(n=>console.error(n));return t?d`<${tm} error=${t} />`:e==="control"?d`<${Qp} />`:d`<${Rl} />`}function Qp(){let[e,t]=Z(null);return ke(()=>{import("./room-WZZWKHJQ.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${em} />`:d`<${e.Component} />`}function em(){return d`<div class="empty">
+  `}function Kp(e){e.preventDefault(),document.getElementById("main").focus()}function Vp({name:e}){let[t]=Ci(n=>console.error(n));return t?d`<${tm} error=${t} />`:e==="control"?d`<${Qp} />`:d`<${Rl} />`}function Qp(){let[e,t]=Z(null);return ke(()=>{import("./room-W3CDCAAX.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?d`<${em} />`:d`<${e.Component} />`}function em(){return d`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
     <${U} onClick=${()=>location.reload()}>Load the page again</${U}>
   </div>`}function tm({error:e}){return d`<div class="empty" role="alert">

@@ -111,6 +111,7 @@ class ReplicasOverview:
             kernels=next((status.kernels for status in statuses if status.kernels), {}),
             threads=sum(status.threads for status in statuses),
             threads_computing=sum(status.threads_computing for status in statuses),
+            is_throttled=any(status.is_throttled for status in statuses),
         )
 
     def kv_stats(self) -> KVStats | None:

@@ -30,7 +30,7 @@ function State({ one }) {
   const loading = one.state === "loading" ? ` ${percent(one.loaded)}` : "";
   return html`<span class=${`control-state ${kind}`} title=${one.reason ?? ""}>${one.state}${loading}</span>
     ${one.reason && one.state !== "ready" && html`<span class="soft control-sub">${one.reason}</span>`}
-    ${one.state === "ready" && one.threads_computing < one.threads && html`<span class="soft control-sub">${one.threads_computing} of ${one.threads} threads: others use the cores</span>`}`;
+    ${one.state === "ready" && (one.is_throttled || one.threads_computing < one.threads) && html`<span class="soft control-sub">${one.threads_computing} of ${one.threads} threads: ${one.is_throttled ? "a quota of CPU time is used up" : "others use the cores"}</span>`}`;
 }
 
 export function Restarts() {
