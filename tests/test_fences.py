@@ -278,7 +278,16 @@ def test_rooms_of_a_layer_import_only_those_below(layer: str) -> None:
                 assert name.split(".")[2] in below, f"{module} imports {name}"
 
 
-FAMILIES = {"chat", "completions", "messages", "responses", "generate", "pooling", "ollama"}
+FAMILIES = {
+    "chat",
+    "completions",
+    "messages",
+    "responses",
+    "generate",
+    "pooling",
+    "ollama",
+    "llama_server",
+}
 
 
 def test_an_api_family_knows_no_other_and_what_they_share_knows_none() -> None:

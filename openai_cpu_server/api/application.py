@@ -24,6 +24,7 @@ from openai_cpu_server.api.files import batches, files
 from openai_cpu_server.api.files.batches import RowRunner
 from openai_cpu_server.api.files.files import uploaded
 from openai_cpu_server.api.generate import routes as generate
+from openai_cpu_server.api.llama_server import routes as llama_server
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
 from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ServerParts
@@ -55,6 +56,7 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     generate.ROOM,
     ollama.ROOM,
     ollama_pooling.OLLAMA_ROOM,
+    llama_server.ROOM,
     tokens.ROOM,
     model_rooms.ROOM,
     adapters.ROOM,

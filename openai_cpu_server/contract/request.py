@@ -245,6 +245,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens that are told behind the likeliest ones, where log-probabilities are asked for."""
     ignore_eos: bool = False
     """Never sample a token that ends the generation."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Rows of tokens, none of them empty: the last one of a row does not come behind the others."""
 
 
 _SAMPLING_BOUNDS: Mapping[str, Bounds | WholeBounds] = {
@@ -377,6 +379,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
             ("logit_bias", tuple(sampling.logit_bias)),
             ("scored", sampling.scored),
             ("stop_tokens", sampling.stop_tokens),
+            ("bad_words", tuple(token for row in sampling.bad_words for token in row)),
         ):
             if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
                 return name

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from manual.table import table
 from openai_cpu_server.api.asking.body import GenerationBody, StreamOptions
 from openai_cpu_server.api.chat.body import Message
+from openai_cpu_server.api.llama_server.body import LlamaServerBody
 from openai_cpu_server.api.ollama.body import OllamaBody, OllamaGenerateBody, OllamaOptions
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.api.pooling.ollama import OllamaEmbedBody
@@ -23,6 +24,7 @@ _WHERE: Mapping[str, type[Body]] = {
     "/api/generate": OllamaGenerateBody,
     "`options` of these two": OllamaOptions,
     "/api/embed": OllamaEmbedBody,
+    "/completion": LlamaServerBody,
 }
 
 

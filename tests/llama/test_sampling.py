@@ -360,6 +360,15 @@ def test_nothing_ends_before_the_least_number_of_tokens() -> None:
     assert resumed.choose(logits) not in (2, 10)
 
 
+def test_rows_of_tokens_are_not_ended() -> None:
+    logits = np.zeros(SIZE, np.float32)
+    logits[[20, 21, 22]] = [9, 8, 7]
+    never = {"temperature": 0, "bad_words": ((20, 20), (21, 20, 21), (22,))}
+    assert samples(4, logits, **never) == [20, 21, 20, 0]
+    assert sampler(output=(20,), **never).choose(logits) == 21, "it resumes with what was there"
+    assert sampler(prompt=(20,), **never).choose(logits) == 20, "the prompt does not count"
+
+
 def test_ignoring_the_end_forbids_no_stop_token() -> None:
     logits = np.zeros(100, np.float32)
     logits[[2, 77]] = [9, 8]

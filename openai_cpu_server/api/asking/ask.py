@@ -181,6 +181,27 @@ class SeenPicture(msgspec.Struct, frozen=True):
     shape: MediaShape
 
 
+class AskedBias(msgspec.Struct, frozen=True):
+    """How much likelier a token is made, or each of a text's."""
+
+    token: Union[int, str]
+    amount: float | None
+    """None: it never comes."""
+
+
+class AskedDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer tells beside its text, by families that do so."""
+
+    as_json: bool = False
+    """The text as JSON, too."""
+    tokens: bool = False
+    """The answer's token ids."""
+    timings: bool = False
+    """Each chunk says how long it took so far."""
+    fields: tuple[str, ...] = ()
+    """The paths of the only fields that are told; (): all."""
+
+
 class AskedConversation(msgspec.Struct, frozen=True):
     messages: Sequence[AskedMessage]
     path: str
@@ -190,9 +211,9 @@ class AskedConversation(msgspec.Struct, frozen=True):
 
 
 class AskedTexts(msgspec.Struct, frozen=True):
-    """Texts to go on with, or their token ids."""
+    """Texts to go on with, or their token ids, or both in turns."""
 
-    prompts: Sequence[Union[str, Sequence[int]]]
+    prompts: Sequence[Union[str, Sequence[Union[int, str]]]]
     path: str = "prompt"
     suffix: str | None = None
     echo: bool = False
@@ -246,8 +267,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     timeout_s: float | None = None
     """The call may take so long, waiting included."""
-    is_json: bool = False
-    """The text is to be shown as JSON too, by families that do so."""
+    biases: tuple[AskedBias, ...] = ()
+    """What the model's tokens must be known for. `sampling.logit_bias` has the others."""
+    details: AskedDetails = AskedDetails()
 
     @property
     def is_slow(self) -> bool:

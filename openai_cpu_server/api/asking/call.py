@@ -10,6 +10,7 @@ import msgspec
 
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.store import LastTurn
+from openai_cpu_server.api.asking.ask import AskedDetails
 from openai_cpu_server.contract.media import Medium, Picture
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
@@ -182,8 +183,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """None: all of the output is the answer."""
     reuse: AnswerReuse | None = None
     """None: the client wants an answer of its own, and nobody else is to get it."""
-    is_json: bool = False
-    """The text is to be shown as JSON too, by families that do so."""
+    details: AskedDetails = AskedDetails()
     headers: Mapping[str, str] = {}
     """The response says there what was ignored, or cannot be enforced."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain, groupby, takewhile
 from typing import NamedTuple, Union
 
 from openai_cpu_server.answers.store import LastTurn
@@ -180,7 +180,7 @@ def _split(messages: Messages, role: str) -> list[list[AskedMessage]]:
     return parts
 
 
-Text = Union[str, Sequence[int]]
+Text = Union[str, Sequence[Union[int, str]]]
 
 
 def text_prompts(asked: AskedTexts, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
@@ -217,12 +217,25 @@ def _tokens(
 ) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return whole_prompt(prompt, tokenizer, add_special=add_special, most_tokens=most_tokens)
-    return check_tokens(tuple(prompt), vocab_size=tokenizer.vocab_size, param="prompt")
+    tokens: list[int] = []
+    for at, item in enumerate(prompt):
+        if isinstance(item, int):
+            tokens.append(item)
+        else:
+            marks = add_special and at == 0
+            tokens += whole_prompt(item, tokenizer, add_special=marks, most_tokens=most_tokens)
+    return check_tokens(tuple(tokens), vocab_size=tokenizer.vocab_size, param="prompt")
 
 
 def _text(prompt: Text, tokenizer: Tokenizer) -> str:
     """The text to echo. A leading BOS is not part of anybody's text."""
     if isinstance(prompt, str):
         return prompt
-    tokens = list(prompt)
-    return tokenizer.decode(tokens[1:] if tokens[0] == tokenizer.bos else tokens, special=True)
+    items = prompt[1:] if prompt[0] == tokenizer.bos else prompt
+    stretches = groupby(items, key=lambda item: isinstance(item, str))
+    return "".join(
+        "".join(map(str, stretch))
+        if is_text
+        else tokenizer.decode([int(item) for item in stretch], special=True)
+        for is_text, stretch in stretches
+    )

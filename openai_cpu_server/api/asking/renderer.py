@@ -30,6 +30,8 @@ class GatheredAnswer:
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     """What was thought before the texts."""
+    tokens: list[int] = field(default_factory=list)
+    """Those whose text is out."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     answer_start: int = 0
@@ -39,6 +41,7 @@ class GatheredAnswer:
     def add(self, event: TokenEvent) -> None:
         (self.texts if event.part is OutputPart.ANSWER else self.thoughts).append(event.text)
         self.answer_start = event.answer_start or 0
+        self.tokens.extend(event.tokens)
         self.logprobs.extend(event.logprobs)
         self.prompt_logprobs.extend(event.prompt_logprobs)
         self.finish = event.finish
@@ -116,6 +119,8 @@ class Renderer(ABC):
     """Tells one answer as it comes. All methods return what is to be sent next, often nothing: this one says
     nothing but the answer, and what it failed with."""
 
+    so_far: Figures | None = None
+    """What the call came to; set before each event where `AskedDetails.timings` asks for it."""
     last_words: bytes | None = None
     """What an event stream says when all went well (`[DONE]`); None: nothing."""
 
@@ -233,6 +238,7 @@ def timings(figures: Figures) -> dict[str, float]:
     """Where the time of a call went. Milliseconds and rates have three decimals."""
     milliseconds = ("queue_ms", "prefill_ms", "generation_ms", "latency_ms")
     return {
+        **_of_llama_server(figures),
         **{name: round(getattr(figures, name), 3) for name in milliseconds},
         "tokens_generated": figures.output_tokens,
         "tokens_per_second": round(figures.tokens_per_second, 3),
@@ -243,6 +249,22 @@ def timings(figures: Figures) -> dict[str, float]:
         "draft_n": figures.drafted_tokens,
         "draft_n_accepted": figures.accepted_tokens,
     }
+
+
+def _of_llama_server(figures: Figures) -> dict[str, float]:
+    """The names that its clients read."""
+    computed = figures.prompt_tokens - figures.cached_tokens
+    parts = (
+        ("prompt", computed, figures.prefill_ms),
+        ("predicted", figures.output_tokens, figures.generation_ms),
+    )
+    told: dict[str, float] = {"cache_n": figures.cached_tokens}
+    for name, count, taken_ms in parts:
+        told[f"{name}_n"] = count
+        told[f"{name}_ms"] = round(taken_ms, 3)
+        told[f"{name}_per_token_ms"] = round(taken_ms / count, 3) if count else 0.0
+        told[f"{name}_per_second"] = round(1000 * count / taken_ms, 3) if taken_ms else 0.0
+    return told
 
 
 def finish_reason(finish: Finish) -> str:

@@ -31,9 +31,9 @@ from openai_cpu_server.api.asking.prompts import (
 from openai_cpu_server.api.asking.sampling import (
     NumChoices,
     OutputRoom,
-    check_bias,
     choices_of,
     for_choice,
+    for_model,
     output_room,
 )
 from openai_cpu_server.api.asking.thinking import ThinkingOutputs
@@ -200,7 +200,7 @@ def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: Nu
         tool_calls=output.tool_calls,
         thinking=output.thinking,
         reuse=None if ask.cache is False else reuse,
-        is_json=ask.is_json,
+        details=ask.details,
         headers=_headers(ask, prepared),
     )
 
@@ -231,7 +231,7 @@ def _request(ask: Ask, asking: ModelContext, output: PlannedOutput, choices: Num
         id="",
         tokens=(),
         max_tokens=0,
-        sampling=check_bias(ask.sampling, vocab_size=asking.info.vocab_size),
+        sampling=for_model(ask, asking.chosen.model.tokenizer, vocab_size=asking.info.vocab_size),
         priority=asking.sender.priority(field=ask.priority, tier=ask.service_tier),
         stop=ask.stop,
         top_logprobs=0 if is_ranked else ask.logprobs,

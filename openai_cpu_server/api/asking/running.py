@@ -172,6 +172,8 @@ class RunningCall:
         async for item in self._generation.progress():
             if isinstance(item, TokenEvent):
                 self._note(item)
+                if self.call.details.timings:
+                    renderer.so_far = self.figures
                 if chunks := renderer.event(item):
                     news.is_over = True
                     yield chunks

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple, TypeGuard
 
 import msgspec
 
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation
-from openai_cpu_server.contract.model_info import ModelInfo
+from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
 from openai_cpu_server.contract.request import DryPenalty, Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.options import ApiOptions
@@ -46,7 +48,7 @@ _DRY = {
 def sampling_of(body: Body) -> Sampling:
     """Reads the fields that this family's bodies have; what is called so and none of them was not checked.
 
-    Raises InvalidRequest for a bias of what is no token id; `check_bias` knows which ids there are.
+    Raises InvalidRequest for a bias of what is no token id; `for_model` knows which ids there are.
     """
     names = type(body).model_fields.keys() & {*_OTHERWISE, *_AS_SENT}
     sent = {name: getattr(body, name) for name in names}
@@ -79,11 +81,25 @@ def is_seed(seed: int | None) -> TypeGuard[int]:
     return seed is not None and seed != -1
 
 
-def check_bias(sampling: Sampling, *, vocab_size: int) -> Sampling:
-    """Raises InvalidRequest for ids that the vocabulary does not have."""
-    check_tokens(tuple(sampling.logit_bias), vocab_size=vocab_size, param="logit_bias")
-    check_tokens(sampling.stop_tokens, vocab_size=vocab_size, param="stop_token_ids")
-    return sampling
+def for_model(ask: Ask, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
+    """The sampling with biases of texts as those of their tokens. Raises InvalidRequest for ids that the
+    vocabulary does not have."""
+    bias, never = dict(ask.sampling.logit_bias), list(ask.sampling.bad_words)
+    for asked in ask.biases:
+        for token in _tokens_of(asked.token, tokenizer):
+            if asked.amount is None:
+                never.append((token,))
+            else:
+                bias[token] = asked.amount
+    check_tokens((*bias, *chain(*never)), vocab_size=vocab_size, param="logit_bias")
+    check_tokens(ask.sampling.stop_tokens, vocab_size=vocab_size, param="stop_token_ids")
+    return msgspec.structs.replace(ask.sampling, logit_bias=bias, bad_words=tuple(never))
+
+
+def _tokens_of(token: int | str, tokenizer: Tokenizer) -> Sequence[int]:
+    if isinstance(token, int):
+        return (token,)
+    return tokenizer.encode(token, add_special=False, parse_special=False)
 
 
 def for_choice(sampling: Sampling, choice: int) -> Sampling:

@@ -91,7 +91,7 @@ def _generated(call: Call, text: str, finish: Finish, figures: Figures) -> Gener
         id=call.id,
         model=call.model,
         text=text,
-        structured_data=_as_json(text) if call.is_json else NO_JSON,
+        structured_data=_as_json(text) if call.details.as_json else NO_JSON,
         finish_reason=finish_reason(finish),
         metrics=GenerateMetrics.of(figures),
     )
@@ -137,7 +137,7 @@ class GenerateStream(Renderer):
             return (Chunk(b'{"text":"","reasoning":%b}' % json_text(part.text)),)
         if not isinstance(part, Content):
             return ()  # nobody has offered tools
-        if self._call.is_json:
+        if self._call.details.as_json:
             self._texts.append(part.text)
         return (Chunk(b'{"text":%b}' % json_text(part.text)),)
 

@@ -42,8 +42,11 @@ class Adjustments:
         self._usage = _UsagePenalty(sampling) if penalizes_usage else None
         dry = sampling.dry
         self._dry = DryRepetitions(dry, (*prompt, *output), piece) if dry is not None else None
-        self._never = np.array(sorted(end_tokens) if sampling.ignore_eos else [], np.int64)
-        self._not_yet = np.array(sorted({*end_tokens, *sampling.stop_tokens}), np.int64)
+        single = {row[0] for row in sampling.bad_words if len(row) == 1}
+        rows = [row for row in sampling.bad_words if len(row) > 1]
+        self._bad_words = BadWords(rows) if rows else None
+        self._never = np.array(sorted(single | {*end_tokens} if sampling.ignore_eos else single), np.int64)
+        self._not_yet = np.array(sorted({*single, *end_tokens, *sampling.stop_tokens}), np.int64)
         self._num_left = sampling.min_tokens
         """Tokens that must come before the end."""
         for token in output:
@@ -52,7 +55,8 @@ class Adjustments:
     @property
     def is_empty(self) -> bool:
         nothing_static = not len(self._bias_tokens) and not len(self._forbidden)
-        return nothing_static and self._repeats is None and self._usage is None and self._dry is None
+        parts = (self._repeats, self._usage, self._dry, self._bad_words)
+        return nothing_static and not any(part is not None for part in parts)
 
     @property
     def _forbidden(self) -> NDArray[np.int64]:
@@ -68,6 +72,8 @@ class Adjustments:
         if self._dry is not None:
             self._dry.apply(adjusted)
         adjusted[self._forbidden] = -np.inf
+        if self._bad_words is not None:
+            adjusted[self._bad_words.next_ones()] = -np.inf
 
     def accept(self, token: int) -> None:
         """Record that `token` was chosen."""
@@ -80,6 +86,8 @@ class Adjustments:
             self._repeats.accept(token)
         if self._usage is not None:
             self._usage.accept(token)
+        if self._bad_words is not None:
+            self._bad_words.accept(token)
         self._num_left -= 1
 
 
@@ -127,6 +135,23 @@ class _UsagePenalty:
         used = np.fromiter(self._counts, np.int64, len(self._counts))
         counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
         logits[used] -= self._presence + self._frequency * counts
+
+
+class BadWords:
+    """Rows of several tokens that the output, which is looked at alone, must not have."""
+
+    def __init__(self, rows: Sequence[tuple[int, ...]]) -> None:
+        self._rows = rows
+        self._last: deque[int] = deque(maxlen=max(map(len, rows)) - 1)
+
+    def accept(self, token: int) -> None:
+        self._last.append(token)
+
+    def next_ones(self) -> NDArray[np.int64]:
+        """The tokens that would end a row."""
+        last = tuple(self._last)
+        ends = [row[-1] for row in self._rows if last[1 - len(row) :] == row[:-1]]
+        return np.array(ends, np.int64)
 
 
 class DryRepetitions:

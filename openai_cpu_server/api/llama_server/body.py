@@ -1,0 +1,259 @@
+"""The bodies of `/completion` and `/infill`, as llama-server's clients write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, NamedTuple, Union
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from openai_cpu_server.api.asking.ask import AskedBias
+from openai_cpu_server.api.asking.body import (
+    JsonObject,
+    NonEmpty,
+    OpenBody,
+    Seed,
+    Several,
+    SharedBody,
+    Stop,
+    TopK,
+    Whole,
+)
+from openai_cpu_server.contract.request import COUNT, LOGIT_BIAS
+from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
+from openai_cpu_server.json_size import MOST_TOKENS
+
+_LONGEST_ID = 10
+MOST_PROBS = 100
+"""Log-probabilities beside each token. Editors and studios show ten."""
+_MEMORY = Hint("the server keeps prompts by itself, and has no slots that a request could name")
+_OF_OFF = Hint("it belongs to a sampler that is not built")
+_TIME = Hint("an answer ends by its tokens; 'timeout' limits the time of a call")
+_NO_SAMPLER = "this sampler is not built"
+_TRIGGERS = "a grammar holds from the first token on; tools have their own ('/v1/chat/completions')"
+_CHATS = "it belongs to chats; '/v1/chat/completions' takes them"
+
+Item = Union[int, str]
+MixedText = Union[str, tuple[Item, ...]]
+"""A text, or tokens and texts in turns."""
+
+
+class Biases(NamedTuple):
+    ids: dict[int, float]
+    texts: tuple[AskedBias, ...]
+
+
+def _wrong_prompt() -> PydanticCustomError:
+    return PydanticCustomError(
+        "prompt_kind",
+        "Input should be a string, a list of token ids and strings, an object with 'prompt_string', or a "
+        "list of these",
+    )
+
+
+def _prompts(value: object) -> tuple[MixedText, ...]:
+    """One prompt, or several: a list of token ids, with texts or not, is one; of anything else it is many."""
+    if not isinstance(value, list):
+        return (_one_prompt(value),)
+    if not value:
+        raise _wrong_prompt()
+    if any(_is_id(item) for item in value):
+        return (_mixed(value),)
+    return tuple(_mixed(item) if isinstance(item, list) else _one_prompt(item) for item in value)
+
+
+def _one_prompt(value: object) -> str:
+    if isinstance(value, dict):
+        if value.get("multimodal_data"):
+            message = "pictures belong to the messages of '/v1/chat/completions'"
+            raise PydanticCustomError("multimodal_data", message)
+        value = value.get("prompt_string")
+    if not isinstance(value, str):
+        raise _wrong_prompt()
+    return value
+
+
+def _mixed(value: list[object]) -> tuple[Item, ...]:
+    items = tuple(item for item in value if isinstance(item, str) or _is_id(item))
+    if not items or len(items) < len(value):
+        raise _wrong_prompt()
+    return tuple(item if isinstance(item, str) else int(str(item)) for item in items)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _biases(value: object) -> Biases:
+    """`{token: bias}`, or `[[token, bias]]`; a token is an id, or a text for all of its tokens, and `false`
+    forbids it."""
+    pairs: list[object] = list(value.items()) if isinstance(value, Mapping) else []
+    pairs = value if isinstance(value, list) else pairs
+    if not isinstance(value, (list, Mapping)):
+        raise _wrong_bias()
+    ids: dict[int, float] = {}
+    texts: list[AskedBias] = []
+    for pair in pairs:
+        asked = _bias(pair)
+        if isinstance(asked.token, int) and asked.amount is not None:
+            ids[asked.token] = asked.amount
+        else:
+            texts.append(asked)
+    return Biases(ids, tuple(texts))
+
+
+def _bias(pair: object) -> AskedBias:
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+        raise _wrong_bias()
+    token, amount = pair
+    is_number = isinstance(amount, (int, float)) and amount is not True and not math.isnan(amount)
+    if not (_is_id(token) or isinstance(token, str)) or not is_number:
+        raise _wrong_bias()
+    is_id = not isinstance(token, str) or (token.isascii() and token.isdigit() and len(token) <= _LONGEST_ID)
+    return AskedBias(
+        int(token) if is_id else token, None if amount is False else float(LOGIT_BIAS.nearest(amount))
+    )
+
+
+def _wrong_bias() -> PydanticCustomError:
+    message = "Input should be an object of token and bias, or a list of [token, bias]"
+    return PydanticCustomError("logit_bias", message)
+
+
+def _known_samplers(value: object) -> tuple[str, ...]:
+    """Names, or a text of their letters."""
+    names = [_BY_LETTER.get(letter, letter) for letter in value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PydanticCustomError("samplers", "Input should be a list of names, or a string of their letters")
+    found = [_SPELLINGS.get(name, name) for name in names]
+    strange = next((name for name in found if name not in (*CHAIN, *_GONE)), None)
+    if strange is not None:
+        known = {"name": strange[:64], "known": ", ".join(CHAIN)}
+        raise PydanticCustomError("samplers", "there is no sampler '{name}', only {known}", known)
+    return tuple(name for name in found if name in CHAIN)
+
+
+CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+"""The samplers in the one order in which they are applied, which is llama-server's own."""
+_GONE = ("infill", "tfs_z", "adaptive_p")
+"""Names that clients send and that have no sampler here: without their parameters they change little."""
+_BY_LETTER = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+_SPELLINGS = {
+    "typical": "typ_p",
+    "typical_p": "typ_p",
+    "typical-p": "typ_p",
+    "top-k": "top_k",
+    "top-p": "top_p",
+    "nucleus": "top_p",
+    "min-p": "min_p",
+    "top-n-sigma": "top_n_sigma",
+    "temp": "temperature",
+}
+
+
+def _with_texts_only(value: object) -> object:
+    """Empty stop strings stop nothing there."""
+    return [each for each in value if each != ""] if isinstance(value, list) else value or None
+
+
+_Object = dict[str, JsonValue]
+_Told = Union[str, list[Union[int, str, list[Union[int, str]], _Object]], _Object]
+Prompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_Told)]
+TokenBias = Annotated[
+    Biases,
+    PlainValidator(_biases, json_schema_input_type=Union[dict[str, JsonValue], list[list[JsonValue]]]),
+]
+Samplers = Annotated[
+    tuple[str, ...], PlainValidator(_known_samplers, json_schema_input_type=Union[list[str], str])
+]
+_ALL = AfterValidator(lambda number: COUNT.most if number < 0 else number)
+_NothingAsNone = BeforeValidator(lambda value: value or None)
+WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
+Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
+"""Below 0: all that the context leaves."""
+
+
+class LlamaServerBody(SharedBody, OpenBody):
+    """What the two have alike. Fields that are not known llama-server ignores, too."""
+
+    most_numbers: ClassVar[int] = MOST_TOKENS
+    is_open: ClassVar[bool] = True
+    hints: ClassVar[Hints] = {
+        "cache_prompt": Hint("prompts are always cached", (True,)),
+        "id_slot": Hint("a request has no slot of its own", (-1,)),
+        **dict.fromkeys(("n_keep", "n_discard", "n_cache_reuse"), _MEMORY),
+        **dict.fromkeys(("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "adaptive_decay"), _OF_OFF),
+        **dict.fromkeys(("t_max_predict_ms", "t_max_prompt_ms"), _TIME),
+        "n_indent": Hint("an answer is not cut by its indentation", (0,)),
+        "verbose": Hint("there is nothing more to tell", (False,)),
+        "backend_sampling": Hint("sampling is the same wherever it is done", (False,)),
+        "sse_ping_interval": Hint("'--keep-alive-s' of the server decides it"),
+        "reasoning_format": Hint(_CHATS),
+        "parse_tool_calls": Hint(_CHATS, (False,)),
+        "chat_format": Hint(_CHATS),
+        "stream_options": Hint("the last chunk has all counts in any case"),
+    }
+    refusals: ClassVar[Refusals] = {
+        "mirostat": Refusal(_NO_SAMPLER, (0,)),
+        "dynatemp_range": Refusal(_NO_SAMPLER, (0, 0.0)),
+        "adaptive_target": Refusal(_NO_SAMPLER, (-1, -1.0)),
+        "min_keep": Refusal("samplers keep one token at least", (0, 1)),
+        "post_sampling_probs": Refusal("probabilities are those before any sampler", (False,)),
+        "grammar_lazy": Refusal(_TRIGGERS, (False,)),
+        "grammar_triggers": Refusal(_TRIGGERS, ([],)),
+        "reasoning_budget_tokens": Refusal(_CHATS, (-1,)),
+        "echo": Refusal("the answer tells the prompt in 'prompt' in any case", (False,)),
+    }
+
+    n_predict: Prediction | None = None
+    max_tokens: Prediction | None = None
+    """The same."""
+    max_completion_tokens: Prediction | None = None
+    """The same."""
+    n_cmpl: Annotated[Several, Whole] | None = None
+    n: Annotated[Several, Whole] | None = None
+    """The same."""
+    stop: Annotated[Stop | None, BeforeValidator(_with_texts_only)] = None
+    """At most 64 texts."""
+    n_probs: Annotated[int, Field(ge=0, le=MOST_PROBS), Whole] | None = None
+    samplers: Samplers | None = None
+    """Those that are not named are off. They are applied in one order only."""
+    logit_bias: TokenBias | None = None  # type: ignore[assignment]  # other families take less
+    seed: Annotated[Seed, Whole] | None = None
+    top_k: Annotated[TopK, Whole] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole, _ALL] | None = None
+    """-1: all of the context."""
+    dry_allowed_length: WholeCount | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, le=COUNT.most), Whole] | None = None
+    grammar: Annotated[str | None, _NothingAsNone] = None
+    json_schema: JsonObject | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: Annotated[list[NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
+    """The only fields that are told; `a/b` is the field `b` of `a`."""
+
+    @property
+    def limit(self) -> tuple[str, int] | None:
+        """The name by which the client has given a limit of tokens, and the limit; None: there is none."""
+        names = ("n_predict", "max_completion_tokens", "max_tokens")
+        given = [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+        return given[0] if given and given[0][1] >= 0 else None
+
+
+class LlamaCompletionBody(LlamaServerBody):
+    prompt: Prompts
+    """A text, a list of token ids and texts, an object with `prompt_string`, or a list of these."""

@@ -1,0 +1,285 @@
+"""llama-server's answers: an object for each prompt, or chunks of one; its settings and its timings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Union
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.renderer import (
+    Chunk,
+    GatheredAnswer,
+    Renderer,
+    finish_reason,
+    one_line,
+    shown,
+    timings,
+)
+from openai_cpu_server.api.llama_server.body import CHAIN
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.request import DryPenalty, GenerationRequest
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.http.errors import ErrorObject
+from openai_cpu_server.models.served import ShownPieces, finite
+
+_ANY_SLOT = -1
+"""A request has none of its own; sent back as `id_slot` it asks for nothing."""
+
+
+class TokenProbability(msgspec.Struct, frozen=True):
+    id: int
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+
+
+class TokenProbabilities(msgspec.Struct, frozen=True):
+    id: int
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+    """Before any sampler."""
+    top_logprobs: list[TokenProbability]
+
+
+Probabilities = Union[list[TokenProbabilities], UnsetType]
+
+
+class LlamaChunk(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    """Counts the prompts, and the answers to each."""
+    content: str
+    tokens: list[int]
+    stop: bool = False
+    id_slot: int = _ANY_SLOT
+    tokens_predicted: int
+    """So far."""
+    tokens_evaluated: int
+    """Those of the prompt."""
+    timings: Union[dict[str, float], UnsetType] = UNSET
+    completion_probabilities: Probabilities = UNSET
+
+
+class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one prompt, or the last chunk of it, which has no more content. Several are a list."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    """Where `return_tokens` asks for them."""
+    id_slot: int = _ANY_SLOT
+    stop: bool = True
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    generation_settings: dict[str, Any]
+    prompt: str
+    has_new_line: bool
+    truncated: bool
+    """The context has ended it."""
+    stop_type: str
+    """`eos`, `word` or `limit`."""
+    stopping_word: str
+    tokens_cached: int
+    """Tokens of prompt and answer, which the next prompt may begin with."""
+    timings: dict[str, float]
+    completion_probabilities: Probabilities = UNSET
+
+
+def settings(request: GenerationRequest, call: Call) -> dict[str, object]:
+    """llama-server's names of how its answer was made. What is not built has the value that means off."""
+    sampling, dry = request.sampling, request.sampling.dry or DryPenalty(multiplier=0.0)
+    return {
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0,
+        "top_k": sampling.top_k or 0,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "top_n_sigma": sampling.top_n_sigma or -1.0,
+        "xtc_probability": sampling.xtc_probability,
+        "xtc_threshold": sampling.xtc_threshold,
+        "typical_p": sampling.typical_p,
+        "repeat_last_n": sampling.repeat_last_n,
+        "repeat_penalty": sampling.repeat_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "dry_multiplier": dry.multiplier,
+        "dry_base": dry.base,
+        "dry_allowed_length": dry.allowed_length,
+        "dry_penalty_last_n": -1 if dry.last_n is None else dry.last_n,
+        "dry_sequence_breakers": dry.breakers,
+        "mirostat": 0,
+        "mirostat_tau": 5.0,
+        "mirostat_eta": 0.1,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+        "stop": request.stop,
+        "max_tokens": request.max_tokens,
+        "n_predict": request.max_tokens,
+        "n_keep": 0,
+        "n_discard": 0,
+        "ignore_eos": sampling.ignore_eos,
+        "stream": call.stream,
+        "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias.items()],
+        "n_probs": call.shown_logprobs or 0,
+        "min_keep": 0,
+        "samplers": CHAIN,
+        "timings_per_token": call.details.timings,
+        "post_sampling_probs": False,
+        "lora": [],
+    }
+
+
+class LlamaRenderer:
+    def whole(
+        self, call: Call, pieces: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+    ) -> bytes:
+        told = [
+            _completion(call, index, at, _Told.of(call, answer, pieces), figures)
+            for index, (at, answer) in enumerate(shown(call, answers))
+        ]
+        return told[0] if len(told) == 1 else b"[" + b",".join(told) + b"]"
+
+    def stream(self, call: Call, pieces: ShownPieces) -> LlamaStream:
+        return LlamaStream(call, pieces)
+
+
+class _Told(NamedTuple):
+    """What one answer says."""
+
+    content: str
+    has_new_line: bool
+    tokens: list[int]
+    scores: Probabilities
+    finish: Finish
+
+    @classmethod
+    def of(cls, call: Call, answer: GatheredAnswer, pieces: ShownPieces) -> _Told:
+        tokens = answer.tokens if call.details.tokens else []
+        scores = UNSET if call.shown_logprobs is None else _probabilities(answer.logprobs, pieces)
+        return cls(answer.text, "\n" in answer.text, tokens, scores, answer.ended)
+
+
+def _completion(call: Call, index: int, at: int, told: _Told, figures: Figures) -> bytes:
+    """`at`: its place among the requests of the call."""
+    request, finish = call.requests[at], told.finish
+    own = msgspec.structs.replace(
+        figures,
+        prompt_tokens=request.num_tokens,
+        output_tokens=finish.output_tokens,
+        cached_tokens=finish.cached_tokens,
+    )
+    answer = LlamaCompletion(
+        index=index,
+        content=told.content,
+        tokens=told.tokens,
+        model=call.model,
+        tokens_predicted=finish.output_tokens,
+        tokens_evaluated=request.num_tokens,
+        generation_settings=settings(request, call),
+        prompt=call.prompt_of(at).echo or "",
+        has_new_line=told.has_new_line,
+        truncated=finish.reason is FinishReason.LENGTH and call.context_ends_it,
+        stop_type=_stop_type(finish),
+        stopping_word=finish.stop_string or "",
+        tokens_cached=request.num_tokens + finish.output_tokens,
+        timings=timings(own),
+        completion_probabilities=told.scores,
+    )
+    return _chosen_fields(answer, call.details.fields)
+
+
+def _stop_type(finish: Finish) -> str:
+    """Raises GenerationFailed for an end that is nobody's result."""
+    if finish_reason(finish) == "length":
+        return "limit"
+    return "eos" if finish.stop_string is None else "word"
+
+
+def _probabilities(scores: Sequence[TokenLogprob], pieces: ShownPieces) -> list[TokenProbabilities]:
+    def told(token: int) -> tuple[int, str, tuple[int, ...]]:
+        piece = pieces[token]
+        return token, piece.text, piece.bytes or ()
+
+    return [
+        TokenProbabilities(
+            *told(one.token),
+            finite(one.logprob),
+            [TokenProbability(*told(token), finite(logprob)) for token, logprob in one.top],
+        )
+        for one in scores
+    ]
+
+
+def _chosen_fields(answer: LlamaCompletion, paths: Sequence[str]) -> bytes:
+    """All of its fields where no paths are given."""
+    encoded = msgspec.json.encode(answer)
+    if not paths:
+        return encoded
+    whole = msgspec.json.decode(encoded)
+    found = {path: _inner(whole, path.split("/")) for path in paths}
+    return msgspec.json.encode({path: value for path, value in found.items() if value is not None})
+
+
+def _inner(value: object, names: Sequence[str]) -> object:
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+class LlamaStream(Renderer):
+    """Chunks with what is new; the last one of each answer says how it was made."""
+
+    def __init__(self, call: Call, pieces: ShownPieces) -> None:
+        self._call = call
+        self._pieces = pieces
+        self._places = {request.id: at for at, request in enumerate(call.requests)}
+        self._num_told = dict.fromkeys(self._places, 0)
+        self._with_new_line: set[str] = set()
+        self._finishes: dict[str, Finish] = {}
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        self._num_told[event.id] += len(event.tokens)
+        if "\n" in event.text:
+            self._with_new_line.add(event.id)
+        if event.finish is not None:
+            finish_reason(event.finish)
+            self._finishes[event.id] = event.finish
+        return (self._chunk(event),) if event.text or event.tokens else ()
+
+    def _chunk(self, event: TokenEvent) -> Chunk:
+        at = self._places[event.id]
+        is_scored = self._call.shown_logprobs is not None
+        return _line(
+            LlamaChunk(
+                index=at,
+                content=event.text,
+                tokens=list(event.tokens),
+                tokens_predicted=self._num_told[event.id],
+                tokens_evaluated=self._call.requests[at].num_tokens,
+                timings=UNSET if self.so_far is None else timings(self.so_far),
+                completion_probabilities=_probabilities(event.logprobs, self._pieces) if is_scored else UNSET,
+            )
+        )
+
+    def end(self, figures: Figures) -> Sequence[Chunk]:
+        return [
+            Chunk(one_line(_completion(self._call, at, at, self._ended(request_id), figures)))
+            for request_id, at in self._places.items()
+        ]
+
+    def _ended(self, request_id: str) -> _Told:
+        return _Told("", request_id in self._with_new_line, [], UNSET, self._finishes[request_id])
+
+    def error(self, error: ErrorObject) -> Sequence[Chunk]:
+        return (Chunk(msgspec.json.encode(error)),)
+
+
+def _line(chunk: LlamaChunk) -> Chunk:
+    return Chunk(one_line(msgspec.json.encode(chunk)))

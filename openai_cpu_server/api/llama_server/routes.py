@@ -1,0 +1,124 @@
+"""llama-server's own routes, and the `Ask` that their bodies become."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import msgspec
+
+from openai_cpu_server.api.asking.as_ask import any_object, one_form, schema_form, shared_ask, shared_forms
+from openai_cpu_server.api.asking.ask import Ask, AskedDetails, AskedForm, AskedLimit, AskedTexts
+from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
+from openai_cpu_server.api.llama_server.body import CHAIN, LlamaCompletionBody, LlamaServerBody
+from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.contract.request import Sampling
+from openai_cpu_server.errors import wrong
+from openai_cpu_server.http.keys import CALLS
+from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+
+DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""What llama-server takes where nothing is sent."""
+_NEUTRAL = Sampling(seed=0)
+_OF_SAMPLER: Mapping[str, tuple[str, ...]] = {
+    "penalties": ("repeat_penalty", "presence_penalty", "frequency_penalty"),
+    "dry": ("dry",),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "typ_p": ("typical_p",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "xtc": ("xtc_probability",),
+    "temperature": ("temperature",),
+}
+"""The fields of a `Sampling` that switch each one on."""
+_SEEDS = 2**32 - 1
+"""It stands for any seed; those that are told fit below it, so that any client can send them again."""
+
+
+def completion_ask(body: LlamaCompletionBody) -> Ask:
+    """Raises InvalidRequest."""
+    return llama_ask(body, AskedTexts(body.prompt, echo=True))
+
+
+def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
+    """Raises InvalidRequest."""
+    given = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
+    biases = body.logit_bias
+    ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
+    seed = None if body.seed == _SEEDS else body.seed
+    told = body.model_copy(update={**given, "logit_bias": ids, "seed": seed})
+    ask = shared_ask(told, prompt, id_prefix="llama-", form=one_form(_forms(body)))
+    sampling = ask.sampling
+    if not ask.is_seeded:
+        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(_SEEDS))
+    limit = body.limit
+    return msgspec.structs.replace(
+        ask,
+        sampling=sampling if body.samplers is None else _chosen(sampling, body.samplers),
+        biases=() if biases is None else biases.texts,
+        n=body.n_cmpl or body.n,
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        max_tokens=None if limit is None else AskedLimit(limit[1], limit[0], is_ceiling=True),
+        logprobs=body.n_probs or None,
+        details=AskedDetails(
+            tokens=bool(body.return_tokens),
+            timings=bool(body.timings_per_token),
+            fields=tuple(body.response_fields or ()),
+        ),
+    )
+
+
+def _forms(body: LlamaServerBody) -> Iterator[AskedForm]:
+    yield from shared_forms(body)
+    if body.json_schema is not None:
+        yield schema_form(body.json_schema, "json_schema") if body.json_schema else any_object("json_schema")
+
+
+def _chosen(sampling: Sampling, names: tuple[str, ...]) -> Sampling:
+    """Switches off the samplers that are not named. Raises InvalidRequest for an order that would change
+    something."""
+    active = [name for name in names if _is_on(sampling, name)]
+    if active != sorted(set(active), key=CHAIN.index):
+        order = ", ".join(sorted(set(active), key=CHAIN.index))
+        raise wrong(
+            f"Invalid value for 'samplers': here they are applied in this order: {order}.", "samplers"
+        )
+    off = [field for name in CHAIN if name not in names for field in _OF_SAMPLER[name]]
+    return msgspec.structs.replace(sampling, **{field: getattr(_NEUTRAL, field) for field in off})
+
+
+def _is_on(sampling: Sampling, name: str) -> bool:
+    return any(getattr(sampling, field) != getattr(_NEUTRAL, field) for field in _OF_SAMPLER[name])
+
+
+_RENDERER = LlamaRenderer()
+_COMPLETION = Family(BodyReader(LlamaCompletionBody, completion_ask), _RENDERER)
+
+
+class LlamaServerRoutes:
+    def __init__(self, parts: ServerParts) -> None:
+        self.completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
+
+
+_STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
+_generation = partial(
+    RouteRow[LlamaServerRoutes],
+    "POST",
+    access=CALLS,
+    tag="llama-server",
+    answer=LlamaCompletion,
+    streams=True,
+    stream_form=_STREAM,
+    errors=GENERATION_ERRORS,
+)
+_COMPLETION_ROW = _generation(
+    "/completion",
+    lambda at: at.completion.create,
+    summary="Continue a text, or each of several, as llama-server does",
+    body=LlamaCompletionBody,
+)
+_rows = (_COMPLETION_ROW, _COMPLETION_ROW.at("/completions"))
+ROOM = RouteRoom[ServerParts, LlamaServerRoutes](LlamaServerRoutes, _rows)
