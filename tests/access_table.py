@@ -21,6 +21,7 @@ OTHERS = {
     "GET /v1/stats": METRICS,
     "GET /health": OPEN,
     "GET /ready": OPEN,
+    "GET /v1/health": OPEN,
     "GET /openapi.json": OPEN,
     "GET /": OPEN,
     "GET /page/{version}/{name}": OPEN,

@@ -57,6 +57,7 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     ollama.ROOM,
     ollama_pooling.OLLAMA_ROOM,
     llama_server.ROOM,
+    pooling.LLAMA_SERVER_ROOM,
     tokens.ROOM,
     model_rooms.ROOM,
     adapters.ROOM,

@@ -317,6 +317,10 @@ class FimTokens(msgspec.Struct, frozen=True):
     prefix: int
     suffix: int
     middle: int
+    repository: int | None = None
+    """It begins the name of what the files belong to."""
+    file: int | None = None
+    """It begins the name of a file."""
 
 
 class SequenceMarks(msgspec.Struct, frozen=True):

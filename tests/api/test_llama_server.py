@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.request import GenerationRequest
-from tests.api.fake_engine import FakeEngine
-from tests.api.serving import api, client
+from openai_cpu_server.models.registry import ModelRegistry
+from tests.api.asgi import exchange
+from tests.api.fake_engine import READY, FakeEngine
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, api, client, embedding_model, eventually, locked_api, num_live, served
 from tests.api.talking import complete, error_of, events
 from tests.docs.markdown import DOCS
+from tests.fakes import FAKE_EMBEDDER
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
@@ -30,6 +39,15 @@ class HearingEngine(FakeEngine):
     def generate(self, requests: Any) -> Any:
         self.heard += requests
         return super().generate(requests)
+
+
+@pytest.fixture
+async def able() -> AsyncIterator[httpx.AsyncClient]:
+    """A model that fills in, and one that embeds."""
+    generates = served(FakeEngine(), tokenizer=FakeTokenizer(has_fim=True)).default
+    embeds = embedding_model(FakeEngine(FAKE_EMBEDDER), "embeds")
+    async with client(create_api(ModelRegistry([generates, embeds]), OPTIONS).app) as http:
+        yield http
 
 
 @pytest.fixture
@@ -53,9 +71,9 @@ def documented() -> Iterator[tuple[str, str, str, int]]:
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), [*documented()])
 async def test_each_line_of_the_manual(
-    http: httpx.AsyncClient, method: str, path: str, body: str, status: int
+    able: httpx.AsyncClient, method: str, path: str, body: str, status: int
 ) -> None:
-    answer = await http.request(method, path, content=body)
+    answer = await able.request(method, path, content=body)
     assert answer.status_code == status, answer.text
     if status == 400:
         error_of(answer)
@@ -149,3 +167,63 @@ async def test_fields_are_chosen_by_their_paths(http: httpx.AsyncClient) -> None
     told = (await ask(http, response_fields=paths)).json()
     assert told.keys() == {*paths[:3]}
     assert json.dumps(told["generation_settings/n_predict"]) == "8"
+
+
+async def test_a_gap_is_filled_as_llama_server_asks(hearing: tuple[httpx.AsyncClient, HearingEngine]) -> None:
+    """By the order of its `format_prompt_infill`; what has no room is left out, the first files first."""
+    _, engine = hearing
+    gap = {"input_prefix": "ab", "prompt": "c", "input_suffix": "d", "n_predict": 4}
+    files = [{"text": "x" * 5000}, {"filename": "f", "text": "y"}]
+    async with client(create_api(served(engine, tokenizer=FakeTokenizer(has_fim=True)), OPTIONS).app) as http:
+        told = (await http.post("/infill", json={**gap, "input_extra": files})).json()
+        assert told["tokens_predicted"] == 4
+        wrong: list[Json] = [{}, {"filename": "ok"}, {"filename": 1, "text": "a"}]
+        for extra in wrong:
+            assert (await http.post("/infill", json={**gap, "input_extra": [extra]})).status_code == 400
+    (asked,) = engine.heard
+    text = tuple(byte + 2 for byte in b"\n\n--- snippet ---\n\ny")
+    assert asked.tokens[-7 - len(text) :] == (*text, 400, 99, 100, 101, 401, 102, 402)
+
+
+async def test_a_model_without_such_tokens_says_so(http: httpx.AsyncClient) -> None:
+    body = {"input_prefix": "a", "input_suffix": "", "n_predict": 1}
+    assert error_of(await http.post("/infill", json=body))["param"] == "input_suffix"
+
+
+async def test_vectors_are_lists_of_lists(able: httpx.AsyncClient) -> None:
+    told = (await able.post("/embeddings", json={"content": ["one", "two"]})).json()
+    plain = (await able.post("/v1/embeddings", json={"input": ["one", "two"]})).json()["data"]
+    assert [one["embedding"] for one in told] == [[one["embedding"]] for one in plain]
+    raw = (await able.post("/embedding", json={"content": "one", "embd_normalize": -1})).json()
+    assert raw[0]["embedding"] != told[0]["embedding"]
+    assert error_of(await able.post("/embedding", json={}))["param"] == "content"
+
+
+async def test_a_template_is_applied_and_read_again_as_it_was(http: httpx.AsyncClient) -> None:
+    said = [{"role": "user", "content": "hi"}]
+    prompt = (await http.post("/apply-template", json={"messages": said})).json()["prompt"]
+    tokens = (await http.post("/tokenize", json={"content": prompt, "add_special": True})).json()["tokens"]
+    assert tokens == (await http.post("/tokenize", json={"messages": said})).json()["tokens"]
+    mixed = (await http.post("/tokenize", json={"content": ["h", 107], "add_special": True})).json()
+    assert mixed["tokens"] == [0, 106, 107]
+
+
+async def test_slots_tell_of_ones_own_requests(tmp_path: Path) -> None:
+    engine = FakeEngine(is_held=True)
+    app = locked_api(engine, key_ring(tmp_path, ann="", bob=""))
+    async with client(app) as http, exchange(app, "/completion", {"prompt": "hi"}, of("ann")) as one:
+        await eventually(lambda: num_live(engine) == 1)
+        own = (await http.get("/slots", headers=of("ann"))).json()
+        others = (await http.get("/slots", headers=of("bob"))).json()
+        one.disconnect()
+    assert [len(own), sum(slot["is_processing"] for slot in own)] == [64, 1]
+    assert own[0]["request"].startswith("llama-")
+    assert others[0] == {"id": 0, "n_ctx": 4096, "speculative": False, "is_processing": True}
+
+
+async def test_facts_wait_for_the_model() -> None:
+    loading = msgspec.structs.replace(READY, state=EngineState.LOADING)
+    async with client(api(FakeEngine(None, loading))) as http:
+        assert [(await http.get(path)).status_code for path in ("/props", "/slots", "/v1/health")] == [
+            503
+        ] * 3

@@ -289,15 +289,17 @@ def _flag(name: str, text: str | None) -> bool | None:
 
 
 _row = partial(RouteRow[ModelRoutes], access=INFERENCE, tag="Models")
+_LIST = _row(
+    "GET",
+    "/v1/models",
+    lambda at: at.list,
+    summary="The names that are served",
+    query={CODEX: {"type": "string", "description": "Codex': the answer has its catalog, `models`, too"}},
+    answer=ModelList,
+)
 _rows = (
-    _row(
-        "GET",
-        "/v1/models",
-        lambda at: at.list,
-        summary="The names that are served",
-        query={CODEX: {"type": "string", "description": "Codex': the answer has its catalog, `models`, too"}},
-        answer=ModelList,
-    ),
+    _LIST,
+    _LIST.at("/models"),  # llama-server has it without /v1, too
     _row("GET", "/v1/models/{id:path}", lambda at: at.one, summary="One of them", answer=ModelCard),
     _row(
         "POST",

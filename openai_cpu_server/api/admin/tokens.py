@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Annotated, ClassVar, TypeVar, Union
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.asking.ask import LONG_BODY, Ask, JsonObject
+from openai_cpu_server.api.asking.body import TEXT_OR_LIST
 from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.api.asking.prompts import PromptEnds
 from openai_cpu_server.api.asking.resolve import prompt_of
@@ -31,13 +33,18 @@ from openai_cpu_server.json_size import MOST_TOKENS
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import require_room, whole_prompt
 
+MixedContent = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[Union[int, str]], Tag("<list>")]], TEXT_OR_LIST
+]
+
 
 class TokenizeBody(Body):
     """Exactly one of `content` (llama-server), `prompt` (vLLM) and `messages`. What is said of messages is
     refused beside a text, and the other way round."""
 
     model: str | None = None
-    content: str | None = None
+    content: MixedContent | None = None
+    """A text, or token ids and texts in turns."""
     prompt: str | None = None
     messages: Messages | None = None
     add_special: bool | None = None
@@ -100,6 +107,19 @@ class Tokenized(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where `return_token_strs` asks for them."""
 
 
+class ApplyTemplateBody(ChatBody):
+    """All of it is read, and only what makes the prompt says something."""
+
+    is_open: ClassVar[bool] = True
+
+    add_generation_prompt: bool | None = None
+    """Absent: the prompt ends where the model answers."""
+
+
+class AppliedTemplate(msgspec.Struct, frozen=True):
+    prompt: str
+
+
 class Detokenized(msgspec.Struct, frozen=True):
     content: str
     prompt: str
@@ -142,6 +162,14 @@ class TokenRoutes:
         model = self._model(body.model, request)
         answer = await off_loop(len(data), partial(_detokenized, body, model))
         return Response(answer, media_type="application/json", headers=ignored.headers)
+
+    async def apply_template(self, request: Request) -> Response:
+        data = await unkept_body(request)
+        body, ignored = await self._read(ApplyTemplateBody, data)
+        model = self._model(body.model, request)
+        ask = await self._attachments.seen(chat_ask(body), model, context_of(request.scope).owner)
+        told = await in_thread(partial(_applied, body, ask, model), is_slow=len(data) > LONG_BODY)
+        return json_response(told, headers=ignored.headers)
 
     async def info(self, request: Request) -> Response:
         model = self._model(request.query_params.get("model"), request)
@@ -189,14 +217,25 @@ def _tokens(
         return _tokens_of_messages(body, body.messages, asked_chat, model, has_marks=asked)
     if strange := next((name for name in _OF_MESSAGES if getattr(body, name) is not None), None):
         raise wrong("This is for 'messages'.", strange)
-    text = body.content if body.prompt is None else body.prompt
-    assert text is not None, "one of the three is given"
-    add_special = body.prompt is not None if asked is None else asked
+    given = body.content if body.prompt is None else body.prompt
+    assert given is not None, "one of the three is given"
+    items = [given] if isinstance(given, str) else given
+    ids = tuple(item for item in items if isinstance(item, int))
+    check_tokens(ids, vocab_size=model.tokenizer.vocab_size, param="content")
+    read = partial(_tokens_of_text, body, model, limit, asked)
+    parts = ((item,) if isinstance(item, int) else read(item, at == 0) for at, item in enumerate(items))
+    return tuple(chain.from_iterable(parts))
+
+
+def _tokens_of_text(
+    body: TokenizeBody, model: ServedModel, limit: int | None, asked: bool | None, text: str, is_first: bool
+) -> Sequence[int]:
+    add_special = is_first and (body.prompt is not None if asked is None else asked)
     is_prompt = model.kind is ModelKind.GENERATES  # others embed and rank: their texts are no prompts
     if is_prompt if body.parse_special is None else body.parse_special:
         return whole_prompt(text, model.tokenizer, add_special=add_special, most_tokens=limit)
     require_room(model.tokenizer, text, limit)
-    return tuple(model.tokenizer.encode(text, add_special=add_special, parse_special=False))
+    return model.tokenizer.encode(text, add_special=add_special, parse_special=False)
 
 
 def _ask(body: TokenizeBody, messages: Messages) -> Ask:
@@ -221,6 +260,14 @@ def _tokens_of_messages(
         raise wrong(f"A conversation cannot be continued and {what}.", "continue_final_message")
     ends = PromptEnds(begins_answer=begins_answer, has_marks=has_marks)
     return prompt_of(ask, model, ends).tokens
+
+
+def _applied(body: ApplyTemplateBody, ask: Ask, model: ServedModel) -> AppliedTemplate:
+    """Without the first token that the tokenizer adds to any prompt by itself."""
+    ends = PromptEnds(begins_answer=body.add_generation_prompt is not False)
+    tokens, tokenizer = prompt_of(ask, model, ends).tokens, model.tokenizer
+    begins = tokenizer.adds_bos and tokens[:1] == (tokenizer.bos,)
+    return AppliedTemplate(tokenizer.decode(tokens[int(begins) :], special=True))
 
 
 def _piece(token: int, tokenizer: Tokenizer) -> TokenPiece:
@@ -259,6 +306,15 @@ _rows = (
         summary="Tokens as text",
         body=DetokenizeBody,
         answer=Detokenized,
+        errors=(404,),
+    ),
+    _row(
+        "POST",
+        "/apply-template",
+        lambda at: at.apply_template,
+        summary="A chat's conversation as the text that its model is given",
+        body=ApplyTemplateBody,
+        answer=AppliedTemplate,
         errors=(404,),
     ),
     _row(

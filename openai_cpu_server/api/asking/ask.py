@@ -210,12 +210,25 @@ class AskedConversation(msgspec.Struct, frozen=True):
     """Where it is too long, what is oldest is left out."""
 
 
+class AskedFile(msgspec.Struct, frozen=True):
+    """A file beside the one that is filled in."""
+
+    name: str
+    text: str
+
+
 class AskedTexts(msgspec.Struct, frozen=True):
     """Texts to go on with, or their token ids, or both in turns."""
 
     prompts: Sequence[Union[str, Sequence[Union[int, str]]]]
     path: str = "prompt"
     suffix: str | None = None
+    suffix_path: str = "suffix"
+    files: tuple[AskedFile, ...] | None = None
+    """Those beside the one that is filled in, the most important last: as many as there is room for.
+    None: nothing is said of any."""
+    answer_room: int = 0
+    """So many tokens are kept free of such files."""
     echo: bool = False
     is_said: bool = False
     """The one text is what a user says, if the model can chat."""

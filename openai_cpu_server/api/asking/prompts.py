@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby, takewhile
 from typing import NamedTuple, Union
 
 from openai_cpu_server.answers.store import LastTurn
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage, AskedTexts
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedFile, AskedMessage, AskedTexts
 from openai_cpu_server.api.asking.call import Prompt, fingerprint
 from openai_cpu_server.api.asking.output import ToolPlan
 from openai_cpu_server.api.asking.sampling import check_tokens
 from openai_cpu_server.api.asking.thinking import thinking_plan
 from openai_cpu_server.contract.media import shown_tokens
-from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
+from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, Tokenizer
 from openai_cpu_server.errors import InvalidRequest, TemplateFailed, wrong
 from openai_cpu_server.models.served import ServedModel, ServedTemplate
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation, Written, whole_prompt
@@ -186,11 +187,12 @@ Text = Union[str, Sequence[Union[int, str]]]
 def text_prompts(asked: AskedTexts, tokenizer: Tokenizer, most_tokens: int | None) -> list[Prompt]:
     """`most_tokens`: what is surely longer is not tokenised. Raises PromptFarTooLong, InvalidRequest for an
     empty prompt, unknown ids, or a suffix that the model cannot honour."""
-    if asked.suffix is None or (not asked.suffix and tokenizer.fim is None):
+    fills = asked.suffix or asked.files is not None or tokenizer.fim is not None
+    if asked.suffix is None or not fills:
         return [_plain(prompt, tokenizer, most_tokens, echo=asked.echo) for prompt in asked.prompts]
-    if asked.echo:
+    if asked.echo and asked.files is None:
         raise wrong("'echo' and 'suffix' cannot be combined.", "suffix")
-    return [_fill_in(prompt, asked.suffix, tokenizer, most_tokens) for prompt in asked.prompts]
+    return [_fill_in(prompt, asked.suffix, asked, tokenizer, most_tokens) for prompt in asked.prompts]
 
 
 def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo: bool) -> Prompt:
@@ -201,15 +203,43 @@ def _plain(prompt: Text, tokenizer: Tokenizer, most_tokens: int | None, *, echo:
     return Prompt(tokens, _text(prompt, tokenizer) if echo else None)
 
 
-def _fill_in(prefix: Text, suffix: str, tokenizer: Tokenizer, most_tokens: int | None) -> Prompt:
-    fim = tokenizer.fim
+def _fill_in(
+    prefix: Text, suffix: str, asked: AskedTexts, tokenizer: Tokenizer, most_tokens: int | None
+) -> Prompt:
+    fim, path = tokenizer.fim, asked.suffix_path
     if fim is None:
-        message = "'suffix' is not supported by this model: it has no fill-in-the-middle tokens."
-        raise InvalidRequest(message, param="suffix", code="unsupported_parameter")
+        message = f"'{path}' is not supported by this model: it has no fill-in-the-middle tokens."
+        raise InvalidRequest(message, param=path, code="unsupported_parameter")
     before = _tokens(prefix, tokenizer, most_tokens, add_special=False)
     after = _tokens(suffix, tokenizer, most_tokens, add_special=False)
     begin = (tokenizer.bos,) if tokenizer.adds_bos and tokenizer.bos is not None else ()
-    return Prompt((*begin, *fim_tokens(before, after, fim)))
+    gap = fim_tokens(before, after, fim)
+    if asked.files is None:
+        return Prompt((*begin, *gap))
+    room = len(gap) if most_tokens is None else most_tokens - len(begin) - len(gap) - asked.answer_room
+    tokens = (*begin, *_files(asked.files, fim, tokenizer, room), *gap)
+    return Prompt(tokens, tokenizer.decode(tokens, special=True) if asked.echo else None)
+
+
+_PROJECT, _THIS_FILE = "myproject\n", "filename\n"
+_SNIPPET = "\n\n--- snippet ---\n\n"
+"""All three are llama-server's own words, so that a model fills in what it does there."""
+
+
+def _files(files: Sequence[AskedFile], fim: FimTokens, tokenizer: Tokenizer, room: int) -> list[int]:
+    """What goes before a gap. Of the files as many as there is room for, the last ones."""
+    plain = partial(tokenizer.encode, add_special=False, parse_special=False)
+    begin = [] if fim.repository is None else [fim.repository, *plain(_PROJECT)]
+    told = [] if fim.file is None else [fim.file, *plain(_THIS_FILE)]
+    for file in reversed(files):
+        if tokenizer.least_tokens(file.text) > room:
+            break
+        name = plain(_SNIPPET) if fim.file is None else [fim.file, *plain(f"{file.name}\n")]
+        part = [*name, *plain(file.text)]
+        if len(begin) + len(part) + len(told) > room:
+            break
+        told = part + told
+    return begin + told
 
 
 def _tokens(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -173,18 +174,20 @@ class ChatRoutes:
 
 
 _row = partial(RouteRow[ChatRoutes], access=CALLS, tag="Generation")
+_CHAT_ROW = _row(
+    "POST",
+    "/v1/chat/completions",
+    lambda at: at.route.create,
+    summary="Answer a conversation, whole or as server-sent events",
+    body=ChatBody,
+    answer=ChatCompletion,
+    streams=True,
+    errors=GENERATION_ERRORS,
+    batched=lambda at: at.route.answer,
+)
 _rows = (
-    _row(
-        "POST",
-        "/v1/chat/completions",
-        lambda at: at.route.create,
-        summary="Answer a conversation, whole or as server-sent events",
-        body=ChatBody,
-        answer=ChatCompletion,
-        streams=True,
-        errors=GENERATION_ERRORS,
-        batched=lambda at: at.route.answer,
-    ),
+    _CHAT_ROW,
+    replace(_CHAT_ROW, path="/chat/completions", batched=None),  # llama-server has it without /v1, too
     _row(
         WEBSOCKET,
         "/v1/chat/completions",

@@ -28,6 +28,7 @@ from openai_cpu_server.json_size import MOST_TOKENS
 _LONGEST_ID = 10
 MOST_PROBS = 100
 """Log-probabilities beside each token. Editors and studios show ten."""
+MOST_FILES = 256
 _MEMORY = Hint("the server keeps prompts by itself, and has no slots that a request could name")
 _OF_OFF = Hint("it belongs to a sampler that is not built")
 _TIME = Hint("an answer ends by its tokens; 'timeout' limits the time of a call")
@@ -127,18 +128,18 @@ def _known_samplers(value: object) -> tuple[str, ...]:
     names = [_BY_LETTER.get(letter, letter) for letter in value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PydanticCustomError("samplers", "Input should be a list of names, or a string of their letters")
-    found = [_SPELLINGS.get(name, name) for name in names]
+    found: list[str] = [_SPELLINGS.get(str(name), str(name)) for name in names]
     strange = next((name for name in found if name not in (*CHAIN, *_GONE)), None)
     if strange is not None:
         known = {"name": strange[:64], "known": ", ".join(CHAIN)}
         raise PydanticCustomError("samplers", "there is no sampler '{name}', only {known}", known)
-    return tuple(name for name in found if name in CHAIN)
+    return tuple(found)
 
 
 CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """The samplers in the one order in which they are applied, which is llama-server's own."""
 _GONE = ("infill", "tfs_z", "adaptive_p")
-"""Names that clients send and that have no sampler here: without their parameters they change little."""
+"""Names that clients send and that have no sampler here: they are ignored and named."""
 _BY_LETTER = {
     "e": "penalties",
     "d": "dry",
@@ -257,3 +258,19 @@ class LlamaServerBody(SharedBody, OpenBody):
 class LlamaCompletionBody(LlamaServerBody):
     prompt: Prompts
     """A text, a list of token ids and texts, an object with `prompt_string`, or a list of these."""
+
+
+class InputExtra(OpenBody):
+    """A file beside the one that is filled in, or a piece of it."""
+
+    filename: str | None = None
+    text: str
+
+
+class LlamaInfillBody(LlamaServerBody):
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[InputExtra], Field(max_length=MOST_FILES, fail_fast=True)] | None = None
+    """The most important one is the last: from the first on they are left out where there is no room."""
+    prompt: str | None = None
+    """It goes on from the prefix."""

@@ -21,7 +21,7 @@ from openai_cpu_server.api.asking.renderer import (
 from openai_cpu_server.api.llama_server.body import CHAIN
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
-from openai_cpu_server.contract.request import DryPenalty, GenerationRequest
+from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.models.served import ShownPieces, finite
@@ -90,9 +90,12 @@ class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
     completion_probabilities: Probabilities = UNSET
 
 
-def settings(request: GenerationRequest, call: Call) -> dict[str, object]:
-    """llama-server's names of how its answer was made. What is not built has the value that means off."""
-    sampling, dry = request.sampling, request.sampling.dry or DryPenalty(multiplier=0.0)
+def settings(
+    sampling: Sampling, request: GenerationRequest | None = None, call: Call | None = None
+) -> dict[str, Any]:
+    """llama-server's names of how an answer is made. What is not built has the value that means off."""
+    dry = sampling.dry or DryPenalty(multiplier=0.0)
+    most_tokens = -1 if request is None else request.max_tokens
     return {
         "seed": sampling.seed,
         "temperature": sampling.temperature,
@@ -119,18 +122,18 @@ def settings(request: GenerationRequest, call: Call) -> dict[str, object]:
         "mirostat_eta": 0.1,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
-        "stop": request.stop,
-        "max_tokens": request.max_tokens,
-        "n_predict": request.max_tokens,
+        "stop": () if request is None else request.stop,
+        "max_tokens": most_tokens,
+        "n_predict": most_tokens,
         "n_keep": 0,
         "n_discard": 0,
         "ignore_eos": sampling.ignore_eos,
-        "stream": call.stream,
+        "stream": call is not None and call.stream,
         "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias.items()],
-        "n_probs": call.shown_logprobs or 0,
+        "n_probs": 0 if call is None else call.shown_logprobs or 0,
         "min_keep": 0,
         "samplers": CHAIN,
-        "timings_per_token": call.details.timings,
+        "timings_per_token": call is not None and call.details.timings,
         "post_sampling_probs": False,
         "lora": [],
     }
@@ -182,7 +185,7 @@ def _completion(call: Call, index: int, at: int, told: _Told, figures: Figures) 
         model=call.model,
         tokens_predicted=finish.output_tokens,
         tokens_evaluated=request.num_tokens,
-        generation_settings=settings(request, call),
+        generation_settings=settings(request.sampling, request, call),
         prompt=call.prompt_of(at).echo or "",
         has_new_line=told.has_new_line,
         truncated=finish.reason is FinishReason.LENGTH and call.context_ends_it,

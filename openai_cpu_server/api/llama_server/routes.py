@@ -9,15 +9,22 @@ from functools import partial
 import msgspec
 
 from openai_cpu_server.api.asking.as_ask import any_object, one_form, schema_form, shared_ask, shared_forms
-from openai_cpu_server.api.asking.ask import Ask, AskedDetails, AskedForm, AskedLimit, AskedTexts
+from openai_cpu_server.api.asking.ask import Ask, AskedDetails, AskedFile, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
-from openai_cpu_server.api.llama_server.body import CHAIN, LlamaCompletionBody, LlamaServerBody
+from openai_cpu_server.api.llama_server.body import (
+    CHAIN,
+    LlamaCompletionBody,
+    LlamaInfillBody,
+    LlamaServerBody,
+)
 from openai_cpu_server.api.llama_server.render import LlamaCompletion, LlamaRenderer
+from openai_cpu_server.api.llama_server.server import HealthWord, LlamaServerFacts, Props, Slot
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import wrong
-from openai_cpu_server.http.keys import CALLS
-from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES
+from openai_cpu_server.http.parse import Ignored
+from openai_cpu_server.http.routes import GENERATION_ERRORS, JsonSchema, RouteRoom, RouteRow
 
 DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """What llama-server takes where nothing is sent."""
@@ -34,6 +41,9 @@ _OF_SAMPLER: Mapping[str, tuple[str, ...]] = {
     "temperature": ("temperature",),
 }
 """The fields of a `Sampling` that switch each one on."""
+_NO_NAME = "tmp"
+"""llama-server's name for a file without one."""
+_ANSWER_ROOM = 256
 _SEEDS = 2**32 - 1
 """It stands for any seed; those that are told fit below it, so that any client can send them again."""
 
@@ -41,6 +51,22 @@ _SEEDS = 2**32 - 1
 def completion_ask(body: LlamaCompletionBody) -> Ask:
     """Raises InvalidRequest."""
     return llama_ask(body, AskedTexts(body.prompt, echo=True))
+
+
+def infill_ask(body: LlamaInfillBody) -> Ask:
+    """Raises InvalidRequest."""
+    files = [AskedFile(file.filename or _NO_NAME, file.text) for file in body.input_extra or ()]
+    limit = body.limit
+    prompt = AskedTexts(
+        [(body.input_prefix, body.prompt or "")],
+        "input_prefix",
+        suffix=body.input_suffix,
+        suffix_path="input_suffix",
+        files=tuple(files),
+        answer_room=_ANSWER_ROOM if limit is None else limit[1],
+        echo=True,
+    )
+    return llama_ask(body, prompt)
 
 
 def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
@@ -58,6 +84,7 @@ def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
     return msgspec.structs.replace(
         ask,
         sampling=sampling if body.samplers is None else _chosen(sampling, body.samplers),
+        ignored=Ignored(tuple(f"samplers ({name})" for name in body.samplers or () if name not in CHAIN)),
         biases=() if biases is None else biases.texts,
         n=body.n_cmpl or body.n,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
@@ -80,7 +107,7 @@ def _forms(body: LlamaServerBody) -> Iterator[AskedForm]:
 def _chosen(sampling: Sampling, names: tuple[str, ...]) -> Sampling:
     """Switches off the samplers that are not named. Raises InvalidRequest for an order that would change
     something."""
-    active = [name for name in names if _is_on(sampling, name)]
+    active = [name for name in names if name in CHAIN and _is_on(sampling, name)]
     if active != sorted(set(active), key=CHAIN.index):
         order = ", ".join(sorted(set(active), key=CHAIN.index))
         raise wrong(
@@ -96,11 +123,14 @@ def _is_on(sampling: Sampling, name: str) -> bool:
 
 _RENDERER = LlamaRenderer()
 _COMPLETION = Family(BodyReader(LlamaCompletionBody, completion_ask), _RENDERER)
+_INFILL = Family(BodyReader(LlamaInfillBody, infill_ask), _RENDERER)
 
 
 class LlamaServerRoutes:
     def __init__(self, parts: ServerParts) -> None:
         self.completion = GenerationRoute(_COMPLETION, parts.generation, parts.options)
+        self.infill = GenerationRoute(_INFILL, parts.generation, parts.options)
+        self.facts = LlamaServerFacts(parts.models)
 
 
 _STREAM = "With `stream`: `data: ` and a chunk as JSON, an empty line, and so on; the last one has `stop`."
@@ -120,5 +150,35 @@ _COMPLETION_ROW = _generation(
     summary="Continue a text, or each of several, as llama-server does",
     body=LlamaCompletionBody,
 )
-_rows = (_COMPLETION_ROW, _COMPLETION_ROW.at("/completions"))
+_MODEL: Mapping[str, JsonSchema] = {"model": {"type": "string"}}
+_fact = partial(RouteRow[LlamaServerRoutes], "GET", tag="llama-server", errors=(404, 503))
+_rows = (
+    _COMPLETION_ROW,
+    _COMPLETION_ROW.at("/completions"),
+    _generation(
+        "/infill",
+        lambda at: at.infill.create,
+        summary="What stands between two texts, for models with tokens for that",
+        body=LlamaInfillBody,
+    ),
+    _fact(
+        "/props",
+        lambda at: at.facts.props,
+        access=INFERENCE,
+        summary="What a model is, and what is taken where nothing is sent",
+        query=_MODEL,
+        answer=Props,
+    ),
+    _fact(
+        "/slots",
+        lambda at: at.facts.slots,
+        access=INFERENCE,
+        summary="A list of the places that sequences may have, and which are taken",
+        query={**_MODEL, "fail_on_no_slot": {"type": "string"}},
+        answer=Slot,
+    ),
+    _fact(
+        "/v1/health", lambda at: at.facts.health, access=PROBES, summary="It can generate", answer=HealthWord
+    ),
+)
 ROOM = RouteRoom[ServerParts, LlamaServerRoutes](LlamaServerRoutes, _rows)

@@ -94,6 +94,18 @@ class EmbeddingBody(PoolingBody):
     dimensions: Several | None = None
 
 
+class LlamaEmbedBody(PoolingBody):
+    """llama-server's: one of `content` and `input`. Fields that are not known it ignores, too."""
+
+    is_open: ClassVar[bool] = True
+    most_numbers: ClassVar[int] = MOST_TOKENS
+
+    content: Input | None = None
+    input: Input | None = None
+    embd_normalize: Literal[-1, 2] | None = None
+    """-1: as the model gives them; 2 and absent: with length 1."""
+
+
 class TextDocument(OpenBody):
     text: str
 

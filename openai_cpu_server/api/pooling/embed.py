@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.pooling.body import EmbeddingBody, PoolingBody, PoolingCall
-from openai_cpu_server.api.pooling.render import EmbeddingWriter
+from openai_cpu_server.api.pooling.body import EmbeddingBody, Input, LlamaEmbedBody, PoolingBody, PoolingCall
+from openai_cpu_server.api.pooling.render import EmbeddingWriter, LlamaVectorsWriter
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import Tokenizer
 from openai_cpu_server.errors import InputTooLong, InvalidRequest, PromptFarTooLong, wrong
@@ -106,7 +106,7 @@ def _listed(tokens: Tokens) -> str:
 
 def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall:
     dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
-    inputs = _inputs(body, InputReader.of(asking, truncate=body.truncate))
+    inputs = _inputs(body.input, InputReader.of(asking, truncate=body.truncate), "input")
     request = embed_request(inputs, body, asking, id_prefix="embd-")
     writer = EmbeddingWriter(
         model=asking.chosen.name,
@@ -115,6 +115,17 @@ def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall
         dimensions=dimensions,
     )
     return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+
+
+def resolve_llama_embedding(body: LlamaEmbedBody, asking: ModelContext) -> PoolingCall:
+    if (body.content is None) == (body.input is None):
+        raise wrong("Give exactly one of 'content' and 'input'.", "content")
+    given, name = (body.input, "input") if body.content is None else (body.content, "content")
+    assert given is not None, "one of them is given"
+    inputs = _inputs(given, InputReader.of(asking, truncate=body.truncate), name)
+    request = embed_request(inputs, body, asking, id_prefix="llama-")
+    is_normalised = body.embd_normalize != -1
+    return PoolingCall(work=request, timeout_s=body.timeout, render=LlamaVectorsWriter(is_normalised))
 
 
 def embed_request(
@@ -135,14 +146,13 @@ def asked_by(body: PoolingBody, sender: Sender, id_prefix: str) -> dict[str, Any
     }
 
 
-def _inputs(body: EmbeddingBody, reader: InputReader) -> tuple[Tokens, ...]:
-    """Texts are tokenised, token ids are checked."""
-    given = body.input
+def _inputs(given: Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
+    """Texts are tokenised, token ids are checked. `name`: the field that has them."""
     if isinstance(given, str):
-        return reader.texts([given], ["input"])
+        return reader.texts([given], [name])
     if isinstance(given[0], int):
-        return (reader.ids([token for token in given if isinstance(token, int)], "input"),)
-    params = [f"input[{index}]" for index in range(len(given))]
+        return (reader.ids([token for token in given if isinstance(token, int)], name),)
+    params = [f"{name}[{index}]" for index in range(len(given))]
     if isinstance(given[0], str):
         return reader.texts([item for item in given if isinstance(item, str)], params)
     ids = [item for item in given if isinstance(item, list)]

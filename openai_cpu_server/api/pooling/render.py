@@ -36,6 +36,22 @@ def normalised(rows: Rows) -> Rows:
     return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
 
 
+class LlamaVector(msgspec.Struct, frozen=True):
+    """It describes the elements of an answer, whose bytes a writer puts together."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+class LlamaVectorsWriter(msgspec.Struct, frozen=True):
+    is_normalised: bool
+
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
+        vectors = as_numbers(normalised(checked(rows)) if self.is_normalised else checked(rows))
+        told = (b'{"index":%d,"embedding":[%b]}' % each for each in enumerate(vectors))
+        return b"[%b]" % b",".join(told)
+
+
 def as_base64(rows: Rows) -> Iterator[bytes]:
     """A JSON string for each row: the bytes of its float32, little-endian."""
     num_bytes = 4 * rows.shape[1]

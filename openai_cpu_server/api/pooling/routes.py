@@ -20,15 +20,16 @@ from openai_cpu_server.api.asking.running import limit_time
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.pooling.body import (
     EmbeddingBody,
+    LlamaEmbedBody,
     PoolingBody,
     PoolingCall,
     RerankBody,
     Rows,
     submit,
 )
-from openai_cpu_server.api.pooling.embed import resolve_embeddings
+from openai_cpu_server.api.pooling.embed import resolve_embeddings, resolve_llama_embedding
 from openai_cpu_server.api.pooling.rank import resolve_ranking
-from openai_cpu_server.api.pooling.render import EmbeddingList, Reranked
+from openai_cpu_server.api.pooling.render import EmbeddingList, LlamaVector, Reranked
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
@@ -57,6 +58,7 @@ class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
 
 
 EMBEDDINGS = PoolingFamily(EmbeddingBody, Ability.EMBED, resolve_embeddings)
+LLAMA_SERVER = PoolingFamily(LlamaEmbedBody, Ability.EMBED, resolve_llama_embedding)
 RERANKING = PoolingFamily(RerankBody, Ability.RERANK, resolve_ranking)
 
 
@@ -160,6 +162,21 @@ _embedding_rows = (
 EMBEDDING_ROOM = RouteRoom[ServerParts, PoolingRoute[EmbeddingBody]](
     lambda parts: PoolingRoute(EMBEDDINGS, parts.models, parts.options), _embedding_rows
 )
+_LLAMA_SERVER = RouteRow[PoolingRoute[LlamaEmbedBody]](
+    "POST",
+    "/embedding",
+    lambda at: at.create,
+    access=CALLS,
+    summary="A list of texts' vectors, as llama-server tells them",
+    tag="llama-server",
+    body=LlamaEmbedBody,
+    answer=LlamaVector,
+    errors=GENERATION_ERRORS,
+)
+LLAMA_SERVER_ROOM = RouteRoom[ServerParts, PoolingRoute[LlamaEmbedBody]](
+    lambda parts: PoolingRoute(LLAMA_SERVER, parts.models, parts.options),
+    (_LLAMA_SERVER, _LLAMA_SERVER.at("/embeddings")),
+)
 _RERANK = RouteRow[PoolingRoute[RerankBody]](
     "POST",
     "/v1/rerank",
@@ -171,7 +188,9 @@ _RERANK = RouteRow[PoolingRoute[RerankBody]](
     answer=Reranked,
     errors=GENERATION_ERRORS,
 )
+_RERANK_PATHS = ("/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
+"""Cohere's, Jina's, and llama-server's."""
 RERANKING_ROOM = RouteRoom[ServerParts, PoolingRoute[RerankBody]](
     lambda parts: PoolingRoute(RERANKING, parts.models, parts.options),
-    (replace(_RERANK, batched=lambda at: at.answer), _RERANK.at("/v2/rerank"), _RERANK.at("/rerank")),
+    (replace(_RERANK, batched=lambda at: at.answer), *map(_RERANK.at, _RERANK_PATHS)),
 )

@@ -200,7 +200,13 @@ class Vocabulary(Closable):
         middle = _present(llama_cpp.llama_vocab_fim_mid(self.native))
         if prefix is None or suffix is None or middle is None:
             return None
-        return FimTokens(prefix=prefix, suffix=suffix, middle=middle)
+        return FimTokens(
+            prefix=prefix,
+            suffix=suffix,
+            middle=middle,
+            repository=_present(llama_cpp.llama_vocab_fim_rep(self.native)),
+            file=_present(llama_cpp.llama_vocab_fim_sep(self.native)),
+        )
 
     @functools.cached_property
     def marks(self) -> SequenceMarks:
