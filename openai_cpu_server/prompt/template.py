@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -79,14 +80,29 @@ def template_messages(
     return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
 
 
+PICTURE_MARK = re.compile(r"picture[0-9a-f]{30}")
+"""What stands for a picture in a text."""
+
+
+def joined(texts: Iterable[str]) -> str:
+    """The parts of a content as one text. Line breaks join texts, as in llama-server and vLLM; models were
+    taught none around pictures."""
+    pieces, breaks = list[str](), False
+    for part in texts:
+        is_picture = PICTURE_MARK.fullmatch(part) is not None
+        pieces += ("\n", part) if breaks and not is_picture else (part,)
+        breaks = not is_picture
+    return "".join(pieces)
+
+
 def content_text(content: object, param: str = "messages") -> str:
-    """The text of a content. Line breaks join parts, as in llama-server and vLLM. Raises InvalidRequest."""
+    """The text of a content. Raises InvalidRequest."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
-        return "\n".join(_part_text(part, f"{param}[{index}]") for index, part in enumerate(content))
+        return joined(_part_text(part, f"{param}[{index}]") for index, part in enumerate(content))
     raise _no_text(param)
 
 

@@ -8,6 +8,7 @@ import contextlib
 import random
 import shutil
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,10 +19,14 @@ import anthropic
 import httpx
 import openai
 import pytest
+from bench.peer_setup import built_llama_server
+from bench.servers import free_port
 from PIL import Image
 
+from tests.e2e.serving import eventually
 from tests.fuzz.pictures import bomb, encoded, good_pictures, oddities, spoilt
 from tests.lazy import Lazy
+from tests.llama.test_pictures import KINDS, Kind, files
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
@@ -235,22 +240,66 @@ def test_messages_and_their_results_show_pictures(server: ServerProcess) -> None
     assert client.messages.create(model="model", max_tokens=4, messages=told, tools=tools).usage  # type: ignore[arg-type]
 
 
+LLAMA_SERVER = built_llama_server()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LLAMA_SERVER.is_file(), reason="benchmark.py --set-up-peers builds llama-server")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_it_answers_as_llama_server_does(kind: Kind, tmp_path: Path) -> None:
+    """One picture of each of several sizes, two in a conversation, and the first again."""
+    model, projector = files(kind)
+    sizes = (100, 60), (700, 300), (64, 640)
+    one, two, tall = (uri(plain((40 * n, 90, 10), size)) for n, size in enumerate(sizes))
+    asked = [shown(one), shown(two), shown(tall), [*shown(one), *ANSWERED, *shown(two)], shown(one)]
+    ours = ("--model", str(model), "--mmproj", str(projector), "--kernels", "off", "--repack", "off")
+    port = free_port()
+    theirs = [LLAMA_SERVER, "--model", model, "--mmproj", projector, "--no-repack", "--no-mmproj-offload"]
+    theirs += ["--port", str(port), "--ctx-size", "4096", "--parallel", "1", "--jinja", "--no-warmup"]
+    with ServerProcess(*ours) as server:
+        said = [greedy(server.url, messages) for messages in asked]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(theirs, stdout=log, stderr=log) as process:
+        try:
+            eventually(lambda: is_healthy(f"http://127.0.0.1:{port}"))
+            assert said == [greedy(f"http://127.0.0.1:{port}", messages) for messages in asked]
+        finally:
+            process.terminate()
+
+
+ANSWERED = [{"role": "assistant", "content": "It is flat."}]
+
+
+def greedy(url: str, messages: list[dict[str, object]]) -> str:
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    got = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    assert got.status_code == 200, got.text
+    return str(got.json()["choices"][0]["message"]["content"])
+
+
+def is_healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health").status_code == 200
+    return False
+
+
 @pytest.mark.parametrize("use_responses_api", [False, True])
 def test_langchain_shows_pictures(
     use_responses_api: bool, server: ServerProcess, client: openai.OpenAI
 ) -> None:
-    chat = langchain_openai.ChatOpenAI(
-        base_url=server.url + "/v1",
-        api_key="none",
-        model="model",
-        temperature=0,
-        max_tokens=12,
-        use_responses_api=use_responses_api,
-    )
     block = {"type": "image", "base64": base64.b64encode(plain()).decode(), "mime_type": "image/png"}
     said = messages.HumanMessage([{"type": "text", "text": "What is it?"}, block])
-    assert chat.invoke([said]).text == answer(client, uri(plain()))
-    assert "".join(chunk.text for chunk in chat.stream([said])) == answer(client, uri(plain()))
+    with httpx.Client() as http:
+        chat = langchain_openai.ChatOpenAI(
+            base_url=server.url + "/v1",
+            api_key="none",
+            model="model",
+            temperature=0,
+            max_tokens=12,
+            use_responses_api=use_responses_api,
+            http_client=http,
+        )
+        assert chat.invoke([said]).text == answer(client, uri(plain()))
+        assert "".join(chunk.text for chunk in chat.stream([said])) == answer(client, uri(plain()))
 
 
 def test_llama_index_shows_pictures(server: ServerProcess, client: openai.OpenAI) -> None:

@@ -22,6 +22,7 @@ from openai_cpu_server.contract.media import MediaShape, Picture
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
+from openai_cpu_server.prompt.template import PICTURE_MARK, joined
 
 JsonObject = dict[str, JsonValue]
 LONG_BODY = 64 * 1024
@@ -133,7 +134,7 @@ class AskedMessage(msgspec.Struct, frozen=True):
         """Parts stand on lines of their own."""
         content = self.fields.get("content")
         if isinstance(content, list):
-            return "\n".join(str(part["text"]) for part in content)
+            return joined(str(part["text"]) for part in content)
         return "" if content is None else str(content)
 
 
@@ -296,13 +297,13 @@ _MARK_KEY = secrets.token_bytes(32)
 """Nobody else knows what stands for a picture in a text."""
 
 
-def mark_of(source: str) -> str:
-    """What stands for a picture in its message's text, until it is known what a model sees."""
+def mark_of(source: str, what: str = "picture") -> str:
+    """What stands for it in its message's text, until it is known what a model sees, or a file says."""
     digest = hashlib.blake2b(source.encode(errors="surrogatepass"), key=_MARK_KEY, digest_size=15)
-    return f"picture{digest.hexdigest()}"
+    return f"{what}{digest.hexdigest()}"
 
 
-MARK = re.compile(r"picture[0-9a-f]{30}")
+MARK = re.compile(rf"{PICTURE_MARK.pattern}|document[0-9a-f]{{30}}")
 
 
 UPLOAD = "upload:"
@@ -346,7 +347,7 @@ class DocumentSource(NamedTuple):
 
     @property
     def mark(self) -> str:
-        return mark_of(f"document {self.title} {self.source}")
+        return mark_of(f"{self.title} {self.source}", "document")
 
 
 def document_source(kind: str, fields: Mapping[str, object]) -> DocumentSource | None:

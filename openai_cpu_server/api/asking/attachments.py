@@ -8,6 +8,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import re
 import urllib.parse
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -278,10 +279,22 @@ def _in_words(message: AskedMessage, words: dict[str, str]) -> AskedMessage:
 
 
 def _replaced(text: object, words: dict[str, str]) -> object:
-    """In one pass: what is put in for one mark is read for no other."""
+    """In one pass: what is put in for one mark is read for no other. Words stand on lines of their own."""
     if not isinstance(text, str):
         return text
-    return MARK.sub(lambda found: words.get(found[0], found[0]), text)
+
+    def told(found: re.Match[str]) -> str:
+        if (said := words.get(found[0])) is None:
+            return found[0]
+        before = text[max(found.start() - 1, 0) : found.start()]
+        behind = text[found.end() : found.end() + 1]
+        return f"{'' if before in _BREAKS else _BREAK}{said}{'' if behind in _BREAKS else _BREAK}"
+
+    return MARK.sub(told, text)
+
+
+_BREAK = "\n"
+_BREAKS = ("", _BREAK)
 
 
 def _of_data_uri(source: str) -> bytes:

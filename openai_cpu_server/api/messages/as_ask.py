@@ -40,7 +40,7 @@ from openai_cpu_server.api.messages.body import (
     ToolUseBlock,
 )
 from openai_cpu_server.errors import missing, wrong
-from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.template import joined, to_json
 
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """Claude Code's first line of a system prompt, for Anthropic's books. It is another one in each request, so
@@ -178,7 +178,7 @@ def _system_text(system: str | Sequence[TextBlock | ForeignKind] | None) -> str:
     texts = [system] if isinstance(system, str) else [_text(block) for block in system or ()]
     if texts and (billing := _BILLING.match(texts[0])):
         texts[0] = texts[0][billing.end() :]
-    return "\n".join(text for text in texts if text)
+    return joined(text for text in texts if text)
 
 
 def _text(block: Block) -> str:
@@ -206,7 +206,7 @@ def _told(turn: _Turn) -> Iterator[AskedMessage]:
     """Results come first: they answer the message before."""
     blocks = [placed.block for placed in turn.blocks]
     said = [block for block in blocks if isinstance(block, (TextBlock, ForeignKind))]
-    text = "\n".join(map(_text, said))
+    text = joined(map(_text, said))
     if turn.role == "assistant":
         yield AskedMessage(_assistant(blocks, text), path=turn.at)
         return
@@ -238,7 +238,7 @@ def _result_text(result: ToolResultBlock) -> str:
     """OpenAI's results cannot say that they are errors, so the text does, if it does not yet."""
     content = result.content or ""
     if not isinstance(content, str):
-        content = "\n".join(map(_text, content))
+        content = joined(map(_text, content))
     is_told = "error" in content[:32].lower()
     return f"Error: {content}" if result.is_error and not is_told else content
 

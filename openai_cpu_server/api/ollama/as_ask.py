@@ -31,7 +31,7 @@ from openai_cpu_server.api.ollama.body import (
     OllamaTool,
 )
 from openai_cpu_server.errors import wrong
-from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.template import joined, to_json
 
 _NO_EYES = LACKS["image"]
 
@@ -150,7 +150,7 @@ def _content(message: OllamaMessage) -> str:
 def _with_marks(text: str | None, images: Sequence[str] | None) -> str:
     """Ollama shows pictures before what is said about them."""
     marks = [mark_of(_source(image)) for image in images or ()]
-    return "\n".join(filter(None, (*marks, text)))
+    return joined(filter(None, (*marks, text)))
 
 
 def _pictures(images: Sequence[str] | None, at: str, *, is_asked: bool) -> Iterator[AskedPicture]:

@@ -42,7 +42,7 @@ from openai_cpu_server.api.responses.objects import (
     new_item_id,
 )
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.prompt.template import to_json
+from openai_cpu_server.prompt.template import joined, to_json
 from openai_cpu_server.prompt.tool_formats import INPUT
 
 _SUM_UP = """\
@@ -176,7 +176,7 @@ class _Turn:
 def parts_text(content: str | Sequence[Part]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(map(_part_text, content))
+    return joined(map(_part_text, content))
 
 
 def _part_text(part: Part) -> str:
