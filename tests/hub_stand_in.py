@@ -26,6 +26,8 @@ class Repo:
     gated: bool = False
     claimed_size: int | None = None
     """What HEAD says of every file's size, if not the truth."""
+    etag: str | None = None
+    """The same of the hash."""
 
 
 @dataclass
@@ -36,6 +38,8 @@ class Hub:
     """Method and path, in order of arrival."""
     status: int | None = None
     """Answer everything with this."""
+    sent: int = 0
+    """Bytes of the last file that was asked for."""
     stall_after: int | None = None
     """Send so many bytes of the next file, nothing more until `released`, then break the connection."""
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -106,7 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
         size = len(content) - start
         if self.command == "HEAD" and repo.claimed_size is not None:
             size = repo.claimed_size
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        etag = repo.etag or hashlib.sha256(content).hexdigest()
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         self._send(206 if start else 200, headers, content[start:], size)
@@ -127,6 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _write_file(self, body: bytes) -> None:
         stall_after, self.hub.stall_after = self.hub.stall_after, None
+        self.hub.sent = len(body)
         self.wfile.write(body[:stall_after])
         if stall_after is not None:
             self.wfile.flush()

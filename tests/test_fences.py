@@ -141,6 +141,7 @@ ALLOWED = {
     "cli.tune": {"child_processes.spawn", "config", "contract", "errors", "llama", "model_source"},
     "cli.quantize": {"child_processes", "config.folders", "errors", "llama", "model_source"},
     "cli.models": {"contract.model_info", "errors", "llama", "model_source"},
+    "cli.pull": {"cli", "errors", "llama.host", "model_source"},
     "cli.inspect": {
         "config",
         "contract",

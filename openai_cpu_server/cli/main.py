@@ -90,11 +90,14 @@ _COMMANDS = {
         computes=True,
     ),
     "key": _Command("openai_cpu_server.cli.key:key", "make an API key"),
+    "list": _Command("openai_cpu_server.cli.pull:list_here", "list the models that are here"),
     "models": _Command(
         "openai_cpu_server.cli.models:models", "list models by name, and whether they fit here"
     ),
+    "pull": _Command("openai_cpu_server.cli.pull:pull", "download models from the hub"),
     "quantize": _Command("openai_cpu_server.cli.quantize.command:quantize", "write a smaller model file"),
     "ray": _Command("openai_cpu_server.cli.ray:ray", "serve with replicas, on Ray Serve"),
+    "rm": _Command("openai_cpu_server.cli.pull:remove", "remove downloaded models"),
     "tune": _Command(
         "openai_cpu_server.cli.tune.command:tune", "measure the best settings for a model on this machine"
     ),

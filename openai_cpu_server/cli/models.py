@@ -103,6 +103,12 @@ def _packaged(name: str) -> Path | None:
         return None
 
 
+def foreseen(name: str, known: KnownModel | None, size_bytes: int, free_bytes: int) -> ListedModel:
+    """Of a model that is not here yet, but whose size the hub has told."""
+    known = known or KnownModel(source=name, gigabytes=0)
+    return _listed(name, msgspec.structs.replace(known, gigabytes=size_bytes / 1e9), None, free_bytes)
+
+
 def _listed(name: str, known: KnownModel, path: Path | None, free_bytes: int) -> ListedModel:
     is_packaged = name in PACKAGED and PACKAGED[name].package.is_installed
     size, cell = (path and _measured(path)) or (round(known.gigabytes * 1e9), known.cell_bytes)

@@ -263,3 +263,17 @@ KNOWN_MODELS: dict[str, KnownModel] = {
     ),
 }
 ALIASES = {alias: known.source for alias, known in KNOWN_MODELS.items() if known.source is not None}
+
+
+def without_tag(name: str) -> str:
+    """The alias that a name with one of Ollama's tags means: `llama3.2:3b` is `llama-3.2-3b`, and `:latest`
+    says nothing. Any other name as it is."""
+    bare = name.removesuffix(":latest")
+    if bare in KNOWN_MODELS or ":" not in bare:
+        return bare if bare in KNOWN_MODELS else name
+    alike = [alias for alias in KNOWN_MODELS if _letters(alias) == _letters(bare)]
+    return alike[0] if len(alike) == 1 else name
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace(":", "")

@@ -1,22 +1,17 @@
-"""Describes what went wrong with the hub, in one line that says what to do."""
+"""Models of the hub: which file a name means there, what of it is in the cache, and what went wrong, in one
+line that says what to do."""
 
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
-from huggingface_hub import (
-    CacheNotFound,
-    HfApi,
-    get_hf_file_metadata,
-    hf_hub_download,
-    hf_hub_url,
-    scan_cache_dir,
-    try_to_load_from_cache,
-)
+import msgspec
+from huggingface_hub import CacheNotFound, HfApi, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -31,6 +26,14 @@ from huggingface_hub.errors import (
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
 
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.model_source.hub_files import (
+    HubFile,
+    abandoned,
+    fetched,
+    in_gb,
+    removed,
+    require_space,
+)
 from openai_cpu_server.model_source.names import (
     HubName,
     models,
@@ -95,28 +98,92 @@ def cache_folder() -> Path:
 
 def fetch(name: HubName) -> Path:
     """The model's (first) file in the cache. It is downloaded if it is not there. Raises StartupError."""
-    try:
+    with _told_in_one_line(name):
         return _fetch(name)
-    except StartupError:
-        raise
-    except KeyboardInterrupt:
-        raise StartupError(f"interrupted while fetching {name.file or 'a model'} of {name.repo}") from None
-    except Exception as error:  # network, disk and native code of somebody else's, with errors of every kind
-        logger.debug("cannot fetch %s", name, exc_info=True)
-        raise StartupError(one_line(error, name)) from None
 
 
 def fetch_projector(name: HubName) -> Path | None:
     """What the models of the repository see pictures with, in the cache. It is downloaded if it is not there.
     None: the repository has nothing of the kind. Raises StartupError."""
-    try:
+    with _told_in_one_line(HubName(repo=name.repo), what="a projector"):
         file = preferred_projector(_projectors(name.repo))
         return None if file is None else _fetch(HubName(repo=name.repo, file=file))
+
+
+class HubModel(msgspec.Struct, frozen=True):
+    """A model as the hub has it now."""
+
+    files: tuple[HubFile, ...]
+    """Its parts."""
+    projector: HubFile | None
+    """What serving it would fetch too; None: the repository has nothing of the kind."""
+
+    @property
+    def name(self) -> HubName:
+        return HubName(repo=self.files[0].repo, file=self.files[0].path)
+
+    @property
+    def all_files(self) -> tuple[HubFile, ...]:
+        return self.files if self.projector is None else (*self.files, self.projector)
+
+
+def ask_hub(name: HubName) -> HubModel:
+    """What a download of this name would bring. Raises StartupError."""
+    with _told_in_one_line(name):
+        chosen = parts(name.file or _choose(name))
+        projector = preferred_projector(projectors(_all_file_names(name.repo)))
+        return HubModel(
+            tuple(HubFile.asked(name.repo, file) for file in chosen),
+            HubFile.asked(name.repo, projector) if projector and projector not in chosen else None,
+        )
+
+
+def bring(model: HubModel, on_progress: Callable[[HubFile, int], None], *, keep_free: int = 0) -> Path:
+    """Downloads what is not here of the model; its (first) file. An interruption loses nothing.
+
+    `on_progress` hears how many bytes of a file are here. `keep_free`: bytes that are to be left on the disk.
+    Raises StartupError.
+    """
+    with _told_in_one_line(model.name):
+        require_space(model.name.repo, model.all_files, keep_free=keep_free)
+        paths = []
+        for file in model.all_files:
+            on_progress(file, file.bytes_here)
+            paths.append(fetched(file, partial(on_progress, file)))
+            on_progress(file, file.size)
+        return paths[0]
+
+
+def remove(name: HubName) -> int:
+    """Removes a model from the cache, with what has come of others of its repository that are not whole, and
+    with the projector if no other model of the repository is there: the bytes that are free now. The hub is
+    not asked. Raises StartupError, also where a running server has it in use."""
+    with _told_in_one_line(name):
+        files = _cached_file_names(name.repo)
+        chosen = name.file or preferred(models(files), name.quant)
+        going = {*parts(chosen)} & {*files} if chosen else set()
+        freed = abandoned(name.repo)
+        if not going and not freed:
+            raise StartupError(f"{name} is not in the cache ({HF_HUB_CACHE})")
+        if not {*models(files)} - going:
+            going |= {*projectors(files)}
+        return freed + removed(name.repo, going)
+
+
+@contextmanager
+def _told_in_one_line(name: HubName, what: str = "a model") -> Iterator[None]:
+    """Raises StartupError."""
+    try:
+        yield
+    except StartupError:
+        raise
     except KeyboardInterrupt:
-        raise StartupError(f"interrupted while fetching a projector of {name.repo}") from None
-    except Exception as error:  # as above
-        logger.debug("cannot fetch a projector of %s", name, exc_info=True)
-        raise StartupError(one_line(error, HubName(repo=name.repo))) from None
+        raise StartupError(
+            f"interrupted while fetching {name.file or what} of {name.repo}: the next try goes on from there"
+        ) from None
+    except Exception as error:  # network, disk and native code of somebody else's, with errors of every kind
+        logger.debug("cannot fetch %s", name, exc_info=True)
+        raise StartupError(one_line(error, name)) from None
 
 
 def find_cached(name: HubName) -> Path:
@@ -149,12 +216,12 @@ def _fetch(name: HubName) -> Path:
     files = parts(name.file or _choose(name))
     try:
         # Fails at once where a download would try again for half a minute.
-        get_hf_file_metadata(hf_hub_url(name.repo, files[0]))
+        asked = [HubFile.asked(name.repo, file) for file in files]
     except RemoteEntryNotFoundError:
         raise
     except Exception as error:
         return _cached_instead(name, files, error)
-    return _download(name.repo, files)
+    return _download(name.repo, asked)
 
 
 def _cached_instead(name: HubName, files: Sequence[str], error: Exception) -> Path:
@@ -171,25 +238,14 @@ def _all_cached(repo: str, files: Sequence[str]) -> Path | None:
     return Path(paths[0]) if len(paths) == len(files) else None
 
 
-def _download(repo: str, files: Sequence[str]) -> Path:
-    plans = [hf_hub_download(repo, file, dry_run=True) for file in files]
-    missing = [plan for plan in plans if plan.will_download]
+def _download(repo: str, files: Sequence[HubFile]) -> Path:
+    missing = [file for file in files if not file.is_here]
     if missing:
-        num_bytes = sum(plan.file_size or 0 for plan in missing)
-        _require_space(repo, num_bytes)
-        logger.info("downloading %s of %s, %s, to %s", files[0], repo, _gb(num_bytes), HF_HUB_CACHE)
-    paths = [Path(hf_hub_download(repo, file)) for file in files]
+        require_space(repo, missing)
+        size = in_gb(sum(file.missing_bytes for file in missing))
+        logger.info("downloading %s of %s, %s, to %s", files[0].path, repo, size, HF_HUB_CACHE)
+    paths = [fetched(file) for file in files]
     return paths[0]
-
-
-def _require_space(repo: str, num_bytes: int) -> None:
-    cache = Path(HF_HUB_CACHE)
-    folder = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
-        raise StartupError(
-            f"not enough disk space for {repo}: {_gb(num_bytes)} are needed, {_gb(free)} free in {cache}"
-        )
 
 
 def _choose(name: HubName) -> str:
@@ -258,7 +314,3 @@ def _cached_files() -> dict[str, list[str]]:
         for cached in cache.repos
         if cached.repo_type == "model"
     }
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"

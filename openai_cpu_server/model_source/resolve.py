@@ -4,6 +4,7 @@ where nobody names one."""
 from __future__ import annotations
 
 import difflib
+import fcntl
 import hashlib
 import logging
 import os
@@ -12,8 +13,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -23,7 +25,7 @@ from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import file_digest
-from openai_cpu_server.model_source.aliases import ALIASES
+from openai_cpu_server.model_source.aliases import ALIASES, without_tag
 from openai_cpu_server.model_source.names import (
     PREFIX,
     HubName,
@@ -116,6 +118,7 @@ def model_to_serve(name: str | None) -> FoundModel:
     """The model of that name; None: nobody has named one. Raises StartupError with one line."""
     if name is None:
         return _default_model()
+    name = without_tag(name)
     path = resolve_model(name)
     is_file = "/" in name or ":" in name or name.endswith(".gguf")
     return FoundModel(path.stem if is_file else name, path, _hub_name(name))
@@ -123,9 +126,15 @@ def model_to_serve(name: str | None) -> FoundModel:
 
 def _hub_name(name: str) -> HubName | None:
     """What a name of the hub or an alias of one means there."""
+    return hub_name(name) if name not in PACKAGED else None
+
+
+def hub_name(name: str) -> HubName | None:
+    """The same, also of what packages have as well. None: the hub has no part in it. Raises StartupError."""
     if name.startswith(PREFIX):
         return parse_hub_name(name)
-    return parse_hub_name(ALIASES[name]) if name in ALIASES and name not in (_DEMO, *PACKAGED) else None
+    source = ALIASES.get(without_tag(name))
+    return parse_hub_name(source) if source is not None else None
 
 
 def _default_model() -> FoundModel:
@@ -156,6 +165,7 @@ def _with_utf8_name(path: Path) -> Path:
 
 
 def _resolved(name: str, on_hub: str, demo: DemoFiles) -> Path:
+    name = without_tag(name)
     if name.startswith(PREFIX):
         return _at_hub(on_hub, parse_hub_name(name))
     if name == _DEMO:
@@ -285,6 +295,24 @@ def _rows_width(projector: Path) -> int | None:
         return GgufHeader(projector).get_int("clip.vision.projection_dim")
     except StartupError:
         return None
+
+
+def hold(paths: Iterable[Path]) -> Sequence[BinaryIO]:
+    """Lets who would remove these files know that they are in use, until what this returns is closed or the
+    process ends. On a disk where nothing can be held nothing is."""
+    held = []
+    for path in paths:
+        try:
+            file = path.open("rb")
+        except OSError:
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+        else:
+            held.append(file)
+    return held
 
 
 _HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"

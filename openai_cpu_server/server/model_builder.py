@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,7 @@ from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
+from openai_cpu_server.model_source import hold
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
@@ -205,7 +206,14 @@ class ModelParts(NamedTuple):
             content_digest=FileContent(model_files(self.header)).digest,
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
+        held = hold([*model_files(self.header), *([self.plan.projector] if self.plan.projector else [])])
+        weakref.finalize(served, _close, held)
         return served
+
+
+def _close(held: Iterable[BinaryIO]) -> None:
+    for file in held:
+        file.close()
 
 
 def reader_pool(

@@ -1,0 +1,254 @@
+"""`openai-cpu-server pull`, `list` and `rm`: models of the hub come, are here, and go, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from openai_cpu_server.cli.models import ListedModel, foreseen, listed_models
+from openai_cpu_server.cli.plain_text import bytes_text, columns, harmless, say, show
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.host import Machine
+from openai_cpu_server.model_source import hub_name, local_model
+from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
+from openai_cpu_server.model_source.names import HubName
+
+if TYPE_CHECKING:
+    from openai_cpu_server.model_source.hub import HubModel
+    from openai_cpu_server.model_source.hub_files import HubFile
+
+_HUB = "openai_cpu_server.model_source.hub"
+_ASK, _BRING, _REMOVE = f"{_HUB}:ask_hub", f"{_HUB}:bring", f"{_HUB}:remove"
+"""They are imported when they are called: `--help` needs no hub's library, which takes half a second."""
+_EXIT_WRONG = 2
+_TELL_S = 0.2
+_TENTHS = 10
+_MB = 10**6
+
+
+class PullStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of `pull --json`."""
+
+    status: str
+    """`asking`, `asked`, `pulling`, `verifying` or `success`."""
+    file: str | None = None
+    digest: str | None = None
+    total: int | None = None
+    """Bytes of the file."""
+    completed: int | None = None
+    """Those that are here."""
+    name: str | None = None
+    """What `--model` takes for the very file."""
+    path: str | None = None
+    memory: str | None = None
+    """Whether it will fit into this machine's free memory."""
+    fits: bool | None = None
+
+
+class PullFailure(msgspec.Struct, frozen=True):
+    error: str
+
+
+def pull(arguments: Sequence[str]) -> None:
+    given = _pull_parser().parse_args(arguments)
+    if not given.json:
+        for name in given.name:
+            _pull(name, _on_terminal(), given.keep_free * _MB)
+        return
+    try:
+        for name in given.name:
+            _pull(name, _JsonLines(), given.keep_free * _MB)
+    except StartupError as error:
+        show(msgspec.json.encode(PullFailure(str(error))).decode())
+        sys.exit(_EXIT_WRONG)
+
+
+def _pull_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openai-cpu-server pull",
+        description="Download models from the hub into its cache, where serving finds them. What has come is "
+        "checked against the hub's hashes; after an interruption the same command goes on.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", nargs="+", metavar="NAME", help="as --model takes it, such as qwen3.5:4b")
+    parser.add_argument("--json", action="store_true", help="tell progress as lines of JSON")
+    parser.add_argument(
+        "--keep-free", type=int, default=0, metavar="MB", help="of the disk at least; default: %(default)s"
+    )
+    return parser
+
+
+class _Teller:
+    """Tells how a pull goes on. This one tells a log: a line for each tenth of a file."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+
+    def begins(self, model: HubModel, verdict: ListedModel) -> None:
+        missing = sum(file.missing_bytes for file in model.all_files)
+        here = sum(min(file.bytes_here, file.size) for file in model.all_files)
+        kept = f", {bytes_text(here)} of it are here" if here and missing else ""
+        say(f"pulling {model.name}: {bytes_text(missing + here)}{kept}")
+        say(memory_text(verdict))
+
+    def comes(self, file: HubFile, completed: int) -> None:
+        tenth = _TENTHS * completed // max(1, file.size)
+        if self._told.get(file.path, -1) < tenth:
+            self._told[file.path] = tenth
+            say(f"{harmless(file.path)}: {100 * tenth // _TENTHS} % of {bytes_text(file.size)}")
+
+    def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
+        eyes = f", with {harmless(model.projector.path)}, which it sees with" if model.projector else ""
+        say(f"{model.name} is here{eyes}: {path}")
+
+    def close(self) -> None:
+        """After the last word."""
+
+
+class _Bars(_Teller):
+    """Tells somebody who watches."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+            console=console,
+        )  # fmt: skip
+        self._tasks: dict[str, Any] = {}
+
+    def comes(self, file: HubFile, completed: int) -> None:
+        if file.path not in self._tasks:
+            self._bars.start()
+            self._tasks[file.path] = self._bars.add_task(harmless(file.path), total=file.size)
+        self._bars.update(self._tasks[file.path], completed=completed)
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+class _JsonLines(_Teller):
+    """Tells a program: the server's own pulls are this."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_s = 0.0
+        show(msgspec.json.encode(PullStep(status="asking")).decode())
+
+    def begins(self, model: HubModel, verdict: ListedModel) -> None:
+        _show(PullStep(status="asked", memory=memory_text(verdict), fits=verdict.fits, name=str(model.name)))
+
+    def comes(self, file: HubFile, completed: int) -> None:
+        is_whole = completed >= file.size
+        if not is_whole and time.monotonic() - self._last_s < _TELL_S:
+            return
+        self._last_s = time.monotonic()
+        step = PullStep(
+            status="pulling", file=file.path, digest=file.digest, total=file.size, completed=completed
+        )
+        _show(step)
+        if is_whole:
+            _show(PullStep(status="verifying", file=file.path, digest=file.digest))
+
+    def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
+        _show(PullStep(status="success", name=str(model.name), path=str(path)))
+
+
+def _show(step: PullStep) -> None:
+    show(msgspec.json.encode(step).decode())
+
+
+def _on_terminal() -> _Teller:
+    console = Console(stderr=True)
+    return _Bars(console) if console.is_terminal else _Teller()
+
+
+def _pull(name: str, teller: _Teller, keep_free: int) -> None:
+    """Raises StartupError."""
+    found = _asked(name)
+    ask: Callable[[HubName], HubModel] = pkgutil.resolve_name(_ASK)
+    model = ask(found)
+    verdict = foreseen(
+        without_tag(name),
+        KNOWN_MODELS.get(without_tag(name)),
+        sum(file.size for file in model.all_files),
+        Machine().free_memory(),
+    )
+    teller.begins(model, verdict)
+    try:
+        path: Path = pkgutil.resolve_name(_BRING)(model, teller.comes, keep_free=keep_free)
+    finally:
+        teller.close()
+    teller.ends(model, path, verdict)
+
+
+def _asked(name: str) -> HubName:
+    """Raises StartupError for what is no model of the hub."""
+    found = hub_name(name)
+    if found is None:
+        path = local_model(name)  # raises for what nobody knows, with a hint
+        raise StartupError(f"{name} is here, and not from the hub: {path}")
+    return found
+
+
+def memory_text(model: ListedModel) -> str:
+    """The arithmetic of `models`, for one."""
+    free = Machine().free_memory()
+    if not model.fits:
+        return (
+            f"it will not fit: {bytes_text(free)} of memory are free, and its weights alone take "
+            f"{bytes_text(model.size_bytes)}"
+        )
+    room = f", and {model.pool_tokens:,} tokens beside it" if model.pool_tokens else ""
+    return f"it fits: {bytes_text(free)} of memory are free{room}"
+
+
+def list_here(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="openai-cpu-server list",
+        description="List the models that are here: in the hub's cache, or as packages. `models` lists "
+        "those too that could be fetched.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="all of it as JSON, sizes in bytes")
+    given = parser.parse_args(arguments)
+    here = [model for model in listed_models(Machine().free_memory()) if model.here is not None]
+    if given.json:
+        show(msgspec.json.format(msgspec.json.encode(here), indent=2).decode())
+        return
+    rows = [("--model", "size", "fits", "here", "kind")]
+    rows += [
+        (
+            harmless(each.name),
+            bytes_text(each.size_bytes),
+            "yes" if each.fits else "no",
+            each.here or "",
+            each.kind,
+        )
+        for each in here
+    ]
+    show(columns(rows, right=(1,)))
+
+
+def remove(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="openai-cpu-server rm",
+        description="Remove models from the hub's cache, with what has come of others of the same "
+        "repository that are not whole. A model that a running server has in use stays.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", nargs="+", metavar="NAME", help="as --model takes it")
+    for name in parser.parse_args(arguments).name:
+        found = hub_name(name)
+        if found is None:
+            raise StartupError(f"{name} is not from the hub: remove its file or its package")
+        freed: int = pkgutil.resolve_name(_REMOVE)(found)
+        say(f"removed {found}: {bytes_text(freed)} are free now")

@@ -1,0 +1,190 @@
+"""`pull`, `list` and `rm` as somebody types them, against a hub on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
+from openai_cpu_server.model_source.names import parse_hub_name
+from openai_cpu_server.model_source.package import PACKAGED
+from tests.hub_stand_in import Hub, Repo, running
+from tests.server_process import ServerProcess
+from tests.tiny_model import tiny_model_path, tiny_projector_path
+
+pytestmark = pytest.mark.thorough
+
+LARGE = bytes(range(256)) * 100_000
+ALIAS = "qwen3.5-0.8b"
+_MB = 10**6
+
+
+class Home:
+    """Somebody's cache of the hub, and the commands that work on it."""
+
+    def __init__(self, folder: Path, hub: Hub) -> None:
+        self.cache = folder / "hub"
+        own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        self._env = {**own, "HF_HOME": str(folder), "HF_ENDPOINT": hub.endpoint}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "openai_cpu_server", *arguments]
+        return subprocess.Popen(
+            command, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def told(self, *arguments: str, code: int = 0) -> str:
+        """What it says for people, on standard error, or what it prints."""
+        process = self.start(*arguments)
+        stdout, stderr = process.communicate()
+        assert process.returncode == code, stderr
+        return stdout or stderr
+
+    def here(self) -> set[str]:
+        return {each["name"] for each in json.loads(self.told("list", "--json"))} - set(PACKAGED)
+
+    def partial(self, repo: str) -> Path:
+        (found,) = (self.cache / f"models--{repo.replace('/', '--')}" / "blobs").glob("*.partial")
+        return found
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    known = parse_hub_name(KNOWN_MODELS[ALIAS].source or "")
+    tiny = tiny_model_path().read_bytes()
+    eyes = tiny_projector_path("gemma3", rows_width=256).read_bytes()
+    repos = {
+        known.repo: Repo({known.file or "": tiny}),
+        "acme/large": Repo({"model.gguf": LARGE}),
+        "acme/eyes": Repo({"m-Q4_0.gguf": tiny, "m-Q8_0.gguf": tiny + b"\0", "mmproj-F16.gguf": eyes}),
+        "acme/wrong": Repo({"model.gguf": tiny}, etag=hashlib.sha256(b"another").hexdigest()),
+        "acme/huge": Repo({"model.gguf": b"small in truth"}, claimed_size=10**18),
+        "acme/gated": Repo({"model.gguf": b"gated"}, gated=True),
+    }
+    with running(repos) as hub:
+        yield hub
+
+
+@pytest.fixture
+def home(hub: Hub, tmp_path: Path) -> Home:
+    hub.requests.clear()
+    return Home(tmp_path / "hf", hub)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("qwen3.5:0.8b", ALIAS),
+        ("qwen3.5-0.8b:latest", ALIAS),
+        ("llama3.2:3b", "llama-3.2-3b"),
+        ("gpt-oss:20b", "gpt-oss-20b"),
+        ("hf:acme/some:Q4_K_M", "hf:acme/some:Q4_K_M"),
+        ("nothing:3b", "nothing:3b"),
+        ("dir/file.gguf", "dir/file.gguf"),
+    ],
+)
+def test_tags_of_ollama_name_the_same_models(name: str, meant: str) -> None:
+    assert without_tag(name) == meant
+
+
+def test_comes_is_listed_and_goes(home: Home, hub: Hub) -> None:
+    said = home.told("pull", "qwen3.5:0.8b")
+    source = KNOWN_MODELS[ALIAS].source or ""
+    file = source.rpartition("/")[2]
+    assert said.startswith(f"pulling {source}: ")
+    assert "it fits: " in said
+    assert f"{file}: 100 % of" in said
+    assert f"{source} is here: {home.cache}" in said
+    assert home.here() == {ALIAS}
+    hub.requests.clear()
+    home.told("pull", ALIAS)
+    assert hub.downloads() == []
+    assert home.told("rm", ALIAS).startswith(f"removed {source}: ")
+    assert home.here() == set()
+    assert list(home.cache.glob("models--*")) == []
+    assert home.told("rm", ALIAS, code=2) == (
+        f"openai-cpu-server: {source} is not in the cache ({home.cache})\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> None:
+    hub.stalled.clear()
+    hub.released.clear()
+    hub.stall_after = 22 * _MB
+    process = home.start("pull", "hf:acme/large")
+    assert hub.stalled.wait(timeout=60)
+    process.send_signal(number)
+    said = process.communicate()[1]
+    hub.released.set()
+    if number == signal.SIGINT:
+        assert said.endswith(
+            "interrupted while fetching model.gguf of acme/large: the next try goes on from there\n"
+        )
+    here = home.partial("acme/large").stat().st_size
+    assert here == LARGE.startswith(home.partial("acme/large").read_bytes()) * here
+    assert here > 10 * _MB
+    lines = [json.loads(line) for line in home.told("pull", "--json", "hf:acme/large").splitlines()]
+    first = next(line for line in lines if line["status"] == "pulling")
+    assert first == {
+        "status": "pulling",
+        "file": "model.gguf",
+        "digest": f"sha256:{hashlib.sha256(LARGE).hexdigest()}",
+        "total": len(LARGE),
+        "completed": here,
+    }
+    assert Path(lines[-1]["path"]).read_bytes() == LARGE
+    assert hub.sent == len(LARGE) - here
+
+
+def test_other_content_than_the_hub_names_is_thrown_away(home: Home) -> None:
+    said = home.told("pull", "hf:acme/wrong", code=2)
+    assert "acme/wrong/model.gguf has come with other content than the hub names" in said
+    assert home.here() == set()
+    assert list(home.cache.glob("models--acme--wrong/blobs/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("hf:acme/huge", "not enough disk space for acme/huge: 1000000000.00 GB are needed, "),
+        ("hf:acme/gated", "acme/gated is gated: accept its terms"),
+        ("hf:acme/nothing", "there is no repository acme/nothing on"),
+        ("demo", "demo is here, and not from the hub: "),
+        ("quen3.5:4b", "unknown model 'quen3.5:4b' (did you mean qwen3.5-4b"),
+    ],
+)
+def test_what_cannot_come_is_said_in_one_line(home: Home, name: str, line: str) -> None:
+    lines = home.told("pull", "--json", name, code=2).splitlines()
+    assert json.loads(lines[-1])["error"].startswith(line)
+
+
+def test_a_disk_is_not_filled_to_its_end(home: Home) -> None:
+    free = shutil.disk_usage("/").free // _MB
+    said = home.told("pull", "hf:acme/large", "--keep-free", str(10 * free + 10**6), code=2)
+    assert "not enough disk space for acme/large: 0.03 GB are needed" in said
+    assert "are kept free" in said
+
+
+def test_what_sees_comes_along_and_stays_as_long_as_another_needs_it(home: Home) -> None:
+    said = home.told("pull", "hf:acme/eyes:Q4_0", "hf:acme/eyes:Q8_0")
+    assert "with mmproj-F16.gguf, which it sees with" in said
+    folder = home.cache / "models--acme--eyes"
+    home.told("rm", "hf:acme/eyes:Q4_0")
+    assert {path.name for path in folder.glob("snapshots/*/*")} == {"m-Q8_0.gguf", "mmproj-F16.gguf"}
+    assert len(list((folder / "blobs").iterdir())) == 2
+    (model,) = folder.glob("snapshots/*/m-Q8_0.gguf")
+    with ServerProcess("--model", str(model), "--mmproj", "off"):
+        said = home.told("rm", "hf:acme/eyes:Q8_0", code=2)
+    assert said == "openai-cpu-server: a running server has m-Q8_0.gguf in use\n"
+    home.told("rm", "hf:acme/eyes:Q8_0")
+    assert not folder.exists()
