@@ -17,7 +17,15 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
-from openai_cpu_server.contract.media import BLIND, MeasuredPicture, MediaRows, PictureSize, is_row
+from openai_cpu_server.contract.media import (
+    MeasuredMedia,
+    MediaRows,
+    MediaSize,
+    Picture,
+    PictureSize,
+    is_row,
+    not_taken,
+)
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, ModelKind
 from openai_cpu_server.contract.request import Constraint, Priority, Thinking, Thoughts
 from openai_cpu_server.contract.scheduling import Experiment
@@ -312,19 +320,20 @@ class FakeBackend:
             return False, 0.0
         opened = self.opened[encode.slot]
         medium = opened.media[encode.medium]
-        picture = opened.pictures[medium.picture]
-        key = picture.digest, medium.part
+        item = opened.media_items[medium.item]
+        key = item.digest, medium.part
         if key in self.rows:
             return True, 0.0
         is_begun = self.encoding is not None and self.encoding[0] == key
         self.num_given_up += self.encoding is not None and not is_begun
         spent_ms = self.encoding[1] if self.encoding is not None and is_begun else 0.0
-        took_ms = min(encode.ms, picture.size.width - spent_ms)
+        assert isinstance(item, Picture)
+        took_ms = min(encode.ms, item.size.width - spent_ms)
         self.encoding = key, spent_ms + took_ms
-        if self.encoding[1] < picture.size.width:
+        if self.encoding[1] < item.size.width:
             return False, took_ms
         self.encoding = None
-        if picture.size.height == 13:
+        if item.size.height == 13:
             faults[encode.slot] = "it cannot be encoded"
             return False, took_ms
         self.rows.add(key)
@@ -339,7 +348,7 @@ class FakeBackend:
         if not any(map(is_row, span.tokens)):
             return
         medium = next(one for one in media if one.start <= span.start < one.end)
-        digest = self.opened[span.slot].pictures[medium.picture].digest
+        digest = self.opened[span.slot].media_items[medium.item].digest
         assert span.start + span.num_tokens <= medium.end
         assert (digest, medium.part) in self.rows, "it is not encoded"
         assert not medium.rows.is_whole or span.num_tokens == medium.rows.num_rows
@@ -385,8 +394,9 @@ class FakeBackend:
         self.adapters[adapter.key] = adapter
         return LoadedAdapter(key=adapter.key, rank=8, num_tensors=1, size_bytes=100)
 
-    def measure(self, size: PictureSize) -> MeasuredPicture:
-        return MeasuredPicture(size, ((1,), MediaRows(size.width, size.width), (2,)))
+    def measure(self, size: MediaSize) -> MeasuredMedia:
+        num_rows = size.width if isinstance(size, PictureSize) else size.num_samples
+        return MeasuredMedia(size, ((1,), MediaRows(num_rows, num_rows), (2,)))
 
     def unload_adapter(self, key: str) -> None:
         assert all(cell.adapter != key for cells in self.cells.values() for cell in cells), "it is in use"
@@ -584,8 +594,8 @@ class FakeEmbedder:
     def interrupt(self) -> None:
         self._interrupted.set()
 
-    def measure(self, size: PictureSize) -> MeasuredPicture:
-        return MeasuredPicture(size, why_not=BLIND)
+    def measure(self, size: MediaSize) -> MeasuredMedia:
+        return not_taken(size)
 
     def close(self) -> None:
         pass

@@ -110,7 +110,7 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
         route="",
         pin=False,
         borders=(),
-        pictures=(),  # the prompt has numbers made of their digests
+        media_items=(),  # the prompt has numbers made of their digests
         sampling=msgspec.structs.replace(request.sampling, seed=seed),
     )
 

@@ -14,7 +14,7 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.media import MediaShape, PictureSize
+from openai_cpu_server.contract.media import MediaShape, MediaSize
 from openai_cpu_server.contract.messages import KVStats, ModelLoading, QueuePlace, StepFigures, TokenEvent
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -254,10 +254,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def shapes(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
-        """What stands in a prompt for pictures of these sizes. It wakes an engine that sleeps.
+    async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
+        """What stands in a prompt for pictures and sounds of these sizes. It wakes an engine that sleeps.
 
-        Raises `InvalidRequest` where the model takes no pictures, or none of such a size, and
+        Raises `InvalidRequest` where the model takes no pictures or no sound, or none of such a size, and
         `EngineUnavailable`.
         """
         ...

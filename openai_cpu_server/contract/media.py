@@ -1,8 +1,9 @@
-"""Pictures in prompts: what crosses boundaries of them.
+"""Pictures and sounds in prompts: what crosses boundaries of them.
 
-A picture stands in a prompt as rows that an encoder makes of it, between tokens that its model wants around
-them. In a prompt's tokens each row is a number that is no token of any vocabulary: it is made of the
-picture's digest, so that prompts with the same picture begin with the same numbers, and no others do.
+A picture or a sound (a media item) stands in a prompt as rows that an encoder makes of it, between tokens
+that its model wants around them. In a prompt's tokens each row is a number that is no token of any
+vocabulary: it is made of the item's digest, so that prompts with the same item begin with the same numbers,
+and no others do.
 """
 
 from __future__ import annotations
@@ -17,16 +18,33 @@ FIRST_ROW = 1 << 62
 """Numbers from here on are rows of media."""
 _ROW_BYTES = 8
 BLIND = "This model takes no pictures."
+DEAF = "This model takes no sound."
+SAMPLE_BYTES = 4
 
 
-class PictureSize(msgspec.Struct, frozen=True):
+class PictureSize(msgspec.Struct, frozen=True, tag="picture"):
     """In pixels."""
 
     width: int
     height: int
 
+    @property
+    def words(self) -> str:
+        return f"a picture of {self.width} x {self.height} pixels"
 
-class Picture(msgspec.Struct, frozen=True, weakref=True):
+
+class SoundSize(msgspec.Struct, frozen=True, tag="sound"):
+    num_samples: int
+
+    @property
+    def words(self) -> str:
+        return f"a sound of {self.num_samples:,} samples"
+
+
+MediaSize = Union[PictureSize, SoundSize]
+
+
+class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
     """A picture, decoded."""
 
     size: PictureSize
@@ -38,13 +56,44 @@ class Picture(msgspec.Struct, frozen=True, weakref=True):
     @classmethod
     def of(cls, size: PictureSize, rgb: bytes) -> Picture:
         assert len(rgb) == 3 * size.width * size.height
-        digest = hashlib.blake2b(f"{size.width}x{size.height}:".encode(), digest_size=32)
-        digest.update(rgb)
-        return cls(size, rgb, digest.hexdigest())
+        return cls(size, rgb, _digest(f"{size.width}x{size.height}:", rgb))
+
+    @property
+    def content(self) -> bytes:
+        return self.rgb
+
+
+class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
+    """A sound, decoded to one channel of the rate that its model takes (`ModelInfo.sound_rate`)."""
+
+    size: SoundSize
+    samples: bytes
+    """float32, little-endian, finite; loudest at -1 and 1."""
+    digest: str
+    """Of these, in hexadecimal digits."""
+
+    @classmethod
+    def of(cls, samples: bytes) -> Sound:
+        assert len(samples) % SAMPLE_BYTES == 0
+        size = SoundSize(len(samples) // SAMPLE_BYTES)
+        return cls(size, samples, _digest(f"sound {size.num_samples}:", samples))
+
+    @property
+    def content(self) -> bytes:
+        return self.samples
+
+
+MediaItem = Union[Picture, Sound]
+
+
+def _digest(head: str, content: bytes) -> str:
+    digest = hashlib.blake2b(head.encode(), digest_size=32)
+    digest.update(content)
+    return digest.hexdigest()
 
 
 class MediaRows(msgspec.Struct, frozen=True):
-    """Rows that an encoder makes of a medium, or of a part of it."""
+    """Rows that an encoder makes of a media item, or of a part of it."""
 
     num_rows: int
     num_positions: int
@@ -56,14 +105,19 @@ class MediaRows(msgspec.Struct, frozen=True):
 
 
 MediaShape = tuple[Union[tuple[int, ...], MediaRows], ...]
-"""What stands for one picture in a prompt, in order: tokens, and rows."""
+"""What stands for one media item in a prompt, in order: tokens, and rows."""
 
 
-class MeasuredPicture(msgspec.Struct, frozen=True, omit_defaults=True):
-    size: PictureSize
+class MeasuredMedia(msgspec.Struct, frozen=True, omit_defaults=True):
+    size: MediaSize
     shape: MediaShape = ()
     why_not: str = ""
     """Why none of this size can be taken; "": it can."""
+
+
+def not_taken(size: MediaSize) -> MeasuredMedia:
+    """As a model measures it that takes text only."""
+    return MeasuredMedia(size, why_not=BLIND if isinstance(size, PictureSize) else DEAF)
 
 
 class Medium(msgspec.Struct, frozen=True):
@@ -71,10 +125,10 @@ class Medium(msgspec.Struct, frozen=True):
 
     start: int
     rows: MediaRows
-    picture: int
-    """Its place among the request's pictures."""
+    item: int
+    """Its place among the request's media items."""
     part: int = 0
-    """Which of the parts of the picture they are, from 0 on: `MediaRows` number `part` of its shape."""
+    """Which of the parts of the item they are, from 0 on: `MediaRows` number `part` of its shape."""
 
     @property
     def end(self) -> int:
@@ -97,25 +151,25 @@ def row_numbers(digest: str, part: int, num_rows: int) -> tuple[int, ...]:
     return tuple(FIRST_ROW | (int.from_bytes(word, "little") >> 2) for word in words)
 
 
-def are_rows(tokens: Sequence[int], media: Sequence[Medium], pictures: Sequence[Picture]) -> bool:
+def are_rows(tokens: Sequence[int], media: Sequence[Medium], items: Sequence[MediaItem]) -> bool:
     """Whether these media stand in the prompt in order, as they are said to, with tokens behind the last."""
     end = 0
     for medium in media:
-        if not (end <= medium.start < medium.end < len(tokens) and 0 <= medium.picture < len(pictures)):
+        if not (end <= medium.start < medium.end < len(tokens) and 0 <= medium.item < len(items)):
             return False
-        digest = pictures[medium.picture].digest
+        digest = items[medium.item].digest
         if tuple(tokens[medium.start : medium.end]) != row_numbers(digest, medium.part, medium.rows.num_rows):
             return False
         end = medium.end
     return True
 
 
-def shown_tokens(picture: Picture, shape: MediaShape) -> tuple[int, ...]:
-    """What stands for the picture in a prompt's tokens."""
+def shown_tokens(item: MediaItem, shape: MediaShape) -> tuple[int, ...]:
+    """What stands for the item in a prompt's tokens."""
     tokens, part = list[int](), 0
     for piece in shape:
         if isinstance(piece, MediaRows):
-            tokens += row_numbers(picture.digest, part, piece.num_rows)
+            tokens += row_numbers(item.digest, part, piece.num_rows)
             part += 1
         else:
             tokens += piece
@@ -123,14 +177,14 @@ def shown_tokens(picture: Picture, shape: MediaShape) -> tuple[int, ...]:
 
 
 def media_in(
-    tokens: Sequence[int], pictures: Sequence[Picture], shapes: Sequence[MediaShape]
+    tokens: Sequence[int], items: Sequence[MediaItem], shapes: Sequence[MediaShape]
 ) -> tuple[Medium, ...]:
-    """Where the rows of these pictures stand in a prompt."""
+    """Where the rows of these items stand in a prompt."""
     known: dict[int, tuple[MediaRows, int, int]] = {}
-    for number, (picture, shape) in enumerate(zip(pictures, shapes, strict=True)):
+    for number, (item, shape) in enumerate(zip(items, shapes, strict=True)):
         rows = [piece for piece in shape if isinstance(piece, MediaRows)]
         for part, piece in enumerate(rows):
-            known[row_numbers(picture.digest, part, 1)[0]] = piece, number, part
+            known[row_numbers(item.digest, part, 1)[0]] = piece, number, part
     media, at = list[Medium](), 0
     while at < len(tokens):
         if is_row(tokens[at]):
@@ -142,11 +196,11 @@ def media_in(
 
 
 def placed(
-    pictures: Sequence[Picture], shapes: Sequence[MediaShape], texts: Sequence[Sequence[int]]
+    items: Sequence[MediaItem], shapes: Sequence[MediaShape], texts: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[Medium, ...]]:
-    """A prompt of tokens, with the pictures where the texts part: `texts` has one more than `pictures`."""
-    assert len(texts) == len(pictures) + 1 == len(shapes) + 1
+    """A prompt of tokens, with the items where the texts part: `texts` has one more than `items`."""
+    assert len(texts) == len(items) + 1 == len(shapes) + 1
     tokens = [*texts[0]]
-    for picture, shape, text in zip(pictures, shapes, texts[1:], strict=True):
-        tokens += (*shown_tokens(picture, shape), *text)
-    return tuple(tokens), media_in(tokens, pictures, shapes)
+    for item, shape, text in zip(items, shapes, texts[1:], strict=True):
+        tokens += (*shown_tokens(item, shape), *text)
+    return tuple(tokens), media_in(tokens, items, shapes)

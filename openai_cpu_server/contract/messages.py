@@ -9,7 +9,7 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import SequenceFigures
-from openai_cpu_server.contract.media import MeasuredPicture, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, RefusedAdapter
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, OutputPart, Priority
@@ -49,7 +49,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     draft_model_path: str | None = None
     """A small model with the same tokens."""
     projector_path: str | None = None
-    """What makes rows of pictures, in a file of its own; None: the model sees nothing."""
+    """What makes rows of pictures and sounds, in a file of its own; None: the model takes text only."""
     adapters: tuple[Adapter, ...] = ()
     """Loaded at start; one that cannot be is refused alone."""
     cache_bytes: int = 0
@@ -119,10 +119,10 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     key: str
 
 
-class MeasurePictures(msgspec.Struct, frozen=True, tag="measure_pictures"):
-    """What stands for pictures of these sizes in a prompt? `PicturesMeasured` answers, for each once."""
+class MeasureMedia(msgspec.Struct, frozen=True, tag="measure_media"):
+    """What stands for media items of these sizes in a prompt? `MediaMeasured` answers, for each once."""
 
-    sizes: tuple[PictureSize, ...]
+    sizes: tuple[MediaSize, ...]
 
 
 class GrantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="turn"):
@@ -174,7 +174,7 @@ Command = Union[
     ClearCache,
     LoadAdapter,
     UnloadAdapter,
-    MeasurePictures,
+    MeasureMedia,
     GrantTurn,
     ShortenTurn,
     ShowSteps,
@@ -268,8 +268,8 @@ class AdapterRefused(msgspec.Struct, frozen=True, tag="adapter_refused"):
     adapter: RefusedAdapter
 
 
-class PicturesMeasured(msgspec.Struct, frozen=True, tag="pictures_measured"):
-    pictures: tuple[MeasuredPicture, ...]
+class MediaMeasured(msgspec.Struct, frozen=True, tag="media_measured"):
+    media: tuple[MeasuredMedia, ...]
 
 
 class StepStarted(msgspec.Struct, frozen=True, tag="step_started"):
@@ -413,7 +413,7 @@ Event = Union[
     LoadingAdapter,
     AdapterLoaded,
     AdapterRefused,
-    PicturesMeasured,
+    MediaMeasured,
     StepStarted,
     Handling,
     StepDone,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from openai_cpu_server.contract.media import MeasuredPicture, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +220,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int = 0
     """The longest input that can be embedded or scored; 0 for a model that generates text."""
     sees: bool = False
-    """It takes pictures: a projector was loaded with it."""
+    """It takes pictures: a projector that sees was loaded with it."""
+    sound_rate: int = 0
+    """Samples a second of the sound that its projector takes; 0: it hears nothing."""
+
+    @property
+    def hears(self) -> bool:
+        return self.sound_rate > 0
+
+    @property
+    def takes_media(self) -> bool:
+        return self.sees or self.hears
 
     @property
     def state_tokens(self) -> int:
@@ -304,8 +314,8 @@ class NativeModel(Protocol):
         """
         ...
 
-    def measure(self, size: PictureSize) -> MeasuredPicture:
-        """What stands in a prompt for a picture of this size."""
+    def measure(self, size: MediaSize) -> MeasuredMedia:
+        """What stands in a prompt for a picture or a sound of this size."""
         ...
 
     def close(self) -> None: ...

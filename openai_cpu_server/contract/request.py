@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.contract.media import Medium, Picture, are_rows, is_row
+from openai_cpu_server.contract.media import MediaItem, Medium, are_rows, is_row
 
 MOST_INT = 2**31 - 1
 """The largest int32."""
@@ -308,7 +308,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
 
     tokens: tuple[int, ...]
     """The prompt, which has at least one token. Rows of media are in it as `media.row_numbers`."""
-    pictures: tuple[Picture, ...] = ()
+    media_items: tuple[MediaItem, ...] = ()
     media: tuple[Medium, ...] = ()
     """Where their rows stand in the prompt, in order. Behind the last one there are tokens."""
     borders: tuple[int, ...] = ()
@@ -371,7 +371,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
             return "max_tokens"
         if not all(map(LOGIT_BIAS.hold, sampling.logit_bias.values())):
             return "logit_bias"
-        if self.media and not are_rows(self.tokens, self.media, self.pictures):
+        if self.media and not are_rows(self.tokens, self.media, self.media_items):
             return "media"
         texts = [token for token in self.tokens if not is_row(token)] if self.media else self.tokens
         for name, tokens in (

@@ -9,7 +9,7 @@ from typing import Protocol, Union
 
 import msgspec
 
-from openai_cpu_server.contract.media import Medium, Picture
+from openai_cpu_server.contract.media import MediaItem, Medium
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, NativeModel
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
@@ -26,7 +26,7 @@ class Open(msgspec.Struct, frozen=True):
     output: tuple[int, ...] = ()
     top_logprobs: int | None = None
     constraint: Constraint | None = None
-    pictures: tuple[Picture, ...] = ()
+    media_items: tuple[MediaItem, ...] = ()
     media: tuple[Medium, ...] = ()
     """As in `GenerationRequest`, of which the prompt is, too."""
 

@@ -1,6 +1,6 @@
 """Constraints are prepared beside the loop and beside the reader, so that neither waits for a compiler.
 
-So are adapters, whose files may be large, and what stands for pictures in prompts is found there.
+So are adapters, whose files may be large, and what stands for pictures and sounds in prompts is found there.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from itertools import count
 from queue import PriorityQueue
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.media import MeasuredPicture, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
     Handling,
     HideSteps,
     LoadAdapter,
-    MeasurePictures,
-    PicturesMeasured,
+    MeasureMedia,
+    MediaMeasured,
     ShowSteps,
     Submit,
     UnloadAdapter,
@@ -30,17 +30,10 @@ from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 
 Request = (
-    Submit
-    | CancelRequest
-    | ClearCache
-    | LoadAdapter
-    | UnloadAdapter
-    | MeasurePictures
-    | ShowSteps
-    | HideSteps
+    Submit | CancelRequest | ClearCache | LoadAdapter | UnloadAdapter | MeasureMedia | ShowSteps | HideSteps
 )
 """Commands that are taken once the engine is ready."""
-Prepared = Submit | LoadAdapter | MeasurePictures
+Prepared = Submit | LoadAdapter | MeasureMedia
 _END = (-2, 0, None)
 """It sorts before all requests."""
 _BEFORE_REQUESTS, _BEHIND_REQUESTS = min(Priority) - 1, max(Priority) + 1
@@ -59,8 +52,8 @@ class Preparation:
         prepare: Callable[[Submit], PreparedRequest | RefusedRequest],
         check: Callable[[Adapter], CheckedAdapter],
         *,
-        measure: Callable[[PictureSize], MeasuredPicture],
-        announce: Callable[[Handling | PicturesMeasured], None],
+        measure: Callable[[MediaSize], MeasuredMedia],
+        announce: Callable[[Handling | MediaMeasured], None],
         hand_on: Callable[[Work], None],
     ) -> None:
         """`announce` and `hand_on` are called in several threads."""
@@ -93,7 +86,7 @@ class Preparation:
                 self._queue.put((request.priority, next(self._numbers), command))
             case LoadAdapter():
                 self._queue.put((_BEHIND_REQUESTS, next(self._numbers), command))
-            case MeasurePictures():
+            case MeasureMedia():
                 self._queue.put((_BEFORE_REQUESTS, next(self._numbers), command))
             case CancelRequest(id=request_id) if self._is_put_off(request_id):
                 pass
@@ -114,17 +107,17 @@ class Preparation:
                 match command:
                     case LoadAdapter(adapter=adapter):
                         self._hand_on(self._check(adapter))
-                    case MeasurePictures(sizes=sizes):
-                        self._announce(PicturesMeasured(tuple(map(self._measured, sizes))))
+                    case MeasureMedia(sizes=sizes):
+                        self._announce(MediaMeasured(tuple(map(self._measured, sizes))))
                     case Submit():
                         self._work_on(command)
 
-    def _measured(self, size: PictureSize) -> MeasuredPicture:
+    def _measured(self, size: MediaSize) -> MeasuredMedia:
         try:
             with contained():
                 return self._measure(size)
         except RequestFailed as error:
-            return MeasuredPicture(size, why_not=str(error))
+            return MeasuredMedia(size, why_not=str(error))
 
     def _work_on(self, submit: Submit) -> None:
         prepared = self._prepared(submit)

@@ -16,7 +16,7 @@ from openai_cpu_server.contract.engine import (
     RequestState,
     unavailable,
 )
-from openai_cpu_server.contract.media import BLIND, MediaShape, PictureSize
+from openai_cpu_server.contract.media import BLIND, DEAF, MediaShape, MediaSize, PictureSize
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -147,9 +147,12 @@ class EngineClient:
         self._news.request_came(request.priority)
         return embedding
 
-    async def shapes(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
-        if not self._serving().sees:
-            raise InvalidRequest(BLIND)
+    async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
+        info = self._serving()
+        for size in sizes:
+            is_seen = isinstance(size, PictureSize)
+            if not (info.sees if is_seen else info.hears):
+                raise InvalidRequest(BLIND if is_seen else DEAF)
         return await self._news.shapes.of(sizes)
 
     def requests(self) -> list[LiveRequest]:

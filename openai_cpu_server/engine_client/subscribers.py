@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from openai_cpu_server.contract.engine import SeeStep
-from openai_cpu_server.contract.media import MeasuredPicture, MediaShape, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, MediaShape, MediaSize, PictureSize
 from openai_cpu_server.contract.messages import (
     AdapterLoaded,
     AdapterRefused,
@@ -23,8 +23,8 @@ from openai_cpu_server.contract.messages import (
     Loading,
     LoadingAdapter,
     LoadingPhase,
-    MeasurePictures,
-    PicturesMeasured,
+    MeasureMedia,
+    MediaMeasured,
     Ready,
     ShowSteps,
     StartFailed,
@@ -140,13 +140,13 @@ _MOST_DEATHS = 2
 """A size in whose measuring so many processes have died is asked of no other."""
 
 
-class PictureShapes:
+class MediaShapes:
     """Asks for each size once. All methods belong to one event loop's thread."""
 
     def __init__(self) -> None:
-        self._known: dict[PictureSize, MeasuredPicture] = {}
-        self._awaited: dict[PictureSize, asyncio.Future[MeasuredPicture]] = {}
-        self._deaths: Counter[PictureSize] = Counter()
+        self._known: dict[MediaSize, MeasuredMedia] = {}
+        self._awaited: dict[MediaSize, asyncio.Future[MeasuredMedia]] = {}
+        self._deaths: Counter[MediaSize] = Counter()
         self._send: Callable[..., None] | None = None
 
     @property
@@ -158,21 +158,22 @@ class PictureShapes:
     def is_awaited(self) -> bool:
         return bool(self._awaited)
 
-    async def of(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
+    async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
         """Raises `InvalidRequest`, `EngineUnavailable`."""
         known = [await self._one(size) for size in self._asked(sizes)]
         for one in known:
             if one.why_not:
-                raise InvalidRequest(one.why_not, code="invalid_image")
+                code = "invalid_image" if isinstance(one.size, PictureSize) else "invalid_audio"
+                raise InvalidRequest(one.why_not, code=code)
         return tuple(one.shape for one in known)
 
     def ready(self, send: Callable[..., None]) -> None:
         """The process can be sent commands."""
         self._send = send
         if self._awaited:
-            send(MeasurePictures(tuple(self._awaited)))
+            send(MeasureMedia(tuple(self._awaited)))
 
-    def heard(self, measured: Sequence[MeasuredPicture]) -> None:
+    def heard(self, measured: Sequence[MeasuredMedia]) -> None:
         for one in measured:
             self._settle(one)
 
@@ -184,8 +185,7 @@ class PictureShapes:
         for size in list(self._awaited):
             self._deaths[size] += 1
             if self._deaths[size] >= _MOST_DEATHS:
-                what = f"{size.width} x {size.height} pixels"
-                self._settle(MeasuredPicture(size, why_not=f"The engine cannot take a picture of {what}."))
+                self._settle(MeasuredMedia(size, why_not=f"The engine cannot take {size.words}."))
 
     def end(self, error: Callable[[], ServerError]) -> None:
         """No engine will measure them any more."""
@@ -195,24 +195,24 @@ class PictureShapes:
                 future.set_exception(error())
                 future.exception()  # nobody may wait for it any more
 
-    def _asked(self, sizes: Sequence[PictureSize]) -> Sequence[PictureSize]:
+    def _asked(self, sizes: Sequence[MediaSize]) -> Sequence[MediaSize]:
         """These, of which those that are not known yet are on their way."""
         new = [size for size in dict.fromkeys(sizes) if size not in self._known and size not in self._awaited]
         for size in new:
             self._awaited[size] = asyncio.get_running_loop().create_future()
         if new and self._send is not None:
-            self._send(MeasurePictures(tuple(new)))
+            self._send(MeasureMedia(tuple(new)))
         return sizes
 
-    async def _one(self, size: PictureSize) -> MeasuredPicture:
+    async def _one(self, size: MediaSize) -> MeasuredMedia:
         if (known := self._known.get(size)) is not None:
             return known
         awaited = self._awaited.get(size)
         if awaited is None:  # another has waited longer, and it is forgotten already
-            raise EngineUnavailable("Too many pictures come at once.", 1)
+            raise EngineUnavailable("Too many pictures and sounds come at once.", 1)
         return await asyncio.shield(awaited)
 
-    def _settle(self, measured: MeasuredPicture) -> None:
+    def _settle(self, measured: MeasuredMedia) -> None:
         if len(self._known) >= _MOST_KNOWN:
             del self._known[next(iter(self._known))]
         self._known[measured.size] = measured
@@ -235,7 +235,7 @@ class EngineNews:
     ) -> None:
         """`foretold` and `partner` as the `Supervisor`'s."""
         self.adapters = AdapterControl(options.adapters)
-        self.shapes = PictureShapes()
+        self.shapes = MediaShapes()
         self.progress = LoadProgress(options.model_path)
         self.kv_stats: KVStats | None = None
         """As of the last step; None while the present process has not made any."""
@@ -324,8 +324,8 @@ class EngineNews:
                     replay.tell_of_loading(self.progress.loaded)
             case LoadingAdapter() | AdapterLoaded() | AdapterRefused():
                 self.adapters.heard(event)
-            case PicturesMeasured(pictures=pictures):
-                self.shapes.heard(pictures)
+            case MediaMeasured(media=media):
+                self.shapes.heard(media)
             case StepDone():
                 self._step_done(event)
                 replay.heard(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from openai_cpu_server.contract.media import BLIND, MeasuredPicture, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.request import Constraint
@@ -88,9 +88,9 @@ class LlamaBackend:
     def forced(self, constraint: Constraint, output: tuple[int, ...]) -> tuple[int, ...]:
         return self._constraints.start(constraint, output).take_forced()
 
-    def measure(self, size: PictureSize) -> MeasuredPicture:
-        eyes = self._loaded.eyes
-        return eyes.measure(size) if eyes is not None else MeasuredPicture(size, why_not=BLIND)
+    def measure(self, size: MediaSize) -> MeasuredMedia:
+        store = self._loaded.row_store
+        return store.measure(size) if store is not None else not_taken(size)
 
     def check_adapter(self, adapter: Adapter) -> None:
         self._adapters.check(adapter)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from openai_cpu_server.contract.embedding import EmbedResult
-from openai_cpu_server.contract.media import BLIND, MeasuredPicture, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Kernels, ModelInfo, WeightLayout
 from openai_cpu_server.contract.step import Span
@@ -186,8 +186,8 @@ class LlamaEmbedder:
     def interrupt(self) -> None:
         self._abort.press()
 
-    def measure(self, size: PictureSize) -> MeasuredPicture:
-        return MeasuredPicture(size, why_not=BLIND)
+    def measure(self, size: MediaSize) -> MeasuredMedia:
+        return not_taken(size)
 
     def close(self) -> None:
         self._context.close()

@@ -21,7 +21,6 @@ from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import SLOTS_MAX, AbortSwitch, Context, ContextOptions
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
-from openai_cpu_server.llama.eyes import PictureRows, Projector
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.host import ComputeThreads, Machine
@@ -39,6 +38,7 @@ from openai_cpu_server.llama.model.kv_size import (
 from openai_cpu_server.llama.model.model import Model, cells_fingerprint
 from openai_cpu_server.llama.model.native import native_log
 from openai_cpu_server.llama.model.vocabulary import Vocabulary
+from openai_cpu_server.llama.projector import Projector, RowStore
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class LoadedParts(NamedTuple):
     fingerprint: str
     """A digest of all that saved cells depend on."""
     draft_model: DraftModel | None
-    eyes: PictureRows | None
+    row_store: RowStore | None
 
 
 def load(options: EngineOptions, on_progress: Callable[[float], None], machine: Machine) -> LoadedParts:
@@ -195,9 +195,9 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         header = GgufHeader(Path(options.model_path))
         draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
         kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
-        eyes_path = None if options.projector_path is None else Path(options.projector_path)
-        if eyes_path is not None and not eyes_path.is_file():
-            raise StartupError(f"There is no projector {eyes_path}.")
+        projector_path = None if options.projector_path is None else Path(options.projector_path)
+        if projector_path is not None and not projector_path.is_file():
+            raise StartupError(f"There is no projector {projector_path}.")
         encoder = encoder_memory(options)
         room = MemoryRoom.of(header, draft, kv_type, machine.free_memory(), encoder=encoder)
         draft_weights, weights = (
@@ -226,18 +226,20 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
                 state_bytes / 2**20,
                 len(set_aside.kept) * (1 + snapshots),
             )
-        projector = None if eyes_path is None else _projector(eyes_path, options, model, machine, undo)
+        projector = (
+            None if projector_path is None else _projector(projector_path, options, model, machine, undo)
+        )
         cells = room.pool_cells(options.kv_tokens)
         context_options = _context_options(options, model, set_aside, snapshots, cells, kv_type, machine)
-        if projector is not None and projector.is_whole:
-            # The rows of a picture are computed in one step, beside a token of everybody else.
-            most = context_options.batch_tokens + projector.most_rows
+        if projector is not None:
+            # Some rows of a picture are computed in one step, beside a token of everybody else.
+            most = context_options.batch_tokens + projector.most_whole_rows
             context_options = msgspec.structs.replace(context_options, batch_tokens=most)
         context = Context(model, context_options, abort, compute_threads)
         undo.callback(context.close)
         info = _info(options, model, vocabulary, context, room, kernels, weights, state_bytes)
         fingerprint = cells_fingerprint(
-            model.header, info, eyes_path, flash_attention=options.flash_attention
+            model.header, info, projector_path, flash_attention=options.flash_attention
         )
         draft_model = None
         if draft is not None:
@@ -247,10 +249,14 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
             info = msgspec.structs.replace(
                 info, draft_cost=draft_model.num_parameters / max(1, info.num_parameters)
             )
-        eyes = PictureRows(projector) if projector is not None else None
-        info = msgspec.structs.replace(info, sees=eyes is not None)
+        row_store = None
+        if projector is not None:
+            row_store = RowStore(projector)
+            info = msgspec.structs.replace(info, sees=projector.sees, sound_rate=projector.sound_rate)
         undo.pop_all()
-    return LoadedParts(model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model, eyes)
+    return LoadedParts(
+        model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model, row_store
+    )
 
 
 def _projector(

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.media import Picture, is_row
+from openai_cpu_server.contract.media import MediaItem, is_row
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
     Close,
@@ -44,10 +44,10 @@ from openai_cpu_server.llama.cells.block_store import (
 )
 from openai_cpu_server.llama.cells.context import Logits
 from openai_cpu_server.llama.cells.copies import CellCopies
-from openai_cpu_server.llama.eyes import RowsKey
 from openai_cpu_server.llama.grammar.constrained import Allowed, ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts
+from openai_cpu_server.llama.projector import RowsKey
 from openai_cpu_server.llama.sampling.sampler import Sampler, Scratch
 
 
@@ -72,8 +72,8 @@ class OpenSlot:
         self.tokens = [*opened.prompt, *opened.output]
         """The tokens of the sequence, as far as they are known."""
         self.media = opened.media
-        self.rows_keys = [(opened.pictures[one.picture].digest, one.part) for one in opened.media]
-        self._pictures = opened.pictures
+        self.rows_keys = [(opened.media_items[one.item].digest, one.part) for one in opened.media]
+        self._media_items = opened.media_items
         self.is_behind = False
         """Its end was taken back, and llama.cpp will take the snapshot of its state from there at its next
         token: others cannot have that."""
@@ -108,8 +108,8 @@ class OpenSlot:
         """The place among the media of the one that has this row."""
         return next(at for at, one in enumerate(self.media) if one.start <= index < one.end)
 
-    def picture(self, medium: int) -> Picture:
-        return self._pictures[self.media[medium].picture]
+    def media_item(self, medium: int) -> MediaItem:
+        return self._media_items[self.media[medium].item]
 
     def num_allowed(self, draft: Sequence[int]) -> int:
         """How many of the draft's tokens, from its beginning on, the constraint allows."""
@@ -217,7 +217,7 @@ class SlotTable:
         )
         self._piece = partial(loaded.vocabulary.piece, special=True)
         self._scratch = Scratch(loaded.info.vocab_size)
-        self._eyes = loaded.eyes
+        self._row_store = loaded.row_store
 
     def __getitem__(self, slot: int) -> OpenSlot:
         """One that is open."""
@@ -234,10 +234,10 @@ class SlotTable:
 
     def rows(self, span: Span) -> PlacedRows:
         """Those of a span of a medium, which are encoded."""
-        assert self._eyes is not None, "the model sees nothing"
+        assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[span.slot]
         at = opened.medium_at(span.start)
-        medium, rows = opened.media[at], self._eyes.get(opened.rows_keys[at])
+        medium, rows = opened.media[at], self._row_store.get(opened.rows_keys[at])
         assert rows is not None, "the rows are not encoded"
         first = span.start - medium.start
         part = slice(first, first + len(span.tokens))
@@ -250,11 +250,11 @@ class SlotTable:
 
     def encode(self, encode: Encode) -> bool:
         """Go on with it; True: it is done. Raises `EncodingFailed`."""
-        assert self._eyes is not None, "the model sees nothing"
+        assert self._row_store is not None, "the model takes text only"
         opened = self._open_slots[encode.slot]
         part = opened.media[encode.medium].part
-        return self._eyes.encode(
-            opened.picture(encode.medium), part, encode.ms / 1000, kept=self._wanted_rows
+        return self._row_store.encode(
+            opened.media_item(encode.medium), part, encode.ms / 1000, kept=self._wanted_rows
         )
 
     @property
@@ -301,8 +301,8 @@ class SlotTable:
         while self._open_slots:
             self._open_slots.popitem()[1].close()
         self._store.close()
-        if self._eyes is not None:
-            self._eyes.close()
+        if self._row_store is not None:
+            self._row_store.close()
 
     def _stored(self, block: SavedBlock) -> StoredBlock:
         state = None if block.state is None else self._store.get(block.state)
@@ -352,8 +352,8 @@ class SlotTable:
     def _close(self, verb: Close) -> None:
         self._context.free_slot(verb.slot)
         self._open_slots.pop(verb.slot).close()
-        if self._eyes is not None:
-            self._eyes.give_up(unless=self._wanted_rows)
+        if self._row_store is not None:
+            self._row_store.give_up(unless=self._wanted_rows)
         if self._draft_model is not None:
             self._draft_model.forget(verb.slot)
 

@@ -17,10 +17,10 @@ from openai_cpu_server.contract.step import Drafted, Span, Step, StepResult, Tok
 from openai_cpu_server.llama.cells.batch import BatchLayout, OutputRows, PlacedRows, RowBatch, TokenBatch
 from openai_cpu_server.llama.cells.context import DecodeOutcome, Logits, PoolFull
 from openai_cpu_server.llama.draft_model import DraftRequest, ModelDraft
-from openai_cpu_server.llama.eyes import EncodingFailed
 from openai_cpu_server.llama.grammar.constrained import ConstrainedOutput
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.loading import LoadedParts, NativeAdapters
+from openai_cpu_server.llama.projector import EncodingFailed
 from openai_cpu_server.llama.sampling.sampler import BadLogits
 from openai_cpu_server.llama.slots import SampledSpan, SlotTable
 
@@ -60,7 +60,7 @@ class StepRunner:
         self._adapters = adapters
         self._batch = TokenBatch(loaded.info.max_step_tokens, loaded.context.sequences)
         self._row_batch = RowBatch(
-            loaded.info.max_step_tokens if loaded.eyes is not None else 0,
+            loaded.info.max_step_tokens if loaded.row_store is not None else 0,
             loaded.model.input_width,
             loaded.context.sequences,
         )
@@ -95,7 +95,7 @@ class StepRunner:
             self._adapters.use(step.adapter)
             drafts, drafting_ms = self._draft(step.spans)
             spans = [self._allowed(_with_draft(span, drafts)) for span in step.spans]
-            if self._info.sees:
+            if self._info.takes_media:
                 self._rows = {s.slot: self._slots.rows(s) for s in spans if is_row(s.tokens[0])}
                 spans = [self._slots.placed(span) for span in spans]
             with self._constraints.foreseeing(self._constrained(spans)), self._keeping(spans, kept or {}):

@@ -14,7 +14,7 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
-from openai_cpu_server.contract.media import MediaShape, PictureSize
+from openai_cpu_server.contract.media import MediaShape, MediaSize
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
@@ -153,7 +153,7 @@ class NodeEngines:
         self._want()
         return self._engine.embed(request)
 
-    async def shapes(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
+    async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
         self._want()
         return await self._engine.shapes(sizes)
 

@@ -308,7 +308,7 @@ def _open(sequence: Sequence) -> Open:
         sampling=request.sampling,
         prompt=request.tokens,
         output=sequence.output,
-        pictures=request.pictures,
+        media_items=request.media_items,
         media=request.media,
         top_logprobs=request.top_logprobs,
         constraint=request.constraint,

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from openai_cpu_server.contract.media import MeasuredPicture, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, PictureSize
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
     Handling,
-    MeasurePictures,
-    PicturesMeasured,
+    MeasureMedia,
+    MediaMeasured,
     Submit,
 )
 from openai_cpu_server.contract.request import Constraint, Priority
@@ -20,7 +20,7 @@ from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, Refus
 from openai_cpu_server.engine.preparation import Preparation
 from tests.scheduler.driver import request
 
-Message = Work | Handling | PicturesMeasured
+Message = Work | Handling | MediaMeasured
 
 
 class Story:
@@ -69,15 +69,15 @@ def word(message: Message) -> str:
             return f"cancel {request_id}"
         case ClearCache():
             return "clear"
-        case PicturesMeasured(pictures=pictures):
-            return f"measured {pictures[0].size.width}"
+        case MediaMeasured(media=media):
+            return f"measured {media[0].size.words}"
 
 
 @contextmanager
 def preparing() -> Iterator[tuple[Story, Preparation]]:
     story = Story()
     with Preparation(
-        story.prepare, CheckedAdapter, measure=MeasuredPicture, announce=story.keep, hand_on=story.keep
+        story.prepare, CheckedAdapter, measure=MeasuredMedia, announce=story.keep, hand_on=story.keep
     ) as preparation:
         yield story, preparation
 
@@ -135,7 +135,7 @@ def test_pictures_are_measured_before_the_constraints_that_wait() -> None:
         preparation.take(constrained("first"))
         story.wait_for_one_to_begin()
         preparation.take(constrained("second"))
-        preparation.take(MeasurePictures((PictureSize(7, 5),)))
+        preparation.take(MeasureMedia((PictureSize(7, 5),)))
         story.let_go_on(2)
         words = story.wait_for(7)
-        assert words.index("measured 7") < words.index("handling second")
+        assert words.index("measured a picture of 7 x 5 pixels") < words.index("handling second")

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from openai_cpu_server.contract.media import MeasuredPicture, MediaRows, PictureSize
-from openai_cpu_server.contract.messages import MeasurePictures
-from openai_cpu_server.engine_client.subscribers import PictureShapes
+from openai_cpu_server.contract.media import MeasuredMedia, MediaRows, PictureSize
+from openai_cpu_server.contract.messages import MeasureMedia
+from openai_cpu_server.engine_client.subscribers import MediaShapes
 from openai_cpu_server.errors import EngineUnavailable, InvalidRequest
 
 pytestmark = pytest.mark.anyio
@@ -16,21 +16,21 @@ SMALL, LARGE = PictureSize(3, 2), PictureSize(300, 200)
 SHAPE = ((1,), MediaRows(4, 4), (2,))
 
 
-async def _asked(shapes: PictureShapes, *sizes: PictureSize) -> asyncio.Task[object]:
+async def _asked(shapes: MediaShapes, *sizes: PictureSize) -> asyncio.Task[object]:
     task = asyncio.ensure_future(shapes.of(sizes))
     await asyncio.sleep(0)
     return task
 
 
 async def test_each_size_is_asked_once_also_where_many_ask() -> None:
-    shapes, sent = PictureShapes(), list[MeasurePictures]()
+    shapes, sent = MediaShapes(), list[MeasureMedia]()
     early = await _asked(shapes, SMALL, SMALL)
     assert shapes.is_awaited
     assert not shapes.is_owed, "there is no process"
     shapes.ready(sent.append)
     late = await _asked(shapes, LARGE, SMALL)
     assert [each.sizes for each in sent] == [(SMALL,), (LARGE,)]
-    shapes.heard([MeasuredPicture(SMALL, SHAPE), MeasuredPicture(LARGE, why_not="It is too large.")])
+    shapes.heard([MeasuredMedia(SMALL, SHAPE), MeasuredMedia(LARGE, why_not="It is too large.")])
     assert await early == (SHAPE, SHAPE)
     with pytest.raises(InvalidRequest, match="too large"):
         await late
@@ -40,7 +40,7 @@ async def test_each_size_is_asked_once_also_where_many_ask() -> None:
 
 
 async def test_a_size_that_two_processes_have_died_of_is_refused() -> None:
-    shapes, sent = PictureShapes(), list[MeasurePictures]()
+    shapes, sent = MediaShapes(), list[MeasureMedia]()
     shapes.ready(sent.append)
     waits = await _asked(shapes, LARGE)
     shapes.lost()
@@ -54,7 +54,7 @@ async def test_a_size_that_two_processes_have_died_of_is_refused() -> None:
 
 
 async def test_at_the_end_nobody_waits() -> None:
-    shapes = PictureShapes()
+    shapes = MediaShapes()
     waits = await _asked(shapes, SMALL)
     shapes.end(lambda: EngineUnavailable("It ends."))
     with pytest.raises(EngineUnavailable):

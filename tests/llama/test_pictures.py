@@ -91,7 +91,7 @@ class Seeing:
         request = GenerationRequest(
             id=name,
             tokens=tokens,
-            pictures=tuple(pictures),
+            media_items=tuple(pictures),
             media=media,
             max_tokens=LENGTH,
             sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
@@ -121,15 +121,15 @@ class Seeing:
 
     def forget_rows(self) -> None:
         """What is computed of pictures from now on must come from cells."""
-        eyes = self.backend._loaded.eyes
-        assert eyes is not None
-        eyes._known.clear()
+        store = self.backend._loaded.row_store
+        assert store is not None
+        store._known.clear()
 
     @property
     def num_encoded(self) -> int:
-        eyes = self.backend._loaded.eyes
-        assert eyes is not None
-        return len(eyes._known)
+        store = self.backend._loaded.row_store
+        assert store is not None
+        return len(store._known)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -237,7 +237,7 @@ async def test_a_killed_engine_goes_on_with_pictures(kind: Kind) -> None:
             request = GenerationRequest(
                 id=f"{name}/0",
                 tokens=tokens,
-                pictures=(shown,),
+                media_items=(shown,),
                 media=media,
                 max_tokens=40,
                 sampling=Sampling(seed=0, temperature=0, ignore_eos=True),

@@ -37,7 +37,7 @@ def seeing(
     between = [range(20, 25)] * (len(pictures) - 1)
     texts = [range(30, 30 + before), *between, range(60, 60 + behind)]
     tokens, media = placed(pictures, shapes, [tuple(text) for text in texts])
-    return request(name, tokens=tokens, pictures=pictures, media=media, **more)
+    return request(name, tokens=tokens, media_items=pictures, media=media, **more)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -55,7 +55,9 @@ class Modalities(msgspec.Struct, frozen=True):
 
 def input_modalities(model: ServedModel) -> tuple[str, ...]:
     info = model.engine.info
-    return ("text", "image") if info is not None and info.sees else ("text",)
+    if info is None:
+        return ("text",)
+    return ("text", *(["image"] if info.sees else []), *(["audio"] if info.hears else []))
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

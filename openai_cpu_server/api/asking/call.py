@@ -11,7 +11,7 @@ import msgspec
 from openai_cpu_server import __version__
 from openai_cpu_server.answers.store import LastTurn
 from openai_cpu_server.api.asking.ask import AskedDetails
-from openai_cpu_server.contract.media import Medium, Picture
+from openai_cpu_server.contract.media import MediaItem, Medium
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, OutputMarks, OutputPart, Priority
@@ -47,7 +47,7 @@ class Prompt(msgspec.Struct, frozen=True):
     turn: LastTurn | None = None
     """The last user turn, where answers to similar ones are kept."""
     borders: tuple[int, ...] = ()
-    pictures: tuple[Picture, ...] = ()
+    media_items: tuple[MediaItem, ...] = ()
     media: tuple[Medium, ...] = ()
     """These three as a `GenerationRequest` has them."""
 

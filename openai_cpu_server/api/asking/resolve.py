@@ -129,9 +129,9 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
         output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
     compares = asking.options.compares_turns and ask.cache is not False
     turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
-    pictures = tuple(one.picture for one in ask.seen)
-    media = media_in(prompt.tokens, pictures, [one.shape for one in ask.seen]) if pictures else ()
-    made = Prompt(prompt.tokens, turn=turn, borders=prompt.borders, pictures=pictures, media=media)
+    items = tuple(one.picture for one in ask.seen)
+    media = media_in(prompt.tokens, items, [one.shape for one in ask.seen]) if items else ()
+    made = Prompt(prompt.tokens, turn=turn, borders=prompt.borders, media_items=items, media=media)
     return PreparedPrompts([made], output, left_out)
 
 
@@ -259,7 +259,7 @@ def _requests(
             id=f"{call_id}/{index * choices + choice}",
             tokens=prompt.tokens,
             borders=prompt.borders,
-            pictures=prompt.pictures,
+            media_items=prompt.media_items,
             media=prompt.media,
             max_tokens=room.tokens,
             sampling=for_choice(alike.sampling, choice),

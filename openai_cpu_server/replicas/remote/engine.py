@@ -19,7 +19,7 @@ from openai_cpu_server.contract.engine import (
     SeeStep,
     unavailable,
 )
-from openai_cpu_server.contract.media import BLIND, MediaShape, PictureSize
+from openai_cpu_server.contract.media import BLIND, DEAF, MediaShape, MediaSize, PictureSize
 from openai_cpu_server.contract.messages import ClearCache, KVStats
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
@@ -246,9 +246,9 @@ class RemoteEngine:
     def embed(self, request: EmbedRequest) -> EmbeddingAnswer:
         return self._admission.embed(self._serving(), request)
 
-    async def shapes(self, sizes: Sequence[PictureSize]) -> tuple[MediaShape, ...]:
-        """Engines behind this one take no pictures yet."""
-        raise InvalidRequest(BLIND)
+    async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
+        """Engines behind this one take no pictures and no sound yet."""
+        raise InvalidRequest(BLIND if any(isinstance(one, PictureSize) for one in sizes) else DEAF)
 
     def cancel(self, name: str) -> bool:
         return self._admission.cancel(name) or self._cancel_elsewhere(name)

@@ -1,8 +1,9 @@
-"""What a model sees with: llama.cpp's libmtmd, which makes rows of pictures in front of the model.
+"""What a model sees and hears with: llama.cpp's libmtmd, which makes rows of pictures and sounds in front of
+the model.
 
 An encoder takes seconds for a picture. It computes in a thread of its own while the engine's thread waits
-for it: so they share the cores by turns, and streams go on between two slices of a picture. One operation may
-take longer than a turn (attention over 4,096 patches a second): what is left of it when the turn is over goes
+for it: so they share the cores by turns, and streams go on between two slices of it. One operation may take
+longer than a turn (attention over 4,096 patches a second): what is left of it when the turn is over goes
 on with the lowest priority that Linux has, with what the steps leave of the cores.
 """
 
@@ -14,15 +15,24 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.contract.media import MeasuredPicture, MediaRows, Picture, PictureSize
+from openai_cpu_server.contract.media import (
+    BLIND,
+    DEAF,
+    MeasuredMedia,
+    MediaItem,
+    MediaRows,
+    MediaSize,
+    PictureSize,
+    Sound,
+    SoundSize,
+)
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
 from openai_cpu_server.llama.model.kv_size import KEPT_ROWS_BYTES
@@ -34,17 +44,22 @@ _LARGE = PictureSize(2048, 2048)
 _MOST_TIMES = 100
 """A picture is at most so many times as long on one side as on the other: scaled to what encoders take, the
 shorter one would be nothing."""
+_LEAST_SOUND_S, _MOST_SOUND_S = 0.1, 3600
+"""libmtmd dies of a single sample, and of less than two frames before some encoders; OpenAI refuses as much.
+At most its spectrum is 180 MB twice, and some seconds of work."""
+_MOST_SOUND_ROWS = 4096
+"""In one part: some encoders attend to all of a sound at once, and hold all scores."""
 _PAUSE_S = 0.01
 """The encoder may be paused about so often. It computes some nodes of its graph at a time, and each time as
 many more or fewer."""
 
 
 class EncodingFailed(ServerError):
-    """A picture cannot be made rows."""
+    """A picture or a sound cannot be made rows."""
 
 
 class EncodedRows(NamedTuple):
-    """The rows of one part of a picture."""
+    """The rows of one part of a media item."""
 
     values: npt.NDArray[np.float32]
     """(rows, width of the model's input)."""
@@ -54,7 +69,7 @@ class EncodedRows(NamedTuple):
 
 
 RowsKey = tuple[str, int]
-"""A picture's digest, and the part."""
+"""A media item's digest, and the part."""
 
 
 class _Turns:
@@ -156,97 +171,115 @@ class Projector(NativeObject):
         if handle is None:
             raise StartupError(f"Cannot load the projector {path}: {log.cause() or 'no reason given'}.")
         super().__init__(handle, mtmd.mtmd_free)
-        self._path = path
         self._row_width = model.input_width
         self._has_places = bool(mtmd.mtmd_decode_use_mrope(handle))
-        self.is_whole = bool(mtmd.mtmd_decode_use_non_causal(handle, None))
-        """Rows of a picture attend to all of them."""
+        self.sees = bool(mtmd.mtmd_support_vision(handle))
+        self.sound_rate = max(0, int(mtmd.mtmd_get_audio_sample_rate(handle)))
+        """Samples a second; 0: it hears nothing."""
+        self._cut: tuple[str, _Chunks] | None = None
+        """The item that is being encoded, by its digest: it is cut once for all of its parts."""
         if (why := self._why_not()) is not None:
             self.close()
             raise StartupError(f"The projector {path} does not go with {model.path}: {why}.")
 
-    def _why_not(self) -> str | None:
-        if not self._mtmd.mtmd_support_vision(self.handle):
-            return "it sees nothing"
-        return self.measure(_LARGE).why_not or None
+    def close(self) -> None:
+        self._forget_cut()
+        super().close()
 
-    def measure(self, size: PictureSize) -> MeasuredPicture:
-        """What stands in a prompt for a picture of this size."""
-        if max(size.width, size.height) > _MOST_TIMES * min(size.width, size.height):
-            what = f"{size.width} x {size.height} pixels"
-            return MeasuredPicture(size, why_not=f"A picture of {what} is too narrow to be scaled.")
+    def _why_not(self) -> str | None:
+        typical = [_LARGE] * self.sees + [SoundSize(self.sound_rate)] * bool(self.sound_rate)
+        if not typical:
+            return "it neither sees nor hears"
+        return next(filter(None, (self.measure(size).why_not for size in typical)), None)
+
+    def measure(self, size: MediaSize) -> MeasuredMedia:
+        """What stands in a prompt for a picture or a sound of this size."""
         try:
-            with self._chunks(size, None) as chunks:
-                return MeasuredPicture(size, tuple(map(self._shown, chunks)))
+            self._require(size)
+            with _Chunks(self._mtmd, self.handle, size, None) as chunks:
+                shape = tuple(self._shown(chunks, chunk) for chunk in chunks.all)
         except EncodingFailed as error:
-            return MeasuredPicture(size, why_not=str(error))
+            return MeasuredMedia(size, why_not=str(error))
+        rows = [part.num_rows for part in shape if isinstance(part, MediaRows)]
+        if isinstance(size, SoundSize) and max(rows) > _MOST_SOUND_ROWS:
+            why = f"This model cannot hear {size.num_samples / self.sound_rate:,.1f} seconds at once."
+            return MeasuredMedia(size, why_not=why)
+        return MeasuredMedia(size, shape)
+
+    def _require(self, size: MediaSize) -> None:
+        """Raises `EncodingFailed` for what libmtmd is not asked."""
+        if isinstance(size, PictureSize):
+            if not self.sees:
+                raise EncodingFailed(BLIND)
+            if max(size.width, size.height) > _MOST_TIMES * min(size.width, size.height):
+                raise EncodingFailed(f"{size.words.capitalize()} is too narrow to be scaled.")
+            return
+        if not self.sound_rate:
+            raise EncodingFailed(DEAF)
+        seconds = size.num_samples / self.sound_rate
+        if not _LEAST_SOUND_S <= seconds <= _MOST_SOUND_S:
+            bounds = f"from {_LEAST_SOUND_S} to {_MOST_SOUND_S:,} seconds"
+            raise EncodingFailed(f"A sound may take {bounds}, and this one takes {seconds:,.3f}.")
 
     @property
-    def most_rows(self) -> int:
-        """Rows of one part of a large picture, or more."""
-        most = 0
-        for size in (_LARGE, PictureSize(4096, 1024), PictureSize(1024, 4096), PictureSize(512, 512)):
-            shape = self.measure(size).shape
-            most = max([most, *(piece.num_rows for piece in shape if isinstance(piece, MediaRows))])
-        return most
+    def most_whole_rows(self) -> int:
+        """Rows of one part of a large picture that attend to all of it, or more."""
+        sizes = (_LARGE, PictureSize(4096, 1024), PictureSize(1024, 4096), PictureSize(512, 512))
+        parts = (part for size in sizes for part in self.measure(size).shape)
+        return max(
+            (part.num_rows for part in parts if isinstance(part, MediaRows) and part.is_whole), default=0
+        )
 
-    def encode(self, picture: Picture, part: int, turns: _Turns) -> EncodedRows | None:
-        """The rows of one part of a picture; None: its turns were taken back. Raises `EncodingFailed`.
+    def encode(self, item: MediaItem, part: int, turns: _Turns) -> EncodedRows | None:
+        """The rows of one part of an item; None: its turns were taken back. Raises `EncodingFailed`.
 
-        It begins without a turn, to scale the picture and cut it, and ends with one.
+        It begins without a turn, to scale a picture or take a sound's spectrum and cut it, and ends with one.
         """
-        with self._chunks(picture.size, picture.rgb) as chunks:
-            seen = [chunk for chunk in chunks if self._is_seen(chunk)]
-            turns.begin()
-            if turns.is_over:
-                return None
-            self._pace.begin(turns)
-            log = native_log().cleared()
-            code = self._mtmd.mtmd_encode_chunk(self.handle, seen[part])
-            if turns.is_over:  # llama.cpp takes what was given up for a success
-                return None
-            if code != 0:
-                raise EncodingFailed(f"The picture cannot be encoded: {log.cause() or f'code {code}'}.")
-            return EncodedRows(self._rows(seen[part]), self._places(seen[part]))
+        chunks = self._cut_of(item)
+        chunk = chunks.media[part]
+        turns.begin()
+        if turns.is_over:
+            return None
+        self._pace.begin(turns)
+        log = native_log().cleared()
+        code = self._mtmd.mtmd_encode_chunk(self.handle, chunk)
+        if turns.is_over:  # llama.cpp takes what was given up for a success
+            return None
+        if code != 0:
+            raise EncodingFailed(f"It cannot be encoded: {log.cause() or f'code {code}'}.")
+        encoded = EncodedRows(self._rows(chunk), self._places(chunk))
+        if chunk is chunks.media[-1]:
+            self._forget_cut()
+        return encoded
 
-    @contextmanager
-    def _chunks(self, size: PictureSize, rgb: bytes | None) -> Iterator[list[object]]:
-        """Without bytes it is a placeholder, of which only the size counts."""
+    def _cut_of(self, item: MediaItem) -> _Chunks:
+        if self._cut is not None and self._cut[0] == item.digest:
+            return self._cut[1]
+        self._forget_cut()
+        self._require(item.size)
+        if isinstance(item, Sound) and not np.isfinite(np.frombuffer(item.samples, "<f4")).all():
+            raise EncodingFailed("The sound has samples that are not finite.")
+        chunks = _Chunks(self._mtmd, self.handle, item.size, item.content)
+        self._cut = item.digest, chunks
+        return chunks
+
+    def _forget_cut(self) -> None:
+        if self._cut is not None:
+            self._cut[1].close()
+        self._cut = None
+
+    def _shown(self, chunks: _Chunks, chunk: object) -> tuple[int, ...] | MediaRows:
+        if not chunks.is_medium(chunk):
+            return chunks.tokens(chunk)
         mtmd = self._mtmd
-        pixels = None if rgb is None else np.frombuffer(rgb, np.uint8)
-        data = None if pixels is None else pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        bitmap = mtmd.mtmd_bitmap_init(size.width, size.height, data)
-        chunks = mtmd.mtmd_input_chunks_init()
-        try:
-            text = mtmd.mtmd_input_text(_MARKER, len(_MARKER), False, True)
-            bitmaps = (ctypes.c_void_p * 1)(bitmap)
-            log = native_log().cleared()
-            code = mtmd.mtmd_tokenize(self.handle, chunks, ctypes.byref(text), bitmaps, 1)
-            if code != 0:
-                what = f"A picture of {size.width} x {size.height} pixels cannot be taken"
-                raise EncodingFailed(f"{what}: {log.cause() or f'code {code}'}.")
-            count = mtmd.mtmd_input_chunks_size(chunks)
-            yield [mtmd.mtmd_input_chunks_get(chunks, at) for at in range(count)]
-        finally:
-            mtmd.mtmd_input_chunks_free(chunks)
-            mtmd.mtmd_bitmap_free(bitmap)
+        num_rows = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
+        num_positions = int(mtmd.mtmd_input_chunk_get_n_pos(chunk))
+        is_whole = bool(mtmd.mtmd_decode_use_non_causal(self.handle, chunk))
+        return MediaRows(num_rows, num_positions, self._has_one_place(chunk), is_whole)
 
-    def _is_seen(self, chunk: object) -> bool:
-        kind = self._mtmd.mtmd_input_chunk_get_type(chunk)
-        return bool(kind != self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT)
-
-    def _shown(self, chunk: object) -> tuple[int, ...] | MediaRows:
-        mtmd = self._mtmd
-        if self._is_seen(chunk):
-            num_rows = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
-            num_positions = int(mtmd.mtmd_input_chunk_get_n_pos(chunk))
-            return MediaRows(num_rows, num_positions, self._has_places, self.is_whole)
-        count = ctypes.c_size_t()
-        tokens = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
-        found = tuple(int(tokens[at]) for at in range(count.value))
-        if min(found, default=0) < 0:
-            raise EncodingFailed("the model's vocabulary lacks tokens that stand around its pictures")
-        return found
+    def _has_one_place(self, chunk: object) -> bool:
+        is_seen = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk) is not None
+        return self._has_places and is_seen
 
     def _rows(self, chunk: object) -> npt.NDArray[np.float32]:
         count = int(self._mtmd.mtmd_input_chunk_get_n_tokens(chunk))
@@ -258,15 +291,62 @@ class Projector(NativeObject):
 
     def _places(self, chunk: object) -> npt.NDArray[np.int32]:
         count = int(self._mtmd.mtmd_input_chunk_get_n_tokens(chunk))
-        if not self._has_places:
+        if not self._has_one_place(chunk):
             return np.tile(np.arange(count, dtype=np.int32), (4, 1))
         tokens = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         places = [self._mtmd.mtmd_image_tokens_get_decoder_pos(tokens, 0, at) for at in range(count)]
         return np.array([[one.t, one.y, one.x, 0] for one in places], np.int32).T.copy()
 
 
-class PictureRows:
-    """The rows of pictures that were encoded last, and the one that is being encoded.
+class _Chunks(NativeObject):
+    """A media item as libmtmd cuts it: texts, and parts to be encoded."""
+
+    def __init__(self, mtmd: Any, context: object, size: MediaSize, content: bytes | None) -> None:
+        """Without its content it is a placeholder, of which only the size counts. Raises `EncodingFailed`."""
+        super().__init__(mtmd.mtmd_input_chunks_init(), mtmd.mtmd_input_chunks_free)
+        self._mtmd = mtmd
+        bitmap = _bitmap(mtmd, size, content)
+        text = mtmd.mtmd_input_text(_MARKER, len(_MARKER), False, True)
+        log = native_log().cleared()
+        bitmaps = (ctypes.c_void_p * 1)(bitmap)
+        code = mtmd.mtmd_tokenize(context, self.handle, ctypes.byref(text), bitmaps, 1)
+        mtmd.mtmd_bitmap_free(bitmap)
+        if code != 0:
+            self.close()
+            cause = log.cause() or f"code {code}"
+            raise EncodingFailed(f"{size.words.capitalize()} cannot be taken: {cause}.")
+        count = mtmd.mtmd_input_chunks_size(self.handle)
+        self.all = [mtmd.mtmd_input_chunks_get(self.handle, at) for at in range(count)]
+        self.media = [chunk for chunk in self.all if self.is_medium(chunk)]
+
+    def is_medium(self, chunk: object) -> bool:
+        kind = self._mtmd.mtmd_input_chunk_get_type(chunk)
+        return bool(kind != self._mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT)
+
+    def tokens(self, chunk: object) -> tuple[int, ...]:
+        """Of a text."""
+        count = ctypes.c_size_t()
+        tokens = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+        found = tuple(int(tokens[at]) for at in range(count.value))
+        if min(found, default=0) < 0:
+            raise EncodingFailed(
+                "the model's vocabulary lacks tokens that stand around its pictures or sounds"
+            )
+        return found
+
+
+def _bitmap(mtmd: Any, size: MediaSize, content: bytes | None) -> Any:
+    """Whoever asks for it frees it."""
+    data = None if content is None else np.frombuffer(content, np.uint8).ctypes
+    if isinstance(size, PictureSize):
+        pixels = None if data is None else data.data_as(ctypes.POINTER(ctypes.c_uint8))
+        return mtmd.mtmd_bitmap_init(size.width, size.height, pixels)
+    samples = None if data is None else data.data_as(ctypes.POINTER(ctypes.c_float))
+    return mtmd.mtmd_bitmap_init_from_audio(size.num_samples, samples)
+
+
+class RowStore:
+    """The rows of media items that were encoded last, and the one that is being encoded.
 
     Not thread-safe: it belongs to the engine's thread, which waits while the encoder computes.
     """
@@ -287,10 +367,10 @@ class PictureRows:
             self._known.move_to_end(key)
         return rows
 
-    def encode(self, picture: Picture, part: int, seconds: float, *, kept: Collection[RowsKey]) -> bool:
-        """Go on with this part of a picture for so long; True: it is done. What else was being encoded is
+    def encode(self, item: MediaItem, part: int, seconds: float, *, kept: Collection[RowsKey]) -> bool:
+        """Go on with this part of an item for so long; True: it is done. What else was being encoded is
         given up. `kept`: what is in use. Raises `EncodingFailed`."""
-        key = picture.digest, part
+        key = item.digest, part
         if self.get(key) is not None:
             return True
         if self._leaving is not None and not self._leaving.go_on(seconds):
@@ -300,7 +380,7 @@ class PictureRows:
         if self._leaving is not None:
             return False
         if self._job is None:
-            self._job = _Job(self._projector, picture, part)
+            self._job = _Job(self._projector, item, part)
         if not self._job.go_on(seconds):
             return False
         job, self._job = self._job, None
@@ -329,15 +409,15 @@ class PictureRows:
 
 
 class _Job:
-    """One part of a picture, being encoded in a thread of its own."""
+    """One part of a media item, being encoded in a thread of its own."""
 
-    def __init__(self, projector: Projector, picture: Picture, part: int) -> None:
-        self.key = picture.digest, part
+    def __init__(self, projector: Projector, item: MediaItem, part: int) -> None:
+        self.key = item.digest, part
         self._turns = _Turns()
         self.give_up = self._turns.take_back
         self._rows: EncodedRows | None = None
         self._error: BaseException | None = None
-        arguments = (projector, picture, part)
+        arguments = (projector, item, part)
         self._thread = threading.Thread(target=self._work, args=arguments, name="encode", daemon=True)
         self._thread.start()
         self.join = self._thread.join
@@ -354,12 +434,12 @@ class _Job:
         assert self._rows is not None, "it was given up"
         return self._rows
 
-    def _work(self, projector: Projector, picture: Picture, part: int) -> None:
+    def _work(self, projector: Projector, item: MediaItem, part: int) -> None:
         # The threads that compute with this one are begun by it, and inherit that.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         try:
-            self._rows = projector.encode(picture, part, self._turns)
+            self._rows = projector.encode(item, part, self._turns)
         except BaseException as error:
             self._error = error
         finally:
