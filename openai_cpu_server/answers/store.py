@@ -105,6 +105,7 @@ def _deciding(request: GenerationRequest) -> GenerationRequest:
         id="",
         priority=Priority.INTERACTIVE,
         client="",
+        tells_progress=False,
         account="",
         group="",
         route="",

@@ -205,6 +205,16 @@ class Finish(SequenceFigures, frozen=True, kw_only=True):
         return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How far a prompt is computed, in tokens."""
+
+    total: int
+    cached: int
+    """Those that were not to be computed."""
+    processed: int
+    """Those that are there now, these included."""
+
+
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one request gained in a step, of one part of its output. Text is released token by token, never
     half a token.
@@ -225,6 +235,8 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token of `tokens`, when asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    progress: PromptProgress | None = None
+    """What else it says is nothing. Only where the request asks for it, and before its first token."""
     finish: Finish | None = None
     """Set on the last event of a request, and only there."""
 

@@ -339,6 +339,8 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     show_control_tokens: bool = False
     """Whether control tokens (`[TOOL_CALLS]`) are text in the output, except those that end it;
     else they are silent."""
+    tells_progress: bool = False
+    """It is told how far its prompt is computed, after each step."""
     pin: bool = False
     """Keep the prompt in the prefix cache for good."""
 

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
-from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProgress, TokenEvent
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
@@ -148,6 +148,8 @@ class SequenceOutput:
         self._gained = _NOTHING
         """What may be told of the held tokens."""
         self._scores: list[TokenLogprob] = []
+        self._progress_told = -1
+        """So much of the prompt was told to be computed."""
 
     def begin(self, beginning: Iterable[int]) -> Events:
         """Take what is forced before the first sample. It is told with that sample, unless it is all."""
@@ -155,6 +157,20 @@ class SequenceOutput:
         return () if reason is None else self._event(self._finish(reason))
 
     def advance(self, advance: SequenceAdvance) -> Events:
+        told = self._progress() if self._sequence.request.tells_progress else ()
+        return (*told, *self._gained_by(advance))
+
+    def _progress(self) -> Iterator[TokenEvent]:
+        """What was there before the first step is told behind it."""
+        sequence, total = self._sequence, self._sequence.request.num_tokens
+        cached = sequence.cached_tokens or 0
+        for processed in (cached, min(sequence.computed, total)):
+            if processed > self._progress_told:
+                self._progress_told = processed
+                progress = PromptProgress(total=total, cached=cached, processed=processed)
+                yield TokenEvent(id=sequence.request.id, progress=progress)
+
+    def _gained_by(self, advance: SequenceAdvance) -> Events:
         self._scores.extend(advance.scores)
         if advance.samples:
             return self._sampled(advance)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -17,6 +19,36 @@ pytestmark = pytest.mark.anyio
 def app(process: EngineClient) -> Starlette:
     """What comes back is made by a real engine process."""
     return api(process)
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 600}]}),
+        ("/v1/completions", {"prompt": "b" * 600}),
+        ("/completion", {"prompt": "c" * 600}),
+    ],
+)
+async def test_a_stream_tells_its_progress_as_llama_server_does(
+    http: httpx.AsyncClient, path: str, prompt: dict[str, object]
+) -> None:
+    asked = {"max_tokens": 4, "stream": True, "temperature": 0, "seed": 1, **prompt}
+    plain = await http.post(path, json=asked)
+    told = events(await http.post(path, json={**asked, "return_progress": True, "timings_per_token": True}))
+    progress: Any = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+    assert progress[0].keys() == {"total", "cache", "processed", "time_ms"}
+    assert progress[0]["cache"] == progress[0]["processed"]
+    assert progress[-1]["processed"] == progress[-1]["total"] >= 600
+    timed: Any = [event["timings"] for event in told if "timings" in event]
+    assert [each["predicted_n"] for each in timed][:4] == [1, 2, 3, 4]
+    assert not any("prompt_progress" in event for event in events(plain))
+    assert texts_of(told) == texts_of(events(plain))
+
+
+def texts_of(told: list[dict[str, Any]]) -> str:
+    """Of chunks of any of the three shapes."""
+    choices = [choice for event in told for choice in event.get("choices", [event])]
+    return "".join(one.get("delta", one).get("content", one.get("text")) or "" for one in choices)
 
 
 async def test_a_chat_is_answered_with_usage_and_timings(http: httpx.AsyncClient) -> None:

@@ -278,6 +278,24 @@ def test_what_was_reused_is_reported() -> None:
     assert (engine.last.kv.prompt_tokens, engine.last.kv.cached_tokens) == (200, 99)
 
 
+def test_a_prompt_tells_how_far_it_is() -> None:
+    """From what others have computed to all of it; nobody else is told."""
+    engine = Engine()
+    prompt = tuple(2 + number % 200 for number in range(700))
+    engine.serve(request("a", tokens=prompt[:400]))
+    asked = msgspec.structs.replace(request("b", tokens=prompt), tells_progress=True)
+    engine.serve(asked, request("c", tokens=prompt[::-1]))
+    told = [each for event in engine.events if (each := event.progress) is not None and event.id == "b"]
+    assert len(told) == sum(event.progress is not None for event in engine.events)
+    processed = [each.processed for each in told]
+    assert processed == sorted(set(processed))
+    assert (processed[0], processed[-1]) == (told[0].cached, 700)
+    assert {each.total for each in told} == {700}
+    assert told[0].cached >= 384
+    assert len(told) >= 3
+    assert alone(asked) == engine.told("b")
+
+
 def test_nothing_is_shared_where_that_is_switched_off() -> None:
     engine = Engine(msgspec.structs.replace(OPTIONS, experiment=Experiment(prefix_sharing=False)))
     prompt = tuple(range(2, 102))

@@ -11,6 +11,7 @@ import pydantic_core
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
+    AskedDetails,
     AskedForm,
     AskedFunction,
     AskedMessage,
@@ -20,6 +21,7 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.body import (
     GenerationBody,
     JsonObject,
+    ProgressBody,
     ResponseFormat,
     SharedBody,
     StructuredOutputs,
@@ -220,6 +222,10 @@ def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str)
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
     )
+
+
+def asked_progress(body: ProgressBody) -> AskedDetails:
+    return AskedDetails(timings=bool(body.timings_per_token), progress=bool(body.return_progress))
 
 
 def check_stream_options(given: object, *, stream: bool | None) -> None:

@@ -199,6 +199,8 @@ class AskedDetails(msgspec.Struct, frozen=True, kw_only=True):
     """The answer's token ids."""
     timings: bool = False
     """Each chunk says how long it took so far."""
+    progress: bool = False
+    """A stream says how far the prompt is computed."""
     fields: tuple[str, ...] = ()
     """The paths of the only fields that are told; (): all."""
 

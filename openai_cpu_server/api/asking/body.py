@@ -289,8 +289,6 @@ Budget = Annotated[int, Field(ge=-1, lt=_TOO_MANY)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 Seed = int
 """Any: it is folded into 63 bits; -1: as if none was given."""
-
-
 JsonObject = dict[str, JsonValue]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -422,8 +420,6 @@ def _named_adapter(value: object) -> object:
 
 
 AdapterName = Annotated[str, PlainValidator(_named_adapter, json_schema_input_type=str)]
-
-
 Tier = Annotated[str, Field(max_length=64)]
 """Any name: other services have others. See `unheeded.TIERS`."""
 
@@ -475,6 +471,13 @@ class SharedBody(Body):
     grammar: str | None = None
     regex: str | None = None
     choice: Choices | None = None
+
+
+class ProgressBody(Body):
+    """What llama-server tells in the chunks of a stream, where it is asked to."""
+
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
 
 
 class GenerationBody(SharedBody):

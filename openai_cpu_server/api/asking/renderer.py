@@ -14,7 +14,14 @@ from msgspec import UNSET, UnsetType
 
 from openai_cpu_server.api.asking.call import Call, PartsReader
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.contract.messages import (
+    Finish,
+    FinishReason,
+    ModelLoading,
+    PromptProgress,
+    QueuePlace,
+    TokenEvent,
+)
 from openai_cpu_server.contract.request import OutputPart
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.errors import GenerationFailed
@@ -136,6 +143,10 @@ class Renderer(ABC):
         """Nothing was said for a while. Nothing: a comment shows that the server lives."""
         return ()
 
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+        """So much of a prompt is computed. Only where `AskedDetails.progress` asks for it."""
+        return ()
+
     @abstractmethod
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         """Raises GenerationFailed for an end that is nobody's result."""
@@ -251,6 +262,16 @@ def timings(figures: Figures) -> dict[str, float]:
     }
 
 
+def prompt_progress(progress: PromptProgress, figures: Figures) -> dict[str, float]:
+    """llama-server's names of it."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(figures.prefill_ms),
+    }
+
+
 def _of_llama_server(figures: Figures) -> dict[str, float]:
     """The names that its clients read."""
     computed = figures.prompt_tokens - figures.cached_tokens
@@ -314,8 +335,9 @@ class ChunkStream(Renderer):
 
     last_words = b"[DONE]"
 
-    def __init__(self, call: Call, kind: str, choices: Mapping[str, ChoiceStream]) -> None:
-        """`choices`: by the ids of their requests."""
+    def __init__(self, call: Call, kind: str, choices: Mapping[str, ChoiceStream], *, empty: bytes) -> None:
+        """`choices`: by the ids of their requests. `empty`: one that says nothing, with a `%d` for its
+        index."""
         head = ChunkHead(
             id=call.id,
             object=kind,
@@ -326,12 +348,22 @@ class ChunkStream(Renderer):
         )
         self._open = msgspec.json.encode(head)[:-1] + b',"choices":['
         self._close = b'],"usage":null}' if call.include_usage else b"]}"
+        self._empty = empty
         self._has_usage = call.include_usage
         self._choices = choices
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         choices = self._choices[event.id](event)
-        return [Chunk(self._open + choice + self._close) for choice in choices]
+        chunks = [Chunk(self._open + choice + self._close) for choice in choices]
+        if self.so_far is None or not event.tokens or not chunks:
+            return chunks
+        timed = msgspec.json.encode(timings(self.so_far))
+        return [*chunks[:-1], Chunk(b'%b,"timings":%b}' % (chunks[-1].json[:-1], timed))]
+
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+        told = msgspec.json.encode(prompt_progress(progress, figures))
+        choice = self._empty % [*self._choices].index(request_id)
+        return (Chunk(b'%b%b%b,"prompt_progress":%b}' % (self._open, choice, self._close[:-1], told)),)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         """The one chunk without choices, where somebody wants it."""

@@ -237,6 +237,7 @@ def _request(ask: Ask, asking: ModelContext, output: PlannedOutput, choices: Num
         top_logprobs=0 if is_ranked else ask.logprobs,
         prompt_logprobs=ask.score_prompt,
         scores_end=ask.score_end,
+        tells_progress=ask.stream and ask.details.progress,
         client=Client.of(identity, ask.user).label,
         account=account_of(identity),
         group=Client.group_of(identity),

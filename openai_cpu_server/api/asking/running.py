@@ -171,10 +171,7 @@ class RunningCall:
             yield chunks
         async for item in self._generation.progress():
             if isinstance(item, TokenEvent):
-                self._note(item)
-                if self.call.details.timings:
-                    renderer.so_far = self.figures
-                if chunks := renderer.event(item):
+                if chunks := self._chunks(item, renderer):
                     news.is_over = True
                     yield chunks
             elif news.is_due(item):
@@ -182,12 +179,21 @@ class RunningCall:
         if chunks := renderer.end(self.figures):
             yield chunks
 
+    def _chunks(self, event: TokenEvent, renderer: Renderer) -> Sequence[Chunk]:
+        if event.progress is not None:
+            return renderer.prompt(event.id, event.progress, self.figures)
+        self._note(event)
+        if self.call.details.timings:
+            renderer.so_far = self.figures
+        return renderer.event(event)
+
     async def hold(self) -> list[TimedEvent]:
         """All events, to be told later. Raises what the call failed with."""
         heard = []
         async for event in self._generation:
-            self._note(event)
-            heard.append(TimedEvent(event, self._generation.arrived_s))
+            if event.progress is None:
+                self._note(event)
+                heard.append(TimedEvent(event, self._generation.arrived_s))
         return heard
 
     async def gather(self) -> dict[str, GatheredAnswer]:

@@ -20,6 +20,7 @@ from openai_cpu_server.api.asking.body import (
     Name,
     OpenBody,
     OutputLimit,
+    ProgressBody,
     ReasoningBody,
     Some,
     Syntax,
@@ -231,7 +232,7 @@ class Message(OpenBody):
 Messages = Some[Message]
 
 
-class ChatBody(GenerationBody, ReasoningBody):
+class ChatBody(GenerationBody, ReasoningBody, ProgressBody):
     messages: Messages
     max_completion_tokens: OutputLimit = None
     max_tokens: OutputLimit = None

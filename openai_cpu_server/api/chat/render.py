@@ -85,6 +85,7 @@ def _reason(finish: Finish, reader: PartsReader, style: ToolCallStyle | None) ->
 
 
 _NO_LOGPROBS = b"null"
+_EMPTY = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":null}'
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +128,7 @@ class ChatRenderer:
             request.id: _choice(index, scores, call, self._new_id)
             for index, request in enumerate(call.requests)
         }
-        return ChunkStream(call, "chat.completion.chunk", choices)
+        return ChunkStream(call, "chat.completion.chunk", choices, empty=_EMPTY)
 
     def _choice(self, call: Call, pieces: ShownPieces, index: int, answer: GatheredAnswer) -> ChatChoice:
         logprobs = None

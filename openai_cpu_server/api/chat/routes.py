@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import adapted_names, custom_tool, generation_ask
+from openai_cpu_server.api.asking.as_ask import adapted_names, asked_progress, custom_tool, generation_ask
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -54,6 +54,7 @@ def chat_ask(body: ChatBody) -> Ask:
         ask,
         ignored=adapted_names([*_other_tools(body), *told_in_words(body.messages)], messages),
         logprobs=_logprobs(body),
+        details=asked_progress(body),
         tools=_tools(body),
         thinking=thinking_of(body),
         template=body.chat_template,

@@ -101,6 +101,9 @@ def _top(entry: TokenLogprob, pieces: ShownPieces) -> dict[str, float]:
     return top
 
 
+_EMPTY = b'{"index":%d,"text":"","logprobs":null,"finish_reason":null}'
+
+
 class TextChoice(msgspec.Struct, frozen=True):
     text: str
     index: int
@@ -126,7 +129,7 @@ class CompletionRenderer:
             request.id: _EchoingChoice(index, call.prompt_of(index), shown_pieces).choices
             for index, request in enumerate(call.requests)
         }
-        return ChunkStream(call, "text_completion", choices)
+        return ChunkStream(call, "text_completion", choices, empty=_EMPTY)
 
 
 def _choice(

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Union
 import msgspec
 from pydantic import Field
 
-from openai_cpu_server.api.asking.as_ask import generation_ask
+from openai_cpu_server.api.asking.as_ask import asked_progress, generation_ask
 from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
-from openai_cpu_server.api.asking.body import GenerationBody, Prompt, ScoringLimit, Several
+from openai_cpu_server.api.asking.body import GenerationBody, ProgressBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.parts import ServerParts
@@ -19,7 +19,7 @@ from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 from openai_cpu_server.json_size import MOST_TOKENS
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, ProgressBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
     prompt: Prompt
@@ -35,6 +35,7 @@ def completion_ask(body: CompletionBody) -> Ask:
     return msgspec.structs.replace(
         generation_ask(body, prompt, id_prefix="cmpl-"),
         best_of=body.best_of,
+        details=asked_progress(body),
         logprobs=body.logprobs,
         score_prompt=bool(body.echo) and body.logprobs is not None,
         score_end=body.logprobs is not None,

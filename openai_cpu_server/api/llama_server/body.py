@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, NamedTuple, Union
+from typing import Annotated, Any, ClassVar, NamedTuple, Union
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,7 @@ from openai_cpu_server.api.asking.body import (
     JsonObject,
     NonEmpty,
     OpenBody,
+    ProgressBody,
     Seed,
     Several,
     SharedBody,
@@ -188,7 +189,13 @@ Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
 """Below 0: all that the context leaves."""
 
 
-class LlamaServerBody(SharedBody, OpenBody):
+ANY_SEED = 2**32 - 1
+"""It stands for any seed; those that are told fit below it, so that any client can send them again."""
+DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""What llama-server takes where nothing is sent."""
+
+
+class LlamaServerBody(SharedBody, ProgressBody, OpenBody):
     """What the two have alike. Fields that are not known llama-server ignores, too."""
 
     most_numbers: ClassVar[int] = MOST_TOKENS
@@ -243,7 +250,6 @@ class LlamaServerBody(SharedBody, OpenBody):
     grammar: Annotated[str | None, _NothingAsNone] = None
     json_schema: JsonObject | None = None
     return_tokens: bool | None = None
-    timings_per_token: bool | None = None
     response_fields: Annotated[list[NonEmpty], Field(max_length=64, fail_fast=True)] | None = None
     """The only fields that are told; `a/b` is the field `b` of `a`."""
 

@@ -15,12 +15,13 @@ from openai_cpu_server.api.asking.renderer import (
     Renderer,
     finish_reason,
     one_line,
+    prompt_progress,
     shown,
     timings,
 )
 from openai_cpu_server.api.llama_server.body import CHAIN
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import Finish, FinishReason, TokenEvent
+from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProgress, TokenEvent
 from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.http.errors import ErrorObject
@@ -62,6 +63,7 @@ class LlamaChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Those of the prompt."""
     timings: Union[dict[str, float], UnsetType] = UNSET
     completion_probabilities: Probabilities = UNSET
+    prompt_progress: Union[dict[str, float], UnsetType] = UNSET
 
 
 class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,21 +256,24 @@ class LlamaStream(Renderer):
         if event.finish is not None:
             finish_reason(event.finish)
             self._finishes[event.id] = event.finish
-        return (self._chunk(event),) if event.text or event.tokens else ()
+        return (_line(self._chunk(event)),) if event.text or event.tokens else ()
 
-    def _chunk(self, event: TokenEvent) -> Chunk:
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+        chunk = self._chunk(TokenEvent(id=request_id))
+        told = prompt_progress(progress, figures)
+        return (_line(msgspec.structs.replace(chunk, prompt_progress=told)),)
+
+    def _chunk(self, event: TokenEvent) -> LlamaChunk:
         at = self._places[event.id]
-        is_scored = self._call.shown_logprobs is not None
-        return _line(
-            LlamaChunk(
-                index=at,
-                content=event.text,
-                tokens=list(event.tokens),
-                tokens_predicted=self._num_told[event.id],
-                tokens_evaluated=self._call.requests[at].num_tokens,
-                timings=UNSET if self.so_far is None else timings(self.so_far),
-                completion_probabilities=_probabilities(event.logprobs, self._pieces) if is_scored else UNSET,
-            )
+        is_scored = self._call.shown_logprobs is not None and bool(event.tokens)
+        return LlamaChunk(
+            index=at,
+            content=event.text,
+            tokens=list(event.tokens),
+            tokens_predicted=self._num_told[event.id],
+            tokens_evaluated=self._call.requests[at].num_tokens,
+            timings=UNSET if self.so_far is None else timings(self.so_far),
+            completion_probabilities=_probabilities(event.logprobs, self._pieces) if is_scored else UNSET,
         )
 
     def end(self, figures: Figures) -> Sequence[Chunk]:

@@ -12,7 +12,9 @@ from openai_cpu_server.api.asking.as_ask import any_object, one_form, schema_for
 from openai_cpu_server.api.asking.ask import Ask, AskedDetails, AskedFile, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.llama_server.body import (
+    ANY_SEED,
     CHAIN,
+    DEFAULTS,
     LlamaCompletionBody,
     LlamaInfillBody,
     LlamaServerBody,
@@ -26,8 +28,6 @@ from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.http.routes import GENERATION_ERRORS, JsonSchema, RouteRoom, RouteRow
 
-DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""What llama-server takes where nothing is sent."""
 _NEUTRAL = Sampling(seed=0)
 _OF_SAMPLER: Mapping[str, tuple[str, ...]] = {
     "penalties": ("repeat_penalty", "presence_penalty", "frequency_penalty"),
@@ -44,8 +44,6 @@ _OF_SAMPLER: Mapping[str, tuple[str, ...]] = {
 _NO_NAME = "tmp"
 """llama-server's name for a file without one."""
 _ANSWER_ROOM = 256
-_SEEDS = 2**32 - 1
-"""It stands for any seed; those that are told fit below it, so that any client can send them again."""
 
 
 def completion_ask(body: LlamaCompletionBody) -> Ask:
@@ -74,12 +72,12 @@ def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
     given = {name: number for name, number in DEFAULTS.items() if getattr(body, name) is None}
     biases = body.logit_bias
     ids = {} if biases is None else {str(token): amount for token, amount in biases.ids.items()}
-    seed = None if body.seed == _SEEDS else body.seed
+    seed = None if body.seed == ANY_SEED else body.seed
     told = body.model_copy(update={**given, "logit_bias": ids, "seed": seed})
     ask = shared_ask(told, prompt, id_prefix="llama-", form=one_form(_forms(body)))
     sampling = ask.sampling
     if not ask.is_seeded:
-        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(_SEEDS))
+        sampling = msgspec.structs.replace(sampling, seed=secrets.randbelow(ANY_SEED))
     limit = body.limit
     return msgspec.structs.replace(
         ask,
@@ -93,6 +91,7 @@ def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
         details=AskedDetails(
             tokens=bool(body.return_tokens),
             timings=bool(body.timings_per_token),
+            progress=bool(body.return_progress),
             fields=tuple(body.response_fields or ()),
         ),
     )

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server import __version__
+from openai_cpu_server.api.llama_server.body import ANY_SEED, DEFAULTS
 from openai_cpu_server.api.llama_server.render import settings
 from openai_cpu_server.contract.engine import EngineState, LiveRequest, RequestState, unavailable
 from openai_cpu_server.contract.model_info import ModelInfo
@@ -110,7 +111,9 @@ class LlamaServerFacts:
 def _props(chosen: ChosenModel, info: ModelInfo) -> Props:
     model = chosen.model
     return Props(
-        default_generation_settings=DefaultSettings(settings(Sampling(seed=2**32 - 1)), info.context_limit),
+        default_generation_settings=DefaultSettings(
+            settings(Sampling(seed=ANY_SEED, **DEFAULTS)), info.context_limit
+        ),
         total_slots=info.max_seqs,
         model_alias=chosen.name,
         model_ftype=(model.quantisation or "").upper(),
