@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from tests.company import HAS_COMPANY
-from tests.warm import WarmProcess, start
+from tests.warm import BESIDE_SERVERS, WarmProcess, start
 
 
 class ServerProcess:
@@ -111,13 +111,19 @@ class ServerProcess:
 def engines_of(pid: int) -> list[psutil.Process]:
     """The engines of the API process of this number."""
     children = psutil.Process(pid).children()
-    return [child for child in children if child.is_running() and not is_reader(child)]
+    return [child for child in children if child.is_running() and not _is_beside_engines(child)]
 
 
 def is_reader(process: psutil.Process) -> bool:
     """One that is gone is none."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return "openai_cpu_server.reader.process" in process.cmdline()
+        return process.name() == "reader" or "openai_cpu_server.reader.process" in process.cmdline()
+    return False
+
+
+def _is_beside_engines(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return is_reader(process) or process.name() == BESIDE_SERVERS
     return False
 
 

@@ -1,7 +1,7 @@
 """Runs programs in forks of a process that has imported what they import. A server then costs a second less.
 
 All else is as with `python -m openai_cpu_server`, which some tests start for its own sake: a fork is a
-process of its own, with an engine of its own.
+process of its own, with an engine and readers of its own, which are forks too (`tests/warm_children.py`).
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ class Program:
         return ours
 
 
-OURS = Program("openai_cpu_server.cli.main:main", "openai_cpu_server.cli.serve")
+OURS = Program("tests.warm_children:main", "tests.warm_children", "openai_cpu_server.cli.serve")
 """The command line."""
+BESIDE_SERVERS = "forks children"
+"""The name of the process that each server has beside it here: `tests/warm_children.py`."""
 
 
 class WarmProcess:

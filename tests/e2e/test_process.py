@@ -104,7 +104,7 @@ def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", ["auto", "off"])
 def test_it_says_which_kernels_it_computes_with(asked: str) -> None:
     """The engine computes with them, if there is a library; the API process has loaded none."""
-    with ServerProcess("--model", str(tiny_model_path()), "--kernels", asked) as server:
+    with tiny_server("--kernels", asked, is_fresh=True) as server:
         said = server.status()["kernels"]["attention"]
         answer = httpx.post(server.url + "/v1/completions", json={"prompt": "Hi", "max_tokens": 5})
         mapped = [Path(each.path).name for each in psutil.Process(server.process.pid).memory_maps()]

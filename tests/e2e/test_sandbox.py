@@ -50,7 +50,7 @@ def answered(server: ServerProcess, model: str) -> httpx.Response:
 def test_an_engine_knows_no_secrets_and_has_few_rights() -> None:
     env = os.environ | SECRETS | {"OMP_WAIT_POLICY": "passive"}
     del env["OCS_LIMITS_URL"]
-    with ServerProcess("--model", str(tiny_model_path()), env=env) as server:
+    with ServerProcess("--model", str(tiny_model_path()), env=env, is_fresh=True) as server:
         assert any("sandbox: " in line and "no new privileges" in line for line in server.lines)
         inherited = server.engine.environ()
         assert not {*SECRETS} & {*inherited}
@@ -80,7 +80,7 @@ def test_it_serves_all_that_it_served(tmp_path: Path) -> None:
         *("--model", str(model), "--adapter-dir", str(adapters), "--cache-mb", "64"),
         *("--cache-file", str(cache / "prefixes.kv"), "--cache-dir", str(tmp_path / "measured")),
     )
-    with ServerProcess(*options) as server:
+    with ServerProcess(*options, is_fresh=True) as server:
         late = make_adapter(adapters / "late.gguf", "--seed", "1")
         loaded = httpx.post(f"{server.url}/v1/adapters", json={"name": "late", "path": late.name}, timeout=60)
         assert loaded.status_code == 200, loaded.text
