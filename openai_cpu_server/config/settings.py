@@ -89,6 +89,11 @@ class WhatToServe(BaseModel):
     served_model_name: str | None = Field(
         None, description="name of the only model in the API; default: the alias, or the file's name"
     )
+    any_model_name: bool = Field(
+        False,
+        description="a model's name that is not served means the first model that can do it, as llama-server "
+        "has it",
+    )
     memory: int | None = Field(
         None,
         ge=1,

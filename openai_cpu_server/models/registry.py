@@ -54,9 +54,17 @@ class ModelRegistry:
     `llama3.2:3b`, where there is no `llama3.2`, is `llama-3.2-3b`: Ollama puts a size behind a colon.
     """
 
-    def __init__(self, models: Sequence[ServedModel], routers: Sequence[ModelRouter] = ()) -> None:
-        """At least one model; the first is meant where no name is given."""
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        routers: Sequence[ModelRouter] = (),
+        *,
+        takes_any_name: bool = False,
+    ) -> None:
+        """At least one model; the first is meant where no name is given, and with `takes_any_name` where it
+        is none of theirs."""
         assert models, "there is nothing to serve"
+        self._takes_any_name = takes_any_name
         self._models = list(models)
         self._replaced: list[ServedModel] = []
         """Others have taken their places; they end what they have."""
@@ -89,6 +97,7 @@ class ModelRegistry:
         `adapter`: where a request names it beside its model. Raises ModelNotFound, RouterNotModel,
         AdapterNotFound, InvalidRequest for two adapters.
         """
+        name = self.meant(name)
         if name is None:
             name = self._first(allowed)
         if (router := self.router(name, allowed)) is not None:
@@ -100,6 +109,11 @@ class ModelRegistry:
         if chosen.adapter is not None:
             _check_there(chosen, param=None if adapter is None else "lora")
         return chosen
+
+    def meant(self, name: str | None) -> str | None:
+        """The name, or None where it stands for none."""
+        is_known = name is None or name in self._routers or self._named(name) is not None
+        return name if is_known or not self._takes_any_name else None
 
     def _first(self, allowed: Collection[str] | None) -> str:
         if allowed is None:
@@ -265,7 +279,7 @@ def choose_able(
 
     Raises ModelNotFound, AdapterNotFound, and WrongModelKind for a model that is there but not able.
     """
-    if name is None:
+    if (name := models.meant(name)) is None:
         name = next(iter(_able_names(models, allowed, ability)), None)
     chosen = models.choose(name, allowed, adapter=adapter)
     if not is_able(chosen.model, ability):

@@ -59,7 +59,9 @@ class ModelSet:
             for name in model.plan.names
         }
         self.registry = ModelRegistry(
-            [model.served for model in self._models], planned_routers(settings, plans, kinds)
+            [model.served for model in self._models],
+            planned_routers(settings, plans, kinds),
+            takes_any_name=settings.any_model_name,
         )
 
     def __iter__(self) -> Iterator[LoadedModel]:

@@ -39,7 +39,7 @@ FIGURES = Figures(
 )
 TIMINGS_JSON = (
     '{"cache_n":0,"prompt_n":3,"prompt_ms":2.0,"prompt_per_token_ms":0.667,"prompt_per_second":1500.0,'
-    '"predicted_n":2,"predicted_ms":3.0,"predicted_per_token_ms":1.5,"predicted_per_second":666.667,'
+    '"predicted_n":2,"predicted_ms":3.0,"predicted_per_token_ms":3.0,"predicted_per_second":333.333,'
     '"queue_ms":1.235,"prefill_ms":2.0,"generation_ms":3.0,"latency_ms":6.235,'
     '"tokens_generated":2,"tokens_per_second":800.0,"preemptions":1,"interruptions":2,"forced_tokens":3,'
     '"padded_tokens":30,"draft_n":8,"draft_n_accepted":6}'

@@ -39,7 +39,8 @@ async def test_a_stream_tells_its_progress_as_llama_server_does(
     assert progress[0].keys() == {"total", "cache", "processed", "time_ms"}
     assert progress[0]["cache"] == progress[0]["processed"]
     assert progress[-1]["processed"] == progress[-1]["total"] >= 600
-    timed: Any = [event["timings"] for event in told if "timings" in event]
+    assert all("timings" in event for event in told if "prompt_progress" in event)
+    timed: Any = [e["timings"] for e in told if "timings" in e and "prompt_progress" not in e]
     assert [each["predicted_n"] for each in timed][:4] == [1, 2, 3, 4]
     assert not any("prompt_progress" in event for event in events(plain))
     assert texts_of(told) == texts_of(events(plain))

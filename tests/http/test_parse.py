@@ -99,7 +99,7 @@ def test_what_is_no_json_object_has_a_code_and_no_param(data: bytes) -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "images": ["eHg="]}]}, "messages[0].images"),
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
-        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": 1}}, "response_format.schema"),
         ({"structured_outputs": {"regex": "a", "white": "b"}}, "structured_outputs.white"),
         ({"tools": [TOOL], "tool_choice": {**TOOL, "mode": "any"}}, "tool_choice.mode"),
     ],

@@ -7,11 +7,13 @@ import pytest
 
 from openai_cpu_server.contract.engine import EngineState, LastDeath
 from openai_cpu_server.errors import EngineUnavailable, ModelNotFound
-from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.registry import Ability, ModelRegistry, choose_able
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.fake_engine import READY, FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.serving import embedding_model
+from tests.fakes import FAKE_EMBEDDER
 from tests.reading import model_read_here
 
 
@@ -123,3 +125,13 @@ def test_nothing_new_is_begun_once_an_engine_is_ending(registry: ModelRegistry) 
     ending.is_ending = True
     with pytest.raises(EngineUnavailable, match="about to end"):
         ModelRegistry([*registry, model("ending", engine=ending)]).check_not_ending()
+
+
+def test_any_name_may_mean_the_first_that_is_able() -> None:
+    first, second = model("fake", engine=FakeEngine()), embedding_model(FakeEngine(FAKE_EMBEDDER), "embeds")
+    models = ModelRegistry([first, second], takes_any_name=True)
+    assert models.choose("gpt-4", None) == models.choose(None, None)
+    assert models.choose("embeds", None).model is second
+    assert choose_able(models, "text-embedding-3-small", None, Ability.EMBED).model is second
+    with pytest.raises(ModelNotFound):
+        ModelRegistry([first]).choose("gpt-4", None)

@@ -112,9 +112,6 @@ class ApplyTemplateBody(ChatBody):
 
     is_open: ClassVar[bool] = True
 
-    add_generation_prompt: bool | None = None
-    """Absent: the prompt ends where the model answers."""
-
 
 class AppliedTemplate(msgspec.Struct, frozen=True):
     prompt: str
@@ -167,7 +164,8 @@ class TokenRoutes:
         data = await unkept_body(request)
         body, ignored = await self._read(ApplyTemplateBody, data)
         model = self._model(body.model, request)
-        ask = await self._attachments.seen(chat_ask(body), model, context_of(request.scope).owner)
+        asked = chat_ask(body.model_copy(update={"add_generation_prompt": None}))
+        ask = await self._attachments.seen(asked, model, context_of(request.scope).owner)
         told = await in_thread(partial(_applied, body, ask, model), is_slow=len(data) > LONG_BODY)
         return json_response(told, headers=ignored.headers)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Union
+from typing import Annotated, Union
 
 import msgspec
 import pydantic_core
+from pydantic import Field
 
 from openai_cpu_server.api.asking.ask import (
     Ask,
@@ -14,6 +15,7 @@ from openai_cpu_server.api.asking.ask import (
     AskedDetails,
     AskedForm,
     AskedFunction,
+    AskedLimit,
     AskedMessage,
     AskedText,
     AskedTexts,
@@ -21,14 +23,15 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.body import (
     GenerationBody,
     JsonObject,
-    ProgressBody,
     ResponseFormat,
     SharedBody,
     StructuredOutputs,
     Syntax,
+    Whole,
 )
 from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
 from openai_cpu_server.contract.grammar import GrammarSource
+from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing, wrong
 from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored
 from openai_cpu_server.json_size import check_size
@@ -150,7 +153,12 @@ def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
         raise missing(at)
     if given is not None and wanted.type != "json_schema":
         raise wrong(f"'{at}' is only allowed with the type 'json_schema'.", at)
-    if wanted.type == "json_object":
+    if wanted.shape is not None and wanted.type != "json_object":
+        path = "response_format.schema"
+        raise wrong(f"'{path}' is only allowed with the type 'json_object'.", path)
+    if wanted.shape:
+        yield schema_form(wanted.shape, "response_format.schema", field="response_format")
+    elif wanted.type == "json_object":
         yield any_object("response_format")
     if given is not None:
         is_strict = given.strict is not False
@@ -222,6 +230,24 @@ def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str)
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
     )
+
+
+Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
+"""Below 0: all that the context leaves."""
+
+
+class ProgressBody(Body):
+    """llama-server's: its name for a limit, and what chunks of a stream tell where they are asked to."""
+
+    n_predict: Prediction | None = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+
+
+def prediction(body: ProgressBody) -> AskedLimit | None:
+    """None: it says none."""
+    limit = body.n_predict
+    return None if limit is None or limit < 0 else AskedLimit(limit, "n_predict", is_ceiling=True)
 
 
 def asked_progress(body: ProgressBody) -> AskedDetails:

@@ -336,7 +336,7 @@ class Syntax(OpenBody):
 
 
 class JsonSchemaFormat(Body):
-    name: Name
+    name: Name | None = None
     description: str | None = None
     """For people; the model does not see it."""
     strict: bool | None = None
@@ -346,6 +346,8 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    shape: Annotated[JsonObject | None, Field(alias="schema")] = None
+    """llama-server's, with `json_object`: what the object must be."""
 
 
 class StructuredOutputs(Body):
@@ -471,13 +473,6 @@ class SharedBody(Body):
     grammar: str | None = None
     regex: str | None = None
     choice: Choices | None = None
-
-
-class ProgressBody(Body):
-    """What llama-server tells in the chunks of a stream, where it is asked to."""
-
-    timings_per_token: bool | None = None
-    return_progress: bool | None = None
 
 
 class GenerationBody(SharedBody):

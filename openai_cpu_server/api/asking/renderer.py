@@ -275,16 +275,17 @@ def prompt_progress(progress: PromptProgress, figures: Figures) -> dict[str, flo
 def _of_llama_server(figures: Figures) -> dict[str, float]:
     """The names that its clients read."""
     computed = figures.prompt_tokens - figures.cached_tokens
+    behind_first = max(figures.output_tokens - 1, 0)  # the time of the first token is its prompt's
     parts = (
-        ("prompt", computed, figures.prefill_ms),
-        ("predicted", figures.output_tokens, figures.generation_ms),
+        ("prompt", computed, computed, figures.prefill_ms),
+        ("predicted", figures.output_tokens, behind_first, figures.generation_ms),
     )
     told: dict[str, float] = {"cache_n": figures.cached_tokens}
-    for name, count, taken_ms in parts:
+    for name, count, timed, taken_ms in parts:
         told[f"{name}_n"] = count
         told[f"{name}_ms"] = round(taken_ms, 3)
-        told[f"{name}_per_token_ms"] = round(taken_ms / count, 3) if count else 0.0
-        told[f"{name}_per_second"] = round(1000 * count / taken_ms, 3) if taken_ms else 0.0
+        told[f"{name}_per_token_ms"] = round(taken_ms / timed, 3) if timed else 0.0
+        told[f"{name}_per_second"] = round(1000 * timed / taken_ms, 3) if taken_ms else 0.0
     return told
 
 
@@ -355,15 +356,18 @@ class ChunkStream(Renderer):
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         choices = self._choices[event.id](event)
         chunks = [Chunk(self._open + choice + self._close) for choice in choices]
-        if self.so_far is None or not event.tokens or not chunks:
-            return chunks
-        timed = msgspec.json.encode(timings(self.so_far))
-        return [*chunks[:-1], Chunk(b'%b,"timings":%b}' % (chunks[-1].json[:-1], timed))]
+        return [*chunks[:-1], self._timed(chunks[-1])] if chunks and event.tokens else chunks
+
+    def _timed(self, chunk: Chunk) -> Chunk:
+        if self.so_far is None:
+            return chunk
+        return Chunk(b'%b,"timings":%b}' % (chunk.json[:-1], msgspec.json.encode(timings(self.so_far))))
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
         told = msgspec.json.encode(prompt_progress(progress, figures))
         choice = self._empty % [*self._choices].index(request_id)
-        return (Chunk(b'%b%b%b,"prompt_progress":%b}' % (self._open, choice, self._close[:-1], told)),)
+        chunk = Chunk(b'%b%b%b,"prompt_progress":%b}' % (self._open, choice, self._close[:-1], told))
+        return (self._timed(chunk),)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         """The one chunk without choices, where somebody wants it."""

@@ -180,12 +180,13 @@ class RunningCall:
             yield chunks
 
     def _chunks(self, event: TokenEvent, renderer: Renderer) -> Sequence[Chunk]:
-        if event.progress is not None:
-            return renderer.prompt(event.id, event.progress, self.figures)
-        self._note(event)
+        if event.progress is None:
+            self._note(event)
         if self.call.details.timings:
             renderer.so_far = self.figures
-        return renderer.event(event)
+        if event.progress is None:
+            return renderer.event(event)
+        return renderer.prompt(event.id, event.progress, self.figures)
 
     async def hold(self) -> list[TimedEvent]:
         """All events, to be told later. Raises what the call failed with."""

@@ -7,7 +7,13 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import adapted_names, asked_progress, custom_tool, generation_ask
+from openai_cpu_server.api.asking.as_ask import (
+    adapted_names,
+    asked_progress,
+    custom_tool,
+    generation_ask,
+    prediction,
+)
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
@@ -47,6 +53,7 @@ from openai_cpu_server.http.sockets import SocketServer
 
 
 def chat_ask(body: ChatBody) -> Ask:
+    _check_continues(body)
     told = enumerate(checked_messages(body.messages))
     messages = [AskedMessage(fields, path=f"messages[{index}]") for index, fields in told]
     ask = generation_ask(body, AskedConversation(messages, "messages"), id_prefix="chatcmpl-")
@@ -61,6 +68,17 @@ def chat_ask(body: ChatBody) -> Ask:
         attached=tuple(attached_in(body.messages)),
         max_tokens=_max_tokens(body),
     )
+
+
+def _check_continues(body: ChatBody) -> None:
+    continues = body.messages[-1].role == "assistant"
+    if body.continue_final_message and not continues:
+        message = "A conversation that ends with another's message is answered, not continued."
+        raise wrong(message, "continue_final_message")
+    if body.add_generation_prompt is not None and body.add_generation_prompt is continues:
+        what = "continued" if continues else "answered"
+        message = f"Invalid value for 'add_generation_prompt': a conversation that ends so is {what}."
+        raise wrong(message, "add_generation_prompt")
 
 
 def _logprobs(body: ChatBody) -> int | None:
@@ -79,7 +97,7 @@ def _max_tokens(body: ChatBody) -> AskedLimit | None:
         raise wrong(message, "max_tokens")
     if new is not None:
         return AskedLimit(new, "max_completion_tokens")
-    return None if old is None else AskedLimit(old, "max_tokens")
+    return prediction(body) if old is None else AskedLimit(old, "max_tokens")
 
 
 def _tools(body: ChatBody) -> AskedTools | None:
@@ -186,6 +204,17 @@ _CHAT_ROW = _row(
     errors=GENERATION_ERRORS,
     batched=lambda at: at.route.answer,
 )
+_COUNT_ROW = _row(
+    "POST",
+    "/v1/chat/completions/input_tokens",
+    lambda at: at.counting.count,
+    access=WORK,
+    tag="Tokens",
+    summary="The tokens of a chat's conversation",
+    body=ChatBody,
+    answer=InputTokens,
+    errors=(404,),
+)
 _rows = (
     _CHAT_ROW,
     replace(_CHAT_ROW, path="/chat/completions", batched=None),  # llama-server has it without /v1, too
@@ -196,16 +225,7 @@ _rows = (
         access=INFERENCE,
         summary="The same over a WebSocket: one JSON object a message, many requests at once",
     ),
-    _row(
-        "POST",
-        "/v1/chat/completions/input_tokens",
-        lambda at: at.counting.count,
-        access=WORK,
-        tag="Tokens",
-        summary="The tokens of a chat's conversation",
-        body=ChatBody,
-        answer=InputTokens,
-        errors=(404,),
-    ),
+    _COUNT_ROW,
+    _COUNT_ROW.at("/chat/completions/input_tokens"),
 )
 ROOM = RouteRoom[ServerParts, ChatRoutes](ChatRoutes, _rows)

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Union
 import msgspec
 from pydantic import Field
 
-from openai_cpu_server.api.asking.as_ask import asked_progress, generation_ask
+from openai_cpu_server.api.asking.as_ask import ProgressBody, asked_progress, generation_ask, prediction
 from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
-from openai_cpu_server.api.asking.body import GenerationBody, ProgressBody, Prompt, ScoringLimit, Several
+from openai_cpu_server.api.asking.body import GenerationBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.parts import ServerParts
@@ -39,7 +39,7 @@ def completion_ask(body: CompletionBody) -> Ask:
         logprobs=body.logprobs,
         score_prompt=bool(body.echo) and body.logprobs is not None,
         score_end=body.logprobs is not None,
-        max_tokens=None if body.max_tokens is None else AskedLimit(body.max_tokens, "max_tokens"),
+        max_tokens=prediction(body) if body.max_tokens is None else AskedLimit(body.max_tokens, "max_tokens"),
     )
 
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Union
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from openai_cpu_server.api.asking.as_ask import Prediction, ProgressBody
 from openai_cpu_server.api.asking.ask import AskedBias
 from openai_cpu_server.api.asking.body import (
     JsonObject,
     NonEmpty,
     OpenBody,
-    ProgressBody,
     Seed,
     Several,
     SharedBody,
@@ -185,8 +185,6 @@ Samplers = Annotated[
 _ALL = AfterValidator(lambda number: COUNT.most if number < 0 else number)
 _NothingAsNone = BeforeValidator(lambda value: value or None)
 WholeCount = Annotated[int, Field(ge=0, le=COUNT.most), Whole]
-Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
-"""Below 0: all that the context leaves."""
 
 
 ANY_SEED = 2**32 - 1
@@ -227,7 +225,6 @@ class LlamaServerBody(SharedBody, ProgressBody, OpenBody):
         "echo": Refusal("the answer tells the prompt in 'prompt' in any case", (False,)),
     }
 
-    n_predict: Prediction | None = None
     max_tokens: Prediction | None = None
     """The same."""
     max_completion_tokens: Prediction | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
@@ -127,19 +128,21 @@ class ResponsesRoutes:
 
 
 _row = partial(RouteRow[ResponsesRoutes], access=REQUESTS, tag="Responses")
+_CREATE = _row(
+    "POST",
+    "/v1/responses",
+    lambda at: at.create,
+    access=CALLS,
+    summary="Make a response: whole, as server-sent events, or in the background",
+    body=ResponsesBody,
+    answer=ResponseObject,
+    streams=True,
+    errors=GENERATION_ERRORS,
+    batched=lambda at: at.answer,
+)
 _rows = (
-    _row(
-        "POST",
-        "/v1/responses",
-        lambda at: at.create,
-        access=CALLS,
-        summary="Make a response: whole, as server-sent events, or in the background",
-        body=ResponsesBody,
-        answer=ResponseObject,
-        streams=True,
-        errors=GENERATION_ERRORS,
-        batched=lambda at: at.answer,
-    ),
+    _CREATE,
+    replace(_CREATE, path="/responses", batched=None),  # llama-server has it without /v1, too
     _row(
         WEBSOCKET,
         "/v1/responses",

@@ -115,7 +115,8 @@ class ApiReplica:
         self._readers.on_death = self._watch.metrics.reader_died
         served = [self._served(one, engines[one.plan.name]) for one in parts]
         kinds = {name: model.kind for model in served for name in model.names}
-        registry = ModelRegistry(served, planned_routers(settings, plans, kinds))
+        routers, takes_any_name = planned_routers(settings, plans, kinds), settings.any_model_name
+        registry = ModelRegistry(served, routers, takes_any_name=takes_any_name)
         self._api = open_api(settings, registry, self._watch)
         self._open, self._listening = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
         await self._open.enter_async_context(self._api.working())
