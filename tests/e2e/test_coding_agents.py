@@ -36,7 +36,11 @@ name = "own"
 base_url = "{url}/v1"
 wire_api = "responses"
 stream_idle_timeout_ms = 600000
+[features]
+multi_agent = false
+goals = false
 """
+"""With the tools of all features its prompt is longer than what SmolLM2 reads."""
 
 
 @pytest.fixture(scope="module")
