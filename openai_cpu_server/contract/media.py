@@ -9,10 +9,12 @@ and no others do.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Union
 
 import msgspec
+
+from openai_cpu_server.errors import InvalidRequest
 
 FIRST_ROW = 1 << 62
 """Numbers from here on are rows of media."""
@@ -113,6 +115,13 @@ class MeasuredMedia(msgspec.Struct, frozen=True, omit_defaults=True):
     shape: MediaShape = ()
     why_not: str = ""
     """Why none of this size can be taken; "": it can."""
+
+
+def require_senses(sizes: Iterable[MediaSize], *, sees: bool, hears: bool) -> None:
+    """Raises InvalidRequest where a model takes none of a kind."""
+    for size in sizes:
+        if not (sees if isinstance(size, PictureSize) else hears):
+            raise InvalidRequest(not_taken(size).why_not)
 
 
 def not_taken(size: MediaSize) -> MeasuredMedia:

@@ -16,7 +16,7 @@ from openai_cpu_server.contract.engine import (
     RequestState,
     unavailable,
 )
-from openai_cpu_server.contract.media import BLIND, DEAF, MediaShape, MediaSize, PictureSize
+from openai_cpu_server.contract.media import MediaShape, MediaSize, require_senses
 from openai_cpu_server.contract.messages import ClearCache, KVStats, ModelLoading
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -26,7 +26,7 @@ from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import ServedTotals
 from openai_cpu_server.engine_client.replay import RequestReplay
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.errors import GenerationFailed, InvalidRequest
+from openai_cpu_server.errors import GenerationFailed
 
 
 class Residency:
@@ -149,10 +149,7 @@ class EngineClient:
 
     async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
         info = self._serving()
-        for size in sizes:
-            is_seen = isinstance(size, PictureSize)
-            if not (info.sees if is_seen else info.hears):
-                raise InvalidRequest(BLIND if is_seen else DEAF)
+        require_senses(sizes, sees=info.sees, hears=info.hears)
         return await self._news.shapes.of(sizes)
 
     def requests(self) -> list[LiveRequest]:

@@ -160,16 +160,24 @@ class MediaShapes:
 
     async def of(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
         """Raises `InvalidRequest`, `EngineUnavailable`."""
-        known = [await self._one(size) for size in self._asked(sizes)]
+        known = await self.measured(sizes)
         for one in known:
             if one.why_not:
                 code = "invalid_image" if isinstance(one.size, PictureSize) else "invalid_audio"
                 raise InvalidRequest(one.why_not, code=code)
         return tuple(one.shape for one in known)
 
+    async def measured(self, sizes: Sequence[MediaSize]) -> list[MeasuredMedia]:
+        """Raises `EngineUnavailable`."""
+        return [await self._one(size) for size in self._asked(sizes)]
+
     def ready(self, send: Callable[..., None]) -> None:
         """The process can be sent commands."""
         self._send = send
+        self.ask_again(send)
+
+    def ask_again(self, send: Callable[..., None]) -> None:
+        """Of what nobody has told yet."""
         if self._awaited:
             send(MeasureMedia(tuple(self._awaited)))
 

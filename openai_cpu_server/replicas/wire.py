@@ -13,10 +13,12 @@ import msgspec
 from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
 from openai_cpu_server.contract.framing import LENGTH
+from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
     KVStats,
+    MeasureMedia,
     QueuePlace,
     Submit,
     TokenEvent,
@@ -24,7 +26,9 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import AdapterStatus, ModelInfo
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate
 
-_MOST_BYTES = 256 * 1024 * 1024
+MOST_MEDIA_BYTES = 768 * 1024 * 1024
+"""Of the pictures and sounds of one request, decoded."""
+_MOST_BYTES = MOST_MEDIA_BYTES + 256 * 1024 * 1024
 _UNSENT_BYTES = 256 * 1024
 """What may wait to be sent before `sent` waits."""
 _UNREAD_FRAMES = 64
@@ -169,7 +173,7 @@ class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
     name: str
 
 
-Order = Union[Submit, CancelRequest, CancelCall, ClearCache, DropAdapter, RenewLease]
+Order = Union[Submit, CancelRequest, CancelCall, ClearCache, DropAdapter, MeasureMedia, RenewLease]
 
 
 class EndReason(enum.Enum):
@@ -223,6 +227,7 @@ class ReplicaNews(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     events: tuple[TokenEvent, ...] = ()
     embedded: tuple[Embedded, ...] = ()
     ended: tuple[RequestEnd, ...] = ()
+    measured: tuple[MeasuredMedia, ...] = ()
     spent_ms: dict[str, float] = {}
     """By the label of the client: CPU time of the engine that no API process was told of yet."""
 

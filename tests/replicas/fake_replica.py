@@ -10,15 +10,23 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
+from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
     Finish,
     FinishReason,
+    MeasureMedia,
     Submit,
     TokenEvent,
 )
-from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, LoadedAdapter
+from openai_cpu_server.contract.model_info import (
+    Adapter,
+    AdapterState,
+    AdapterStatus,
+    LoadedAdapter,
+    ModelInfo,
+)
 from openai_cpu_server.contract.replica import ByPriority, Forecast, HeldUpdate
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.replicas.report import ReplicaLost
@@ -67,6 +75,8 @@ class FakeReplica:
         self.is_deaf = False
         """It answers nothing, but what it says still arrives."""
         self.refuses_adapters = False
+        self.sees = False
+        """It tells what stands for pictures; else it is silent about them."""
         self.killer: str | None = None
         """It dies when it computes the request with this id."""
         self.live: dict[str, Submit] = {}
@@ -111,7 +121,7 @@ class FakeReplica:
                 report=HostReport(
                     state=self.state,
                     status=msgspec.structs.replace(STATUS, state=self.state, reason=self.reason),
-                    info=FAKE_INFO if self.state is EngineState.READY else None,
+                    info=self._info if self.state is EngineState.READY else None,
                     adapters=tuple(self.adapters.values()),
                     forecast=self.forecast,
                     held=self.held,
@@ -119,6 +129,10 @@ class FakeReplica:
                 )
             )
         )
+
+    @property
+    def _info(self) -> ModelInfo:
+        return msgspec.structs.replace(FAKE_INFO, sees=True)
 
     def say(self, news: ReplicaNews) -> None:
         self._news.put_nowait(encode_news(news))
@@ -165,6 +179,8 @@ class FakeReplica:
                 self.live.pop(name, None)
             case DropAdapter(name=name):
                 self.adapters.pop(name, None)
+            case MeasureMedia(sizes=sizes) if self.sees:
+                self.say(ReplicaNews(measured=tuple(MeasuredMedia(size, ((7,),)) for size in sizes)))
             case CancelCall() | ClearCache():
                 pass
 

@@ -15,7 +15,8 @@ import pytest
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState
-from openai_cpu_server.contract.messages import CancelRequest, ClearCache, QueuePlace
+from openai_cpu_server.contract.media import PictureSize
+from openai_cpu_server.contract.messages import CancelRequest, ClearCache, MeasureMedia, QueuePlace
 from openai_cpu_server.contract.model_info import Adapter, ModelKind
 from openai_cpu_server.contract.replica import Forecast, HeldUpdate, block_hashes
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -133,6 +134,28 @@ async def settle() -> None:
     """All that is on its way arrives."""
     for _ in range(12):
         await asyncio.sleep(0)
+
+
+async def test_what_stands_for_a_picture_is_told_by_whoever_can() -> None:
+    size = PictureSize(3, 2)
+    async with cluster(2) as made:
+        asking = asyncio.create_task(made.engine.shapes([size, size]))
+        await settle()
+        for replica in made.replicas.values():
+            assert MeasureMedia((size,)) in replica.orders
+            replica.die()
+        newcomer = FakeReplica()
+        newcomer.sees = True
+        made.start(new=newcomer)
+        with anyio.fail_after(5):
+            assert await asking == (((7,),), ((7,),))
+            assert await made.engine.shapes([size]) == (((7,),),), "it is known"
+        assert len([order for order in newcomer.orders if isinstance(order, MeasureMedia)]) == 1
+        unknown = asyncio.create_task(made.engine.shapes([PictureSize(4, 4)]))
+        newcomer.sees = False
+        await settle()
+    with pytest.raises(GenerationFailed):
+        await unknown
 
 
 async def test_tokens_of_a_replica_reach_the_caller() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,8 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
-from openai_cpu_server.contract.messages import CancelRequest, ClearCache, Submit
+from openai_cpu_server.contract.media import MediaSize
+from openai_cpu_server.contract.messages import CancelRequest, ClearCache, MeasureMedia, Submit
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
@@ -168,6 +170,7 @@ class ReplicaHost:
         self._has_no_sessions = asyncio.Event()
         self._has_no_sessions.set()
         self._reporting = HostReporting(supervisor, clock)
+        self._measuring: set[asyncio.Task[None]] = set()
         self._spending = spending or CpuSpending()
 
     # -- for whoever runs it -----------------------------------------------------------------------------
@@ -235,7 +238,12 @@ class ReplicaHost:
         read = read_orders(orders)
         self._submit(session, [order for order in read if isinstance(order, Submit)])
         for order in read:
-            self._follow(order)
+            if isinstance(order, MeasureMedia):
+                task = asyncio.create_task(self._measure(session, order.sizes))
+                self._measuring.add(task)
+                task.add_done_callback(self._measuring.discard)
+            else:
+                self._follow(order)
         return True
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
@@ -246,6 +254,12 @@ class ReplicaHost:
             return AdapterStatus(adapter=adapter, state=AdapterState.FAILED, reason=str(error))
 
     # -- inside ------------------------------------------------------------------------------------------
+
+    async def _measure(self, session: HostSession, sizes: Sequence[MediaSize]) -> None:
+        """Where the engine cannot say it is asked again, or another replica is."""
+        with contextlib.suppress(ServerError):
+            for measured in await self._supervisor.news.shapes.measured(sizes):
+                session.tell(measured)
 
     def _submit(self, session: HostSession, submitted: Iterable[Submit]) -> None:
         taken = []
@@ -290,7 +304,7 @@ class ReplicaHost:
                 self._supervisor.send(order)
             case DropAdapter(name=name):
                 self._adapters.unload(name)
-            case RenewLease() | Submit():
+            case MeasureMedia() | RenewLease() | Submit():
                 pass
 
     def _cancel_call(self, name: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from openai_cpu_server.contract.embedding import Embedded
+from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, StepFigures, TokenEvent
 from openai_cpu_server.engine_client.live import AnswerSink, TokenSink, VectorSink
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled, ServerError
@@ -53,6 +54,7 @@ class HostSession:
         self._events: list[TokenEvent] = []
         self._embedded: list[Embedded] = []
         self._ended: list[RequestEnd] = []
+        self._measured: list[MeasuredMedia] = []
         self.spending = CpuSpending()
         """It goes with the next news."""
         self._news = asyncio.Event()
@@ -75,11 +77,14 @@ class HostSession:
             events=tuple(self._events),
             embedded=tuple(self._embedded),
             ended=tuple(self._ended),
+            measured=tuple(self._measured),
             spent_ms=self.spending.take(),
         )
         self._report = None
-        for collected in (self._started, self._places, self._events, self._embedded, self._ended):
-            collected.clear()
+        for told in (self._events, self._embedded, self._ended, self._measured):
+            told.clear()
+        self._started.clear()
+        self._places.clear()
         self._news.clear()
         return news
 
@@ -104,7 +109,7 @@ class HostSession:
         self._started.pop(place.id, None)
         self._news.set()
 
-    def tell(self, news: TokenEvent | Embedded | RequestEnd) -> None:
+    def tell(self, news: TokenEvent | Embedded | RequestEnd | MeasuredMedia) -> None:
         match news:
             case TokenEvent():
                 self._events.append(news)
@@ -112,6 +117,8 @@ class HostSession:
                 self._embedded.append(news)
             case RequestEnd():
                 self._ended.append(news)
+            case MeasuredMedia():
+                self._measured.append(news)
         self._news.set()
 
 

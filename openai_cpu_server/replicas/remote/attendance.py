@@ -12,7 +12,9 @@ from typing import Protocol
 import msgspec
 
 from openai_cpu_server.contract.engine import EngineState, RequestState
+from openai_cpu_server.contract.messages import Submit
 from openai_cpu_server.contract.model_info import AdapterState
+from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.replicas.report import ReplicaLink, ReplicaLost
 from openai_cpu_server.replicas.wire import (
     HostReport,
@@ -122,14 +124,22 @@ class ReplicaSession:
                 await asyncio.wait_for(self._has_orders.wait(), self._lease_s / _RENEWALS)
             except asyncio.TimeoutError:
                 self._orders.append(RenewLease())
-            orders, self._orders = self._orders, []
-            self._has_orders.clear()
+            orders = self._next_orders()
             self._told_s.append(self._clock())
             if not await self._is_taken(encode_orders(orders)):
                 return
             if self._clock() - self._heard_s > max(_SILENCE_S, self._lease_s):
                 self._lose("it answers, but its news do not come")
                 return
+
+    def _next_orders(self) -> list[Order]:
+        """All, but of those that bring pictures or sound, which are large, the first ends them."""
+        large = (number for number, order in enumerate(self._orders, 1) if _is_large(order))
+        count = next(large, len(self._orders))
+        orders, self._orders = self._orders[:count], self._orders[count:]
+        if not self._orders:
+            self._has_orders.clear()
+        return orders
 
     async def _is_taken(self, payload: bytes) -> bool:
         try:
@@ -151,6 +161,11 @@ class ReplicaSession:
         logger.warning("the replica %s is lost: %s", self.replica, why)
         self.leave()
         self._listener.lost(self, why, is_death=is_death)
+
+
+def _is_large(order: Order) -> bool:
+    request = order.request if isinstance(order, Submit) else None
+    return isinstance(request, GenerationRequest) and bool(request.media_items)
 
 
 @dataclass

@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded
+from openai_cpu_server.contract.media import MeasuredMedia
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.engine_client.live import AcceptedRequest
 from openai_cpu_server.errors import GenerationFailed, RequestCancelled
@@ -153,6 +154,7 @@ class ReplicaCarrier:
         self.on_report: Callable[[str], None] = lambda replica: None
         self.on_spent: Callable[[dict[str, float]], None] = lambda spent_ms: None
         """Told of CPU time, in milliseconds, by the label of the client."""
+        self.on_measured: Callable[[Sequence[MeasuredMedia]], None] = lambda measured: None
         self._clock = clock
         self._router = router
         self._lease_s = lease_s
@@ -192,6 +194,7 @@ class ReplicaCarrier:
     def heard(self, session: ReplicaSession, news: ReplicaNews) -> None:
         replica = session.replica
         self.on_spent(news.spent_ms)
+        self.on_measured(news.measured)
         if self.replicas.get(replica) is None or self.replicas[replica].session is not session:
             return
         self._deliver(replica, news)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from random import Random
 
 import msgspec
@@ -19,19 +20,20 @@ from openai_cpu_server.contract.engine import (
     SeeStep,
     unavailable,
 )
-from openai_cpu_server.contract.media import BLIND, DEAF, MediaShape, MediaSize, PictureSize
+from openai_cpu_server.contract.media import MediaShape, MediaSize, require_senses
 from openai_cpu_server.contract.messages import ClearCache, KVStats
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus, ModelInfo
 from openai_cpu_server.contract.request import GenerationRequest
 from openai_cpu_server.engine_client.admission import RequestAdmission
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.live import ServedTotals, names_of
+from openai_cpu_server.engine_client.subscribers import MediaShapes
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
 from openai_cpu_server.replicas.remote.adapters import ReplicaAdapters
 from openai_cpu_server.replicas.remote.carrier import ReplicaCarrier
 from openai_cpu_server.replicas.report import ReplicaLink
 from openai_cpu_server.replicas.router import ReplicaRouter
-from openai_cpu_server.replicas.wire import CancelCall, HostReport
+from openai_cpu_server.replicas.wire import MOST_MEDIA_BYTES, CancelCall, HostReport, Order
 
 _RESTART_STATES = (EngineState.RESTARTING, EngineState.LOADING)
 
@@ -152,6 +154,10 @@ _SIZES = ("block_tokens", "cache_block_tokens")
 _RANKS = (AdapterState.READY, AdapterState.LOADING, AdapterState.FAILED)
 
 
+def _shut_down() -> GenerationFailed:
+    return GenerationFailed("The server is shutting down.", may_retry=True)
+
+
 _RETRY_S = 1.0
 """How often replicas are attended anew that were lost and are still said to be there."""
 
@@ -180,7 +186,10 @@ class RemoteEngine:
         self._carrier = ReplicaCarrier(clock, router, lease_s=lease_s)
         self._requests = self._carrier.requests
         self._adapters = ReplicaAdapters(self._carrier.replicas, clock)
-        self._carrier.on_report = self._adapters.reported
+        self._shapes = MediaShapes()
+        self._shapes.ready(self._send_all)
+        self._carrier.on_report = self._reported
+        self._carrier.on_measured = self._shapes.heard
         self._carrier.on_spent = spent
         self._overview = overview = ReplicasOverview(self._carrier, clock)
         self.status, self.kv_stats, self.adapters = overview.status, overview.kv_stats, overview.adapters
@@ -223,7 +232,8 @@ class RemoteEngine:
     async def close(self) -> None:
         """End all requests."""
         self._overview.is_closed = True
-        self._requests.end(lambda: GenerationFailed("The server is shutting down.", may_retry=True))
+        self._requests.end(_shut_down)
+        self._shapes.end(_shut_down)
         self._carrier.close()
 
     # -- an `Engine` -------------------------------------------------------------------------------------
@@ -241,14 +251,18 @@ class RemoteEngine:
         return self._overview.is_draining or self._overview.is_closed
 
     def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
+        for request in requests:
+            if sum(len(item.content) for item in request.media_items) > MOST_MEDIA_BYTES:
+                raise InvalidRequest("The pictures and sounds are too large to be sent to a replica.")
         return self._admission.generate(self._serving(), requests)
 
     def embed(self, request: EmbedRequest) -> EmbeddingAnswer:
         return self._admission.embed(self._serving(), request)
 
     async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
-        """Engines behind this one take no pictures and no sound yet."""
-        raise InvalidRequest(BLIND if any(isinstance(one, PictureSize) for one in sizes) else DEAF)
+        info = self._serving()
+        require_senses(sizes, sees=info.sees, hears=info.hears)
+        return await self._shapes.of(sizes)
 
     def cancel(self, name: str) -> bool:
         return self._admission.cancel(name) or self._cancel_elsewhere(name)
@@ -265,8 +279,7 @@ class RemoteEngine:
     def clear_cache(self) -> None:
         if self.state is not EngineState.READY:
             raise unavailable(self.status())
-        for replica in self._carrier.replicas:
-            self._carrier.send(replica, ClearCache())
+        self._send_all(ClearCache())
 
     async def load_adapter(self, adapter: Adapter) -> AdapterStatus:
         self._serving()
@@ -289,6 +302,14 @@ class RemoteEngine:
         if info is None or self.state not in (EngineState.READY, EngineState.RESTARTING):
             raise unavailable(self.status())
         return info
+
+    def _send_all(self, order: Order) -> None:
+        for replica in self._carrier.replicas:
+            self._carrier.send(replica, order)
+
+    def _reported(self, replica: str) -> None:
+        self._adapters.reported(replica)
+        self._shapes.ask_again(partial(self._carrier.send, replica))
 
     def _cancel_elsewhere(self, name: str) -> bool:
         """End a call of another API process; False: there is none either."""
