@@ -68,6 +68,7 @@ def test_every_sampling_field_arrives() -> None:
         dry_sequence_breakers=["\n", "x"],
         min_tokens=2,
         stop_token_ids=[9, 10],
+        bad_words=["ab", "c"],
         ignore_eos=True,
         stop=["a", "b"],
         user="ann",
@@ -90,9 +91,25 @@ def test_every_sampling_field_arrives() -> None:
         dry=DryPenalty(multiplier=0.8, base=2.0, allowed_length=3, last_n=100, breakers=("\n", "x")),
         min_tokens=2,
         stop_tokens=(9, 10),
+        bad_words=((99, 100), (101,)),
         ignore_eos=True,
     )
     assert (request.stop, request.client) == (("a", "b"), "user:ann")
+
+
+@pytest.mark.parametrize("sent", [{"prompt": "abcdef"}, {"prompt": [0, 99, 100, 101, 102, 103, 104]}])
+def test_the_last_tokens_of_a_prompt_are_kept(sent: dict[str, object]) -> None:
+    def kept(count: int) -> tuple[int, ...]:
+        return complete(**sent, truncate_prompt_tokens=count).prompts[0].tokens
+
+    assert (kept(3), kept(1), kept(7), kept(100)) == ((0, 103, 104), (104,), kept(100), kept(-1))
+    assert len(kept(100)) == 7
+    long = complete(prompt="x" * 9000, truncate_prompt_tokens=-1, max_tokens=6)
+    assert len(long.prompts[0].tokens) == 4090
+    said = [{"role": "user", "content": "x" * 9000}]
+    assert len(chat(messages=said, truncate_prompt_tokens=50).prompts[0].tokens) == 50
+    with pytest.raises(InvalidRequest):
+        complete(**sent, truncate_prompt_tokens=0)
 
 
 def test_the_newer_names_of_user() -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Union
 
 import msgspec
 import pydantic_core
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.ask import (
     Ask,
@@ -207,6 +208,7 @@ def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: A
         prompt=prompt,
         sampling=sampling_of(body),
         is_seeded=is_seed(body.seed),
+        bad_words=tuple(body.bad_words or ()),
         model=body.model,
         lora=body.lora,
         stream=bool(body.stream),
@@ -232,6 +234,14 @@ def generation_ask(body: GenerationBody, prompt: AskedPrompt, *, id_prefix: str)
     )
 
 
+def _no_zero(number: int) -> int:
+    if number == 0:
+        raise PydanticCustomError("zero", "Input should be -1, or 1 at least")
+    return number
+
+
+LastTokens = Annotated[int, Field(ge=-1, le=COUNT.most), AfterValidator(_no_zero)]
+"""vLLM's `truncate_prompt_tokens`."""
 Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
 """Below 0: all that the context leaves."""
 

@@ -247,6 +247,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Its token ids are not known to be the model's."""
     is_seeded: bool = False
     """The client has named the seed."""
+    last_tokens: int | None = None
+    """So many of the prompt's last tokens are kept; -1: as many as there is room for; None: all, or it is
+    refused."""
     num_bytes: int = 0
     """The size of its body, and of what it goes on from."""
     ignored: Ignored = Ignored()
@@ -285,6 +288,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """The call may take so long, waiting included."""
     biases: tuple[AskedBias, ...] = ()
     """What the model's tokens must be known for. `sampling.logit_bias` has the others."""
+    bad_words: tuple[str, ...] = ()
+    """Likewise; `sampling.bad_words` has none yet."""
     details: AskedDetails = AskedDetails()
 
     @property

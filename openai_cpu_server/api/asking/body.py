@@ -263,6 +263,8 @@ TopNSigma = Annotated[float, Field(ge=-1, le=TOP_N_SIGMA.most)]
 """Up to 0: off."""
 DryMultiplier = Annotated[float, Field(ge=DRY_MULTIPLIER.least, le=DRY_MULTIPLIER.most)]
 DryBase = Annotated[float, Field(ge=DRY_BASE.least, le=DRY_BASE.most)]
+MAX_BAD_WORDS = 256
+BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
 Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 TypicalP = Annotated[float, Field(gt=0, le=TYPICAL_P.most), _Raised]
 RepeatPenalty = Annotated[float, Field(ge=REPEAT_PENALTY.least, le=REPEAT_PENALTY.most)]
@@ -459,6 +461,8 @@ class SharedBody(Body):
     dry_sequence_breakers: Annotated[list[Breaker], Field(max_length=64, fail_fast=True)] | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    """vLLM's: texts that the answer does not have, as far as they are written by the tokens of their own."""
     ignore_eos: bool | None = None
     lora: AdapterName | None = None
     """An adapter of the model; the same as `model: "MODEL:ADAPTER"`."""

@@ -54,6 +54,7 @@ class PromptMaker:
         self.thinking = thinking_plan(ask.thinking, self.template.thinking)
         self._given = ask.thinking.variables
         self._seen = ask.seen
+        self._cuts = ask.last_tokens is not None
         self._path = path
         self._plan = plan
         self._model = model
@@ -90,7 +91,7 @@ class PromptMaker:
                 written={} if info is None else _written(messages, info),
                 variables=variables,
                 thinks_not=self.thinking.thinks_not,
-                most_tokens=None if info is None else info.context_limit,
+                most_tokens=None if info is None or self._cuts else info.context_limit,
                 begins_answer=self._ends.begins_answer,
                 has_marks=self._ends.has_marks,
                 shown={one.mark: shown_tokens(one.picture, one.shape) for one in self._seen},

@@ -96,7 +96,7 @@ def served_tier(asked: str, priority: Priority) -> str:
 
 def _resolved(ask: Ask, asking: ModelContext) -> Call:
     choices = choices_of(ask, asking.options)
-    prepared = _prepared(ask, asking)
+    prepared = _cut(_prepared(ask, asking), ask, asking)
     check_ends(ask, prepared.output)
     return _call(ask, asking, prepared, choices)
 
@@ -111,8 +111,34 @@ def _prepared(ask: Ask, asking: ModelContext) -> PreparedPrompts:
     if prompt.is_said and model.prompts.has_template:
         said = [AskedMessage({"role": "user", "content": text}) for text in prompt.prompts]
         return _of_conversation(ask, AskedConversation(said, prompt.path), asking)
-    prompts = text_prompts(prompt, model.tokenizer, asking.info.context_limit)
+    most_tokens = asking.info.context_limit if ask.last_tokens is None else None
+    prompts = text_prompts(prompt, model.tokenizer, most_tokens)
     return PreparedPrompts(prompts, of_answer(AnswerForm.of(ask.form, model.grammars)))
+
+
+def _cut(prepared: PreparedPrompts, ask: Ask, asking: ModelContext) -> PreparedPrompts:
+    """The prompts' last tokens, where the ask says so. A first token that any text gets stays the first."""
+    if ask.last_tokens is None:
+        return prepared
+    if ask.seen:
+        message = "'truncate_prompt_tokens' is not possible with pictures."
+        raise InvalidRequest(message, param="truncate_prompt_tokens", code="unsupported_parameter")
+    kept = _room(ask, asking) if ask.last_tokens < 0 else ask.last_tokens
+    tokenizer = asking.chosen.model.tokenizer
+    begin = (tokenizer.bos,) if tokenizer.adds_bos and tokenizer.bos is not None else ()
+    return prepared._replace(prompts=[_last(prompt, kept, begin) for prompt in prepared.prompts])
+
+
+def _last(prompt: Prompt, kept: int, begin: tuple[int, ...]) -> Prompt:
+    removed = len(prompt.tokens) - kept
+    if removed <= 0:
+        return prompt
+    head = begin if prompt.tokens[: len(begin)] == begin and kept > len(begin) else ()
+    removed += len(head)
+    borders = tuple(border - removed + len(head) for border in prompt.borders if border > removed)
+    return msgspec.structs.replace(
+        prompt, tokens=(*head, *prompt.tokens[removed:]), borders=borders, turn=None
+    )
 
 
 def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelContext) -> PreparedPrompts:
@@ -147,9 +173,7 @@ def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
     conversation = ask.prompt
     if not (isinstance(conversation, AskedConversation) and conversation.may_forget):
         return None
-    context = asking.info.context_limit
-    room = ask.max_tokens.tokens if ask.max_tokens else min(_ROOM, context // 4)
-    limit = min(context - room, asking.options.max_prompt_tokens or context)
+    limit = _room(ask, asking)
 
     def fits(messages: Sequence[AskedMessage]) -> bool:
         try:
@@ -161,6 +185,13 @@ def _shorter(ask: Ask, asking: ModelContext) -> Ask | None:
 
     kept = shortened(conversation, fits)
     return None if kept is None else _with(ask, kept)
+
+
+def _room(ask: Ask, asking: ModelContext) -> int:
+    """What a prompt may have beside its answer; one at least."""
+    context = asking.info.context_limit
+    room = ask.max_tokens.tokens if ask.max_tokens else min(_ROOM, context // 4)
+    return max(1, min(context - room, asking.options.max_prompt_tokens or context))
 
 
 def _with(ask: Ask, messages: Sequence[AskedMessage]) -> Ask:

@@ -82,9 +82,9 @@ def is_seed(seed: int | None) -> TypeGuard[int]:
 
 
 def for_model(ask: Ask, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
-    """The sampling with biases of texts as those of their tokens. Raises InvalidRequest for ids that the
+    """The sampling with what is said of texts as said of their tokens. Raises InvalidRequest for ids that the
     vocabulary does not have."""
-    bias, never = dict(ask.sampling.logit_bias), list(ask.sampling.bad_words)
+    bias, never = dict(ask.sampling.logit_bias), _bad_words(ask.bad_words, tokenizer)
     for asked in ask.biases:
         for token in _tokens_of(asked.token, tokenizer):
             if asked.amount is None:
@@ -94,6 +94,18 @@ def for_model(ask: Ask, tokenizer: Tokenizer, *, vocab_size: int) -> Sampling:
     check_tokens((*bias, *chain(*never)), vocab_size=vocab_size, param="logit_bias")
     check_tokens(ask.sampling.stop_tokens, vocab_size=vocab_size, param="stop_token_ids")
     return msgspec.structs.replace(ask.sampling, logit_bias=bias, bad_words=tuple(never))
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Each as it is written at the beginning of a text and, where that takes as many tokens, behind a
+    blank."""
+    texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
+    read = tokenizer.encode_all(texts, add_special=False, parse_special=False) if texts else []
+    rows = [tuple(tokens) for tokens in read]
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    return [
+        row for first, behind in pairs for row in ((first, behind) if len(first) == len(behind) else (first,))
+    ]
 
 
 def _tokens_of(token: int | str, tokenizer: Tokenizer) -> Sequence[int]:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.as_ask import ProgressBody
+from openai_cpu_server.api.asking.as_ask import LastTokens, ProgressBody
 from openai_cpu_server.api.asking.ask import Attached
 from openai_cpu_server.api.asking.body import (
     CUSTOM_FORMAT,
@@ -236,6 +236,8 @@ class ChatBody(GenerationBody, ReasoningBody, ProgressBody):
     messages: Messages
     max_completion_tokens: OutputLimit = None
     max_tokens: OutputLimit = None
+    truncate_prompt_tokens: LastTokens | None = None
+    """vLLM's: the prompt's last ones are kept, -1: as many as there is room for."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """vLLM's and llama-server's. The last message, of the assistant, is the beginning of the answer in any

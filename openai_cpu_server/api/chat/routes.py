@@ -62,6 +62,7 @@ def chat_ask(body: ChatBody) -> Ask:
         ignored=adapted_names([*_other_tools(body), *told_in_words(body.messages)], messages),
         logprobs=_logprobs(body),
         details=asked_progress(body),
+        last_tokens=body.truncate_prompt_tokens,
         tools=_tools(body),
         thinking=thinking_of(body),
         template=body.chat_template,

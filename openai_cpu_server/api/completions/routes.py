@@ -8,12 +8,19 @@ from typing import Annotated, ClassVar, Union
 import msgspec
 from pydantic import Field
 
-from openai_cpu_server.api.asking.as_ask import ProgressBody, asked_progress, generation_ask, prediction
+from openai_cpu_server.api.asking.as_ask import (
+    LastTokens,
+    ProgressBody,
+    asked_progress,
+    generation_ask,
+    prediction,
+)
 from openai_cpu_server.api.asking.ask import Ask, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.body import GenerationBody, Prompt, ScoringLimit, Several
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.completions.render import CompletionRenderer, TextCompletion
 from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.errors import wrong
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 from openai_cpu_server.json_size import MOST_TOKENS
@@ -25,17 +32,23 @@ class CompletionBody(GenerationBody, ProgressBody):
     prompt: Prompt
     suffix: str | None = None
     max_tokens: ScoringLimit = None
+    truncate_prompt_tokens: LastTokens | None = None
+    """vLLM's: the prompt's last ones are kept, -1: as many as there is room for."""
     best_of: Several | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
 def completion_ask(body: CompletionBody) -> Ask:
+    if body.echo and body.truncate_prompt_tokens is not None:
+        message = "'echo' and 'truncate_prompt_tokens' cannot be combined: all of the prompt is echoed."
+        raise wrong(message, "truncate_prompt_tokens")
     prompt = AskedTexts(_as_list(body.prompt), suffix=body.suffix, echo=bool(body.echo))
     return msgspec.structs.replace(
         generation_ask(body, prompt, id_prefix="cmpl-"),
         best_of=body.best_of,
         details=asked_progress(body),
+        last_tokens=body.truncate_prompt_tokens,
         logprobs=body.logprobs,
         score_prompt=bool(body.echo) and body.logprobs is not None,
         score_end=body.logprobs is not None,
