@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 
+from tests.lazy import Lazy
 from tests.server_process import ServerProcess
+
+anthropic = Lazy("anthropic")
 
 Json = dict[str, Any]
 HOSTILE = 40
@@ -255,8 +257,15 @@ def looping() -> bytes:
     return pdf("a").replace(b"/Kids [4 0 R]", b"/Kids [2 0 R]")
 
 
-@pytest.mark.parametrize("data", [pdf("a", repeated=200_000), inflating(200_000_000), looping()])
-def test_files_that_unfold_without_end_cost_their_request_alone(server: ServerProcess, data: bytes) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [lambda: pdf("a", repeated=200_000), lambda: inflating(200_000_000), looping],
+    ids=["a page many times", "a long page", "a circle"],
+)
+def test_files_that_unfold_without_end_cost_their_request_alone(
+    server: ServerProcess, make: Callable[[], bytes]
+) -> None:
+    data = make()
     assert len(data) < 2**21
     with futures.ThreadPoolExecutor(1) as beside:
         asked = beside.submit(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -30,6 +29,7 @@ from tests.llama.test_pictures import KINDS, Kind, files
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
+anthropic = Lazy("anthropic")
 langchain_openai, messages = Lazy("langchain_openai"), Lazy("langchain_core.messages")
 types, llms = Lazy("llama_index.core.base.llms.types"), Lazy("llama_index.llms.openai_like")
 
