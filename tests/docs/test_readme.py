@@ -26,6 +26,7 @@ _ON_PAGES = {
     "benchmark.md": "cache-ram ctx-checkpoints slot-save-path swa-full",
     "deploy.md": "build build-arg cap-drop cpuset-cpus detach file format header mode now publish read-only "
     "rm set stop-timeout tag tmpfs values volume",
+    "llama-server.md": "batch-size",
     "gateways.md": "health-check-interval-secs health-failure-threshold load-monitor-interval policy values "
     "worker-overload-token-usage",
 }
