@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 or more (default %(default)s)")
     tokenizers = parser.add_mutually_exclusive_group()
     tokenizers.add_argument("--fim", action="store_true", help="with tokens for fill-in-the-middle")
-    tokenizers.add_argument("--sees", action="store_true", help="with tokens for what stands around pictures")
+    tokenizers.add_argument("--sees", action="store_true", help="with tokens for what stands around media")
     tokenizers.add_argument(
         "--tokenizer",
         type=Path,

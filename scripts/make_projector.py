@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the GGUF file of a projector with random weights: of a real kind and speed, it sees no sense."""
+"""Make the GGUF file of a projector with random weights: of a real kind and speed, it makes no sense."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +20,20 @@ Weights = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Shape:
-    """An encoder: its picture in pixels, its patches, its layers."""
+    """The layers of an encoder."""
 
-    picture: int
-    patch: int
     width: int
     ffn: int
     heads: int
     layers: int
+
+
+@dataclass(frozen=True)
+class PictureShape(Shape):
+    """Its picture in pixels, and its patches."""
+
+    picture: int
+    patch: int
     merged: int
     """So many patches on each side become one row."""
 
@@ -35,130 +42,250 @@ class Shape:
         return (self.picture // self.patch) ** 2
 
 
-TINY = Shape(picture=128, patch=16, width=32, ffn=64, heads=2, layers=2, merged=2)
-SHAPES = {
-    "tiny": TINY,
+@dataclass(frozen=True)
+class SoundShape(Shape):
+    """Bands of its spectrum."""
+
+    mels: int
+
+
+PICTURE_SHAPES = {
+    "tiny": PictureShape(picture=128, patch=16, width=32, ffn=64, heads=2, layers=2, merged=2),
     # SigLIP's two sizes, as SmolVLM 500M and Gemma 3 have them.
-    "siglip-base": Shape(picture=512, patch=16, width=768, ffn=3072, heads=12, layers=12, merged=4),
-    "siglip-so400m": Shape(picture=896, patch=14, width=1152, ffn=4304, heads=16, layers=27, merged=4),
+    "siglip-base": PictureShape(picture=512, patch=16, width=768, ffn=3072, heads=12, layers=12, merged=4),
+    "siglip-so400m": PictureShape(picture=896, patch=14, width=1152, ffn=4304, heads=16, layers=27, merged=4),
 }
-KINDS = ("gemma3", "idefics3", "lfm2", "qwen2vl_merger", "qwen3vl_merger")
+SOUND_SHAPES = {
+    "tiny": SoundShape(mels=128, width=40, ffn=64, heads=2, layers=2),
+    # Whisper's; Ultravox, Qwen2-Audio and Voxtral have the large one.
+    "whisper-small": SoundShape(mels=80, width=768, ffn=3072, heads=12, layers=12),
+    "whisper-large": SoundShape(mels=128, width=1280, ffn=5120, heads=20, layers=32),
+}
+SEEING = ("gemma3", "idefics3", "lfm2", "qwen2vl_merger", "qwen3vl_merger")
+HEARING = ("qwen2a", "qwen3a", "ultravox", "voxtral")
 """llama.cpp's names."""
+_STACKED = {"ultravox": 8, "voxtral": 4}
+"""So many rows become one. llama.cpp counts what is left over right where rows are 1,280 or 40 wide, and dies
+where they are 768 or 32 wide."""
+_SOUND_ROWS = 1500
+"""Half a spectrum's 3,000 frames, which are 30 seconds."""
+_CONVOLVED = 16
+"""Channels of a convolution over time and bands, where there is one."""
 
 
 class ProjectorFile:
-    def __init__(
-        self, path: Path, kind: str, shape: Shape, *, rows_width: int, quant: str, seed: int
-    ) -> None:
-        self._writer = GGUFWriter(path, "clip")
-        self._kind, self._shape, self._rows_width, self._seed = kind, shape, rows_width, seed
+    """One kind that sees, one that hears, or both."""
+
+    def __init__(self, path: Path, *, rows_width: int, quant: str, seed: int) -> None:
+        self.writer = GGUFWriter(path, "clip")
+        self.rows_width = rows_width
+        self._seed = seed
         self._type = np.float16 if quant == "f16" else np.float32
 
-    def write(self) -> None:
-        self._add_facts()
-        self._add_encoder()
-        self._add_merger()
-        self._writer.write_header_to_file()
-        self._writer.write_kv_data_to_file()
-        self._writer.write_tensors_to_file()
-        self._writer.close()
-
-    def _add_facts(self) -> None:
-        writer, shape = self._writer, self._shape
-        writer.add_name(f"random {self._kind}")
+    def write(self, kinds: Sequence[str], shape: str) -> None:
+        writer = self.writer
+        writer.add_name(f"random {'+'.join(kinds)}")
         writer.add_file_type(1 if self._type is np.float16 else 0)
-        writer.add_bool("clip.has_vision_encoder", True)
-        writer.add_string("clip.projector_type", self._kind)
         writer.add_bool("clip.use_gelu", True)
-        vision = {
-            "embedding_length": shape.width,
-            "feed_forward_length": shape.ffn,
-            "block_count": shape.layers,
-            "attention.head_count": shape.heads,
-            "projection_dim": self._rows_width,
-            "image_size": shape.picture,
-            "patch_size": shape.patch,
-            "projector.scale_factor": shape.merged,
-            "spatial_merge_size": shape.merged,
-            "preproc_image_size": 2 * shape.picture,
-        }
-        for name, value in vision.items():
-            writer.add_uint32(f"clip.vision.{name}", value)
-        writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-        writer.add_array("clip.vision.image_mean", [0.5] * 3)
-        writer.add_array("clip.vision.image_std", [0.5] * 3)
+        for kind in kinds:
+            sense = "vision" if kind in SEEING else "audio"
+            writer.add_bool(f"clip.has_{sense}_encoder", True)
+            writer.add_string(f"clip.{sense}.projector_type" if kinds[1:] else "clip.projector_type", kind)
+            if kind in SEEING:
+                PictureEncoder(self, kind, PICTURE_SHAPES[shape]).add()
+            else:
+                SoundEncoder(self, kind, SOUND_SHAPES[shape]).add()
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    def facts(self, sense: str, **numbers: int) -> None:
+        for name, value in numbers.items():
+            self.writer.add_uint32(f"clip.{sense}.{name.replace('__', '.')}", value)
+
+    def layers(self, at: str, shape: Shape, *, fused: bool = False, keys_biased: bool = True) -> None:
+        for layer in range(shape.layers):
+            name = f"{at}.blk.{layer}"
+            self.norm(f"{name}.ln1", shape.width)
+            self.norm(f"{name}.ln2", shape.width)
+            if fused:
+                self.linear(f"{name}.attn_qkv", shape.width, 3 * shape.width)
+            else:
+                self.linear(f"{name}.attn_q", shape.width, shape.width)
+                self.linear(f"{name}.attn_k", shape.width, shape.width, biased=keys_biased)
+                self.linear(f"{name}.attn_v", shape.width, shape.width)
+            self.linear(f"{name}.attn_out", shape.width, shape.width)
+            self.linear(f"{name}.ffn_up", shape.width, shape.ffn)
+            self.linear(f"{name}.ffn_down", shape.ffn, shape.width)
+
+    def norm(self, name: str, width: int) -> None:
+        self.vector(f"{name}.weight", width, 1.0)
+        self.vector(f"{name}.bias", width, 0.0)
+
+    def linear(self, name: str, inputs: int, outputs: int, *, biased: bool = True) -> None:
+        self.matrix(f"{name}.weight", (outputs, inputs), std=inputs**-0.5)
+        if biased:
+            self.vector(f"{name}.bias", outputs, 0.0)
+
+    def vector(self, name: str, size: int | tuple[int, ...], value: float) -> None:
+        self.writer.add_tensor(name, np.full(size, value, np.float32))
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], *, std: float, dtype: type[np.floating] | None = None
+    ) -> None:
+        random = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+        weights: Weights = random.normal(0, std, shape).astype(dtype or self._type)
+        self.writer.add_tensor(name, weights)
+
+
+class PictureEncoder:
+    def __init__(self, file: ProjectorFile, kind: str, shape: PictureShape) -> None:
+        self._file, self._kind, self._shape = file, kind, shape
+
+    def add(self) -> None:
+        file, shape = self._file, self._shape
+        file.facts(
+            "vision",
+            embedding_length=shape.width,
+            feed_forward_length=shape.ffn,
+            block_count=shape.layers,
+            attention__head_count=shape.heads,
+            projection_dim=file.rows_width,
+            image_size=shape.picture,
+            patch_size=shape.patch,
+            projector__scale_factor=shape.merged,
+            spatial_merge_size=shape.merged,
+            preproc_image_size=2 * shape.picture,
+        )
+        file.writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+        file.writer.add_array("clip.vision.image_mean", [0.5] * 3)
+        file.writer.add_array("clip.vision.image_std", [0.5] * 3)
         if self._is_qwen:
-            writer.add_array("clip.vision.is_deepstack_layers", [False] * shape.layers)
+            file.writer.add_array("clip.vision.is_deepstack_layers", [False] * shape.layers)
+        self._add_patches()
+        file.norm("v.post_ln", shape.width)
+        file.layers("v", shape, fused=self._kind == "qwen3vl_merger")
+        self._add_merger()
 
     @property
     def _is_qwen(self) -> bool:
         return self._kind.startswith("qwen")
 
-    def _add_encoder(self) -> None:
-        shape = self._shape
+    def _add_patches(self) -> None:
+        file, shape = self._file, self._shape
         patch = (shape.width, 3, shape.patch, shape.patch)
-        self._matrix("v.patch_embd.weight", patch, std=(3 * shape.patch**2) ** -0.5)
+        file.matrix("v.patch_embd.weight", patch, std=(3 * shape.patch**2) ** -0.5)
         if self._is_qwen:
-            self._matrix("v.patch_embd.weight.1", patch, std=(3 * shape.patch**2) ** -0.5)
+            file.matrix("v.patch_embd.weight.1", patch, std=(3 * shape.patch**2) ** -0.5)
         if self._kind != "qwen2vl_merger":
-            self._matrix("v.position_embd.weight", (shape.patches, shape.width), std=0.5, is_plain=True)
-            self._vector("v.patch_embd.bias", shape.width, 0.0)
-        self._norm("v.post_ln", shape.width)
-        for layer in range(shape.layers):
-            self._add_layer(f"v.blk.{layer}")
-
-    def _add_layer(self, at: str) -> None:
-        shape = self._shape
-        self._norm(f"{at}.ln1", shape.width)
-        self._norm(f"{at}.ln2", shape.width)
-        if self._kind == "qwen3vl_merger":
-            self._linear(f"{at}.attn_qkv", shape.width, 3 * shape.width)
-        else:
-            for name in ("attn_q", "attn_k", "attn_v"):
-                self._linear(f"{at}.{name}", shape.width, shape.width)
-        self._linear(f"{at}.attn_out", shape.width, shape.width)
-        self._linear(f"{at}.ffn_up", shape.width, shape.ffn)
-        self._linear(f"{at}.ffn_down", shape.ffn, shape.width)
+            places = (shape.patches, shape.width)
+            file.matrix("v.position_embd.weight", places, std=0.5, dtype=np.float32)
+            file.vector("v.patch_embd.bias", shape.width, 0.0)
 
     def _add_merger(self) -> None:
-        shape, rows = self._shape, self._rows_width
+        file, shape, rows = self._file, self._shape, self._file.rows_width
         joined = shape.width * shape.merged**2
         match self._kind:
             case "gemma3":
-                self._matrix("mm.input_projection.weight", (shape.width, rows), std=shape.width**-0.5)
-                self._vector("mm.soft_emb_norm.weight", shape.width, 1.0)
+                file.matrix("mm.input_projection.weight", (shape.width, rows), std=shape.width**-0.5)
+                file.vector("mm.soft_emb_norm.weight", shape.width, 1.0)
             case "idefics3":
-                self._matrix("mm.model.fc.weight", (rows, joined), std=joined**-0.5)
+                file.matrix("mm.model.fc.weight", (rows, joined), std=joined**-0.5)
             case "lfm2":
-                self._vector("mm.input_norm.weight", joined, 1.0)
-                self._vector("mm.input_norm.bias", joined, 0.0)
-                self._linear("mm.1", joined, shape.ffn)
-                self._linear("mm.2", shape.ffn, rows)
+                file.norm("mm.input_norm", joined)
+                file.linear("mm.1", joined, shape.ffn)
+                file.linear("mm.2", shape.ffn, rows)
             case _:
-                self._linear("mm.0", joined, joined)
-                self._linear("mm.2", joined, rows)
+                file.linear("mm.0", joined, joined)
+                file.linear("mm.2", joined, rows)
 
-    def _norm(self, name: str, width: int) -> None:
-        self._vector(f"{name}.weight", width, 1.0)
-        self._vector(f"{name}.bias", width, 0.0)
 
-    def _linear(self, name: str, inputs: int, outputs: int) -> None:
-        self._matrix(f"{name}.weight", (outputs, inputs), std=inputs**-0.5)
-        self._vector(f"{name}.bias", outputs, 0.0)
+class SoundEncoder:
+    """Whisper's, or one with convolutions over time and bands (`qwen3a`)."""
 
-    def _vector(self, name: str, size: int, value: float) -> None:
-        self._writer.add_tensor(name, np.full(size, value, np.float32))
+    def __init__(self, file: ProjectorFile, kind: str, shape: SoundShape) -> None:
+        self._file, self._kind, self._shape = file, kind, shape
+        self._stacked = _STACKED.get(kind, 1)
 
-    def _matrix(self, name: str, shape: tuple[int, ...], *, std: float, is_plain: bool = False) -> None:
-        random = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
-        weights: Weights = random.normal(0, std, shape).astype(np.float32 if is_plain else self._type)
-        self._writer.add_tensor(name, weights)
+    def add(self) -> None:
+        file, shape = self._file, self._shape
+        file.facts(
+            "audio",
+            embedding_length=shape.width,
+            feed_forward_length=shape.ffn,
+            block_count=shape.layers,
+            attention__head_count=shape.heads,
+            projection_dim=file.rows_width,
+            num_mel_bins=shape.mels,
+            projector__stack_factor=self._stacked,
+        )
+        file.writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+        if self._kind == "qwen3a":
+            self._add_convolutions_of_bands()
+        else:
+            self._add_convolution(1, shape.mels)
+            self._add_convolution(2, shape.width)
+        file.matrix("a.position_embd.weight", (_SOUND_ROWS, shape.width), std=0.5, dtype=np.float32)
+        file.layers("a", shape, keys_biased=False)
+        file.norm("a.post_ln", shape.width)
+        self._add_projection()
+
+    def _add_convolution(self, number: int, inputs: int) -> None:
+        kernel = (self._shape.width, inputs, 3)
+        std = (3 * inputs) ** -0.5
+        self._file.matrix(f"a.conv1d.{number}.weight", kernel, std=std, dtype=np.float16)
+        self._file.vector(f"a.conv1d.{number}.bias", (self._shape.width, 1), 0.0)
+
+    def _add_convolutions_of_bands(self) -> None:
+        for number in (1, 2, 3):
+            inputs = _CONVOLVED if number > 1 else 1
+            kernel = (_CONVOLVED, inputs, 3, 3)
+            std = (9 * inputs) ** -0.5
+            self._file.matrix(f"a.conv2d.{number}.weight", kernel, std=std, dtype=np.float16)
+            self._file.vector(f"a.conv2d.{number}.bias", _CONVOLVED, 0.0)
+        self._file.linear("a.conv_out", _CONVOLVED * self._shape.mels // 8, self._shape.width, biased=False)
+
+    def _add_projection(self) -> None:
+        file, shape, rows = self._file, self._shape, self._file.rows_width
+        stacked = shape.width * self._stacked
+        match self._kind:
+            case "ultravox":
+                file.vector("mm.a.norm_pre.weight", stacked, 1.0)
+                file.linear("mm.a.mlp.1", stacked, 2 * shape.ffn, biased=False)
+                file.vector("mm.a.norm_mid.weight", shape.ffn, 1.0)
+                file.linear("mm.a.mlp.2", shape.ffn, rows, biased=False)
+            case "voxtral":
+                file.linear("mm.a.mlp.1", stacked, rows, biased=False)
+                file.linear("mm.a.mlp.2", rows, rows, biased=False)
+            case "qwen2a":
+                file.linear("mm.a.fc", shape.width, rows)
+            case _:
+                file.linear("mm.a.mlp.1", shape.width, shape.width)
+                file.linear("mm.a.mlp.2", shape.width, rows)
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split("+")
+    if not all(kind in (*SEEING, *HEARING) for kind in kinds):
+        raise argparse.ArgumentTypeError(f"kinds are {', '.join((*SEEING, *HEARING))}")
+    if sum(kind in SEEING for kind in kinds) > 1 or sum(kind in HEARING for kind in kinds) > 1:
+        raise argparse.ArgumentTypeError("one kind that sees, one that hears, or both")
+    return kinds
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make_projector.py", description=__doc__)
-    parser.add_argument("--kind", required=True, choices=KINDS)
-    parser.add_argument("--shape", default="tiny", choices=SHAPES)
+    parser.add_argument(
+        "--kind",
+        required=True,
+        type=_kinds,
+        metavar="KIND[+KIND]",
+        help=f"one that sees ({', '.join(SEEING)}), one that hears ({', '.join(HEARING)}), or both",
+    )
+    parser.add_argument(
+        "--shape", default="tiny", choices=list(dict.fromkeys([*PICTURE_SHAPES, *SOUND_SHAPES]))
+    )
     parser.add_argument(
         "--rows-width", required=True, type=int, metavar="N", help="that of the model's embeddings"
     )
@@ -166,16 +293,12 @@ def main() -> int:
     parser.add_argument("--output", required=True, type=Path, metavar="PATH")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     args = parser.parse_args()
+    if any(args.shape not in (PICTURE_SHAPES if kind in SEEING else SOUND_SHAPES) for kind in args.kind):
+        parser.error(f"--shape {args.shape} is not one of what {' and '.join(args.kind)} take")
     partial = args.output.with_name(f".{args.output.name}.{os.getpid()}.partial")
     try:
-        ProjectorFile(
-            partial,
-            args.kind,
-            SHAPES[args.shape],
-            rows_width=args.rows_width,
-            quant=args.quant,
-            seed=args.seed,
-        ).write()
+        file = ProjectorFile(partial, rows_width=args.rows_width, quant=args.quant, seed=args.seed)
+        file.write(args.kind, args.shape)
         partial.replace(args.output)
     except OSError as error:
         print(f"make_projector: {error}", file=sys.stderr)

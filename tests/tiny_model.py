@@ -32,7 +32,7 @@ def tiny_model_path(
 
 
 def tiny_projector_path(kind: str, *, rows_width: int, shape: str = "tiny") -> Path:
-    """A GGUF file of what makes rows of pictures, of one of `make_projector.KINDS`."""
+    """A GGUF file of what makes rows of media, of one of the kinds of `make_projector.py`, or two."""
     path = _cache_folder() / f"projector-{kind}-{shape}-{rows_width}-{_source_digest()}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

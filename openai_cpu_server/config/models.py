@@ -120,7 +120,7 @@ class ModelOptions(BaseModel):
     )
     mmproj: str = Field(
         "auto",
-        description="what the model sees pictures with: a file, named as --model is, off, or auto: the one "
+        description="what the model sees and hears with: a file, named as --model is, off, or auto: the one "
         "that fits beside the model's file, else of its repository on the hub",
     )
     draft_model: str | None = Field(

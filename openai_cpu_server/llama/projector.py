@@ -35,7 +35,7 @@ from openai_cpu_server.contract.media import (
 )
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
-from openai_cpu_server.llama.model.kv_size import KEPT_ROWS_BYTES
+from openai_cpu_server.llama.model.kv_size import KEPT_ROWS_BYTES, MOST_SOUND_S
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
 
@@ -44,11 +44,11 @@ _LARGE = PictureSize(2048, 2048)
 _MOST_TIMES = 100
 """A picture is at most so many times as long on one side as on the other: scaled to what encoders take, the
 shorter one would be nothing."""
-_LEAST_SOUND_S, _MOST_SOUND_S = 0.1, 3600
-"""libmtmd dies of a single sample, and of less than two frames before some encoders; OpenAI refuses as much.
-At most its spectrum is 180 MB twice, and some seconds of work."""
+_LEAST_SOUND_S = 0.1
+"""libmtmd dies of a single sample, and of less than two frames before some encoders. OpenAI asks for as
+much."""
 _MOST_SOUND_ROWS = 4096
-"""In one part: some encoders attend to all of a sound at once, and hold all scores."""
+"""In one part: some encoders attend to all of a sound at once."""
 _PAUSE_S = 0.01
 """The encoder may be paused about so often. It computes some nodes of its graph at a time, and each time as
 many more or fewer."""
@@ -217,8 +217,8 @@ class Projector(NativeObject):
         if not self.sound_rate:
             raise EncodingFailed(DEAF)
         seconds = size.num_samples / self.sound_rate
-        if not _LEAST_SOUND_S <= seconds <= _MOST_SOUND_S:
-            bounds = f"from {_LEAST_SOUND_S} to {_MOST_SOUND_S:,} seconds"
+        if not _LEAST_SOUND_S <= seconds <= MOST_SOUND_S:
+            bounds = f"from {_LEAST_SOUND_S} to {MOST_SOUND_S:,} seconds"
             raise EncodingFailed(f"A sound may take {bounds}, and this one takes {seconds:,.3f}.")
 
     @property

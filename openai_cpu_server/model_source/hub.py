@@ -103,7 +103,7 @@ def fetch(name: HubName) -> Path:
 
 
 def fetch_projector(name: HubName) -> Path | None:
-    """What the models of the repository see pictures with, in the cache. It is downloaded if it is not there.
+    """What the models of the repository see and hear with, in the cache. It is downloaded if it is not there.
     None: the repository has nothing of the kind. Raises StartupError."""
     with _told_in_one_line(HubName(repo=name.repo), what="a projector"):
         file = preferred_projector(_projectors(name.repo))

@@ -82,7 +82,7 @@ _BEST_STORED = ("f16", "q8_0", "bf16", "f32")
 
 
 def projectors(names: Iterable[str]) -> list[str]:
-    """The files of a folder or a repository that models see pictures with."""
+    """The files of a folder or a repository that models see and hear with."""
     return sorted(name for name in names if _is_projector(name.lower()))
 
 

@@ -23,6 +23,7 @@ from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.config.folders import expanded, require_utf8, user_cache_dir
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.errors import AdapterFailed, AdapterNotAllowed, StartupError
+from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import file_digest
 from openai_cpu_server.model_source.aliases import ALIASES, without_tag
@@ -239,7 +240,7 @@ def projector_of(
     *,
     find: Callable[[str], Path] = resolve_model,
 ) -> Path | None:
-    """What a model sees with; None: it sees nothing. It may be downloaded first.
+    """What a model sees and hears with; None: it takes text only. It may be downloaded first.
 
     `asked`: `off`, a name as `--model` takes it, or `auto`: the file beside the model's whose rows are as
     wide as the model's, else that of the model's repository. `hub`: where the model came from; None: not from
@@ -273,7 +274,7 @@ def _of_repository(model: Path, hub: HubName) -> Path | None:
     try:
         path: Path | None = pkgutil.resolve_name(_FETCH_PROJECTOR)(hub)
     except StartupError as error:
-        logger.warning("%s: serving text only, if %s sees pictures at all", error, hub)
+        logger.warning("%s: serving text only, if %s takes anything else at all", error, hub)
         return None
     return path if path is not None and _fitting(model, [path]) else None
 
@@ -292,7 +293,7 @@ def _fitting(model: Path, found: Sequence[Path]) -> list[Path]:
 
 def _rows_width(projector: Path) -> int | None:
     try:
-        return GgufHeader(projector).get_int("clip.vision.projection_dim")
+        return ProjectorFacts.of(GgufHeader(projector)).rows_width
     except StartupError:
         return None
 

@@ -17,6 +17,7 @@ from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
 from openai_cpu_server.llama.gguf.header import (
     GgufHeader,
     description,
@@ -54,7 +55,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     options: ModelOptions
     projector: Path | None
-    """What it sees pictures with; None: it sees nothing."""
+    """What it sees and hears with; None: it takes text only."""
     keep_alive_s: float | None
     """Seconds without a request after which it is unloaded; None: never."""
     is_pinned: bool
@@ -302,6 +303,9 @@ def _info(
     parameters = sum(tensor.num_values for tensor in model_tensors(header))
     embeds = kind is not ModelKind.GENERATES
     width = header.get_int(header.for_architecture("embedding_length")) or 0
+    projector = None
+    if options.projector_path is not None:
+        projector = ProjectorFacts.of(GgufHeader(Path(options.projector_path)))
     return ModelInfo(
         path=options.model_path,
         description=description(header, parameters),
@@ -319,7 +323,8 @@ def _info(
         threads=options.threads or Machine().num_threads(),
         end_tokens=vocabulary.end_tokens,
         kind=kind,
-        sees=options.projector_path is not None,
+        sees=projector is not None and projector.seeing is not None,
+        sound_rate=0 if projector is None else projector.sound_rate,
         embedding_size=(1 if kind is ModelKind.RERANKS else width) if embeds else 0,
         max_input_tokens=min(trained, options.kv_tokens or trained) if embeds else 0,
     )

@@ -12,15 +12,20 @@ from gguf import TokenType
 UNKNOWN, BOS = 0, 1
 NUM_BYTES = 256
 IM_END = "<|im_end|>"
-PICTURE_MARKS = (
+MEDIA_MARKS = (
     "\n\n",
     "<fake_token_around_image>",
     "<global-img>",
     "<|img_thumbnail|>",
     "<|vision_start|>",
     "<|vision_end|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "[BEGIN_AUDIO]",
 )
-"""Tokens that some models want around their pictures."""
+"""Tokens that some models want around their pictures and sounds."""
 FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 
 _SPACE = "▁"  # SentencePiece writes a space so
@@ -68,7 +73,7 @@ def _quiet(texts: list[str], kinds: list[TokenType]) -> list[int]:
 
 def build_vocabulary(size: int, *, fim: bool, sees: bool = False) -> Vocabulary:
     """`size` tokens. Raises ValueError if that is less than the bytes, control tokens and ASCII need."""
-    further = ((FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE) if fim else ()) + (PICTURE_MARKS if sees else ())
+    further = ((FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE) if fim else ()) + (MEDIA_MARKS if sees else ())
     control = ["<|im_start|>", IM_END, *further]
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(NUM_BYTES)), *control]
     kinds = [

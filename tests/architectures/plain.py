@@ -1,7 +1,8 @@
 """Plain llama.cpp, in a process of its own: what a model answers greedily to prompts that come one by one.
 
 `python -m tests.architectures.plain MODEL [PROJECTOR]` reads lines of `{"prompt": [token, ...],
-"length": n}`; in place of a token there may be a picture, as its width, its height and its pixels in base64.
+"length": n}`; in place of a token there may be a picture or a sound, as its width and its height or the
+number of its samples, and its content in base64.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.contract.media import Picture
+from openai_cpu_server.contract.media import MediaItem, Picture
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
 
-_CELLS = 512
+_CELLS = 1024
 
 
 class Answer(NamedTuple):
@@ -47,11 +48,11 @@ class PlainLlama:
     def __exit__(self, *error: object) -> None:
         self._process.communicate()
 
-    def answer(self, prompt: Sequence[int | Picture], length: int) -> Answer:
+    def answer(self, prompt: Sequence[int | MediaItem], length: int) -> Answer:
         """`length` tokens, whatever they are: those that end an answer are passed over."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        shown = [_written(one) if isinstance(one, Picture) else one for one in prompt]
+        shown = [one if isinstance(one, int) else _written(one) for one in prompt]
         self._process.stdin.write(json.dumps({"prompt": shown, "length": length}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -59,8 +60,9 @@ class PlainLlama:
         return Answer(*json.loads(line))
 
 
-def _written(picture: Picture) -> tuple[int, int, str]:
-    return picture.size.width, picture.size.height, base64.b64encode(picture.rgb).decode()
+def _written(item: MediaItem) -> tuple[Sequence[int], str]:
+    size = [item.size.width, item.size.height] if isinstance(item, Picture) else [item.size.num_samples]
+    return size, base64.b64encode(item.content).decode()
 
 
 _silent = llama_cpp.llama_log_callback(lambda *_: None)
@@ -79,7 +81,7 @@ class _Plain:
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         vocabulary = llama_cpp.llama_model_get_vocab(self._model)
         self._size = llama_cpp.llama_vocab_n_tokens(vocabulary)
-        self._eyes = None if projector is None else _Eyes(projector, self._model, self._context)
+        self._senses = None if projector is None else _Senses(projector, self._model, self._context)
         self._ends = [t for t in range(self._size) if llama_cpp.llama_vocab_is_eog(vocabulary, t)]
 
     def answer(self, prompt: Sequence[Any], length: int) -> Answer:
@@ -101,8 +103,8 @@ class _Plain:
                 continue
             if read:
                 self._compute(read, end)
-            assert self._eyes is not None
-            end, read = self._eyes.look(one, end + len(read)), []
+            assert self._senses is not None
+            end, read = self._senses.take(one, end + len(read)), []
         yield self._compute(read, end)
         end += len(read)
         while len(tokens) < length:
@@ -123,7 +125,7 @@ class _Plain:
         return logits - np.logaddexp.reduce(logits)
 
 
-class _Eyes:
+class _Senses:
     """libmtmd, by its helpers."""
 
     def __init__(self, projector: str, model: object, context: object) -> None:
@@ -135,11 +137,15 @@ class _Eyes:
         self._handle = mtmd.mtmd_init_from_file(projector.encode(), model, params)
         self._context = context
 
-    def look(self, picture: Sequence[Any], position: int) -> int:
+    def take(self, item: Sequence[Any], position: int) -> int:
         """Compute it there, with what stands around it; returns the position behind that."""
-        mtmd, (width, height, pixels) = self._mtmd, picture
-        data = np.frombuffer(base64.b64decode(pixels), np.uint8)
-        bitmap = mtmd.mtmd_bitmap_init(width, height, data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
+        mtmd, (size, content) = self._mtmd, item
+        data = np.frombuffer(base64.b64decode(content), np.uint8).ctypes
+        if len(size) == 2:
+            bitmap = mtmd.mtmd_bitmap_init(*size, data.data_as(ctypes.POINTER(ctypes.c_uint8)))
+        else:
+            samples = data.data_as(ctypes.POINTER(ctypes.c_float))
+            bitmap = mtmd.mtmd_bitmap_init_from_audio(*size, samples)
         chunks = mtmd.mtmd_input_chunks_init()
         marker = mtmd.mtmd_default_marker()
         text = mtmd.mtmd_input_text(marker, len(marker), False, True)

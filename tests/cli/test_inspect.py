@@ -102,7 +102,9 @@ def test_the_demo_model(shown: Shown) -> None:
     assert not any("\x1b" in line or line != line.rstrip() for line in lines)
 
 
-def test_what_it_sees_with(tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run) -> None:
+def test_what_it_sees_and_hears_with(
+    tiny: Path, tmp_path: Path, shown: Shown, facts: Facts, run: Run
+) -> None:
     model, eyes = tmp_path / "model.gguf", tmp_path / "mmproj-f16.gguf"
     shutil.copyfile(tiny, model)
     blind = facts(model)
@@ -114,7 +116,14 @@ def test_what_it_sees_with(tiny: Path, tmp_path: Path, shown: Shown, facts: Fact
     assert facts(model)["sight"] == {"path": str(eyes), "file_bytes": size, **said}
     assert f"sees pictures  yes, with {eyes}, " in shown(model)
     assert "gemma3, 128 pixels at once, patches of 16, 2 layers" in shown(model)
+    assert "hears sound    no; that takes a projector" in shown(model)
     assert facts(model, "--mmproj", "off")["sight"] is None
+    shutil.copyfile(tiny_projector_path("ultravox", rows_width=256), eyes)
+    said = {"kind": "ultravox", "sample_rate": 16_000, "bands": 128, "layers": 2}
+    hears = facts(model)
+    assert hears["sight"] is None
+    assert hears["hearing"] == {"path": str(eyes), "file_bytes": eyes.stat().st_size, **said}
+    assert "ultravox, 16,000 samples a second, 128 bands, 2 layers" in shown(model)
     assert run(model, "--mmproj", tmp_path / "absent.gguf").returncode == 2
 
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from openai_cpu_server.contract.media import MediaRows, Picture, PictureSize, placed
+from openai_cpu_server.contract.media import MediaItem, MediaRows, Picture, PictureSize, Sound, placed
 from openai_cpu_server.contract.messages import CancelRequest, EngineOptions, Finish, StepDone, Submit
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.contract.scheduling import Scheduling
@@ -72,8 +72,8 @@ def options(kind: Kind, **more: object) -> EngineOptions:
     return small(model, projector_path=str(projector), **more)
 
 
-class Seeing:
-    """An engine's core that sees, and what it says."""
+class Sensing:
+    """An engine's core that takes media, and what it says."""
 
     def __init__(self, asked: EngineOptions) -> None:
         self.options = asked
@@ -83,15 +83,15 @@ class Seeing:
         self.finishes: dict[str, Finish] = {}
         self.prompts: dict[str, tuple[int, ...]] = {}
 
-    def ask(self, name: str, *parts: Sequence[int] | Picture, **more: object) -> GenerationRequest:
-        """Texts and pictures by turns, beginning and ending with a text."""
-        pictures = [part for part in parts if isinstance(part, Picture)]
-        shapes = [self.backend.measure(one.size).shape for one in pictures]
-        tokens, media = placed(pictures, shapes, [p for p in parts if not isinstance(p, Picture)])
+    def ask(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> GenerationRequest:
+        """Texts and media items by turns, beginning and ending with a text."""
+        items = [part for part in parts if isinstance(part, (Picture, Sound))]
+        shapes = [self.backend.measure(one.size).shape for one in items]
+        tokens, media = placed(items, shapes, [p for p in parts if not isinstance(p, (Picture, Sound))])
         request = GenerationRequest(
             id=name,
             tokens=tokens,
-            media_items=tuple(pictures),
+            media_items=tuple(items),
             media=media,
             max_tokens=LENGTH,
             sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
@@ -113,7 +113,7 @@ class Seeing:
         while self.core.has_work:
             self.step()
 
-    def answer(self, name: str, *parts: Sequence[int] | Picture, **more: object) -> list[int]:
+    def answer(self, name: str, *parts: Sequence[int] | MediaItem, **more: object) -> list[int]:
         self.ask(name, *parts, **more)
         self.run()
         assert self.finishes[name].is_good, self.finishes[name]
@@ -138,13 +138,13 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture(scope="module")
-def seeing(kind: Kind) -> Iterator[Seeing]:
-    seeing = Seeing(options(kind))
+def seeing(kind: Kind) -> Iterator[Sensing]:
+    seeing = Sensing(options(kind))
     yield seeing
     seeing.backend.close()
 
 
-def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(seeing: Seeing, kind: Kind) -> None:
+def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(seeing: Sensing, kind: Kind) -> None:
     small_one, large, other = picture(100, 50), picture(300, 200, 1), picture(100, 50, 2)
     stories = {
         "one": (BEFORE, small_one, BEHIND),
@@ -166,7 +166,7 @@ def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(seeing: S
     assert seeing.num_encoded == 0
 
 
-def test_conversations_that_share_pictures_share_their_cells(seeing: Seeing) -> None:
+def test_conversations_that_share_pictures_share_their_cells(seeing: Sensing) -> None:
     """Some at once, beside texts, in a pool that is too small for all of them."""
     first, second = picture(64, 64, 5), picture(300, 200, 6)
     stories = {
@@ -189,7 +189,7 @@ def test_conversations_that_share_pictures_share_their_cells(seeing: Seeing) -> 
 
 def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
     hurried = Scheduling(preempt_threshold_ms=0.0, batch_stall_ms=2000.0)
-    seeing = Seeing(options(kind, scheduling=hurried, cache_bytes=0))
+    seeing = Sensing(options(kind, scheduling=hurried, cache_bytes=0))
     try:
         parts = (BEFORE, picture(300, 200, 1), tuple(range(360, 400)), picture(64, 64, 5), BEHIND)
         expected = seeing.answer("alone", *parts)
@@ -208,18 +208,18 @@ def test_interrupted_steps_leave_no_trace(kind: Kind) -> None:
 def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_path: Path) -> None:
     path, parts = tmp_path / "cache", (BEFORE, picture(300, 200, 1), BEHIND)
     asked = options(kind, cache_file=str(path))
-    first = Seeing(asked)
+    first = Sensing(asked)
     expected = first.answer("a", *parts)
     first.core.save_cache(str(path))
     first.backend.close()
-    again = Seeing(asked)
+    again = Sensing(asked)
     assert again.answer("b", *parts) == expected
     assert again.finishes["b"].cached_tokens == len(again.prompts["b"]) - 1
     assert again.num_encoded == 0
     again.backend.close()
     other = tmp_path / "other.gguf"
     shutil.copyfile(files(kind)[1], other)
-    unfit = Seeing(msgspec.structs.replace(asked, projector_path=str(other)))
+    unfit = Sensing(msgspec.structs.replace(asked, projector_path=str(other)))
     unfit.answer("c", *parts)
     assert unfit.finishes["c"].cached_tokens == 0, "another projector may make other rows"
     unfit.backend.close()
@@ -261,7 +261,7 @@ def test_what_is_encoded_for_nobody_is_given_up() -> None:
     model, _ = files(KINDS["whole"])
     projector = tiny_projector_path("gemma3", rows_width=256, shape="siglip-base")
     asked = small(model, projector_path=str(projector), scheduling=Scheduling(preempt_threshold_ms=10.0))
-    seeing = Seeing(asked)
+    seeing = Sensing(asked)
     try:
         seeing.ask("first", BEFORE, picture(600, 600), BEHIND)
         num_steps = 0
@@ -276,7 +276,7 @@ def test_what_is_encoded_for_nobody_is_given_up() -> None:
         seeing.backend.close()
 
 
-def test_pictures_of_any_size_have_rows_and_the_encoder_makes_as_many(seeing: Seeing) -> None:
+def test_pictures_of_any_size_have_rows_and_the_encoder_makes_as_many(seeing: Sensing) -> None:
     for width, height in ((1, 1), (7, 700), (700, 7), (17, 31), (1024, 1024)):
         shape = seeing.backend.measure(PictureSize(width, height))
         assert not shape.why_not, shape

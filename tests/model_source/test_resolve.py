@@ -215,7 +215,7 @@ class TestEyes:
             User(tmp_path / "hf", hub.endpoint).resolve("hf:acme/eyes")
         path, said = self.sees(User(tmp_path / "hf", unreachable), "hf:acme/eyes")
         assert path is None
-        assert "serving text only, if hf:acme/eyes sees pictures at all" in said
+        assert "serving text only, if hf:acme/eyes takes anything else at all" in said
 
     def test_named_on_the_hub(self, repos: dict[str, Repo], tmp_path: Path) -> None:
         with running(repos) as hub:

@@ -12,11 +12,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from openai_cpu_server.cli.inspect.facts import (
     FileFacts,
+    HearingFacts,
     ModelShape,
     SightFacts,
     TemplateFacts,
     TokenizerFacts,
     read_facts,
+    read_hearing,
     read_sight,
     read_template,
     template_source,
@@ -47,7 +49,9 @@ class InspectReport(msgspec.Struct, frozen=True):
 
     model: FileFacts
     sight: SightFacts | None
-    """What it sees pictures with; None: text is all it takes."""
+    """What it sees pictures with; None: it takes none."""
+    hearing: HearingFacts | None
+    """What it hears sound with; None: it takes none."""
     chat_template: TemplateFacts | None
     memory: MemoryFacts | None
     """What fits; None: the file is no model that generates text."""
@@ -84,6 +88,7 @@ def _about(report: InspectReport) -> str:
         ("chat template", _template(report.chat_template) if facts.tokenizer is not None else ""),
         ("", _turns(report.chat_template)),
         ("sees pictures", _sight(report) if facts.generates_text else ""),
+        ("hears sound", _hearing(report) if facts.generates_text else ""),
     ]
     return "\n".join(f"{what:<15}{said}" for what, said in rows if said)
 
@@ -178,16 +183,33 @@ def _template(template: TemplateFacts | None) -> str:
     return f"{len(template.source):,} characters, {tools}{thoughts}{named} (--template prints it)"
 
 
+_NO_PROJECTOR = "no; that takes a projector, an mmproj file beside the model's"
+
+
 def _sight(report: InspectReport) -> str:
     sight = report.sight
     if sight is None:
-        return "no; that takes a projector, an mmproj file beside the model's"
+        return _NO_PROJECTOR
     parts = [
         f"{sight.path}, {bytes_text(sight.file_bytes)}",
         harmless(sight.kind or ""),
         f"{sight.image_size} pixels at once" if sight.image_size else "",
         f"patches of {sight.patch_size}" if sight.patch_size else "",
         f"{sight.layers} layers" if sight.layers else "",
+    ]
+    return f"yes, with {', '.join(filter(None, parts))}"
+
+
+def _hearing(report: InspectReport) -> str:
+    hearing = report.hearing
+    if hearing is None:
+        return _NO_PROJECTOR
+    parts = [
+        f"{hearing.path}, {bytes_text(hearing.file_bytes)}",
+        harmless(hearing.kind or ""),
+        f"{hearing.sample_rate:,} samples a second",
+        f"{hearing.bands} bands" if hearing.bands else "",
+        f"{hearing.layers} layers" if hearing.layers else "",
     ]
     return f"yes, with {', '.join(filter(None, parts))}"
 
@@ -370,14 +392,16 @@ def _report(header: GgufHeader, facts: FileFacts, settings: Settings, *, measure
     options = profile.applied(options, given=settings.model_fields_set) if profile else options
     template = read_template(header)
     if not facts.generates_text:
-        return InspectReport(facts, None, template, memory=None, profile=None, speed=None)
-    sight = read_sight(GgufHeader(projector)) if projector is not None else None
+        return InspectReport(facts, None, None, template, memory=None, profile=None, speed=None)
+    media_header = GgufHeader(projector) if projector is not None else None
+    sight = read_sight(media_header) if media_header is not None else None
+    hearing = read_hearing(media_header) if media_header is not None else None
     memory = read_memory(header, facts, options, machine, draft_header)  # as it is without the model
     curve = (
         _measured(options, folder) if measures else best_known(header.path, folder, options, header, machine)
     )
     speed = predicted(curve, options, header, machine) if curve else None
-    return InspectReport(facts, sight, template, memory, profile, speed)
+    return InspectReport(facts, sight, hearing, template, memory, profile, speed)
 
 
 def _measured(options: EngineOptions, folder: Path) -> MeasuredCurve:

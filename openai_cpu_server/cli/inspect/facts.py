@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, total_bytes
 from openai_cpu_server.llama.gguf.tensors import Tensor
 from openai_cpu_server.prompt.chat_template import ChatTemplate
@@ -102,6 +103,20 @@ class SightFacts(msgspec.Struct, frozen=True):
     layers: int | None
 
 
+class HearingFacts(msgspec.Struct, frozen=True):
+    """The projector that the model hears with; None where its file does not say."""
+
+    path: str
+    file_bytes: int
+    kind: str | None
+    """How sounds are prepared and encoded, in llama.cpp's words."""
+    sample_rate: int
+    """Samples a second that it takes."""
+    bands: int | None
+    """Of a sound's spectrum."""
+    layers: int | None
+
+
 class FileFacts(msgspec.Struct, frozen=True):
     path: str
     files: int
@@ -137,15 +152,33 @@ def read_facts(header: GgufHeader, tensors: list[Tensor]) -> FileFacts:
     )
 
 
-def read_sight(header: GgufHeader) -> SightFacts:
-    """`header`: the projector's."""
+def read_sight(header: GgufHeader) -> SightFacts | None:
+    """`header`: the projector's. None: it sees nothing."""
+    seeing = ProjectorFacts.of(header).seeing
+    if seeing is None:
+        return None
     return SightFacts(
         path=str(header.path),
         file_bytes=total_bytes([header.path]),
-        kind=header.get_str("clip.projector_type") or header.get_str("clip.vision.projector_type"),
-        image_size=header.get_int("clip.vision.image_size"),
-        patch_size=header.get_int("clip.vision.patch_size"),
-        layers=header.get_int("clip.vision.block_count"),
+        kind=seeing.kind,
+        image_size=seeing.image_size,
+        patch_size=seeing.patch_size,
+        layers=seeing.layers,
+    )
+
+
+def read_hearing(header: GgufHeader) -> HearingFacts | None:
+    """`header`: the projector's. None: it hears nothing."""
+    facts = ProjectorFacts.of(header)
+    if facts.hearing is None:
+        return None
+    return HearingFacts(
+        path=str(header.path),
+        file_bytes=total_bytes([header.path]),
+        kind=facts.hearing.kind,
+        sample_rate=facts.sound_rate,
+        bands=facts.hearing.num_bands,
+        layers=facts.hearing.layers,
     )
 
 

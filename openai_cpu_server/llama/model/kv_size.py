@@ -10,6 +10,7 @@ from typing import NamedTuple
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import TILE_TOKENS
 from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.encoders import EncoderFacts, ProjectorFacts
 from openai_cpu_server.llama.gguf.header import GgufHeader, model_files, total_bytes
 
 CELLS_GRANULARITY = 256
@@ -153,9 +154,14 @@ _LOGIT_BYTES = 4
 
 
 KEPT_ROWS_BYTES = 256 * 1024 * 1024
-"""The rows of pictures that an engine keeps."""
+"""The rows of media that an engine keeps."""
 _MOST_PATCHES = 16_384
 """Of encoders that look at pictures as large as they come; libmtmd makes 4,096 rows of 4 patches at most."""
+_MOST_FRAMES = 4096
+"""Of sounds that an encoder looks at at once; Whisper's takes 1,500."""
+MOST_SOUND_S = 1800
+_SPECTRUM_BYTES = 2 * 4 * 100 * MOST_SOUND_S
+"""Of one band of the longest sound: 100 frames a second, and once more where they are cut."""
 
 
 class EncoderMemory(NamedTuple):
@@ -178,21 +184,27 @@ def encoder_memory(options: EngineOptions) -> EncoderMemory:
     if options.projector_path is None:
         return _NO_ENCODER
     header = GgufHeader(Path(options.projector_path))
-    width, widest, heads, size, patch = (
-        min(max(header.get_int(f"clip.vision.{key}") or 0, 0), _MOST_PATCHES)
-        for key in (
-            "embedding_length",
-            "feed_forward_length",
-            "attention.head_count",
-            "image_size",
-            "patch_size",
-        )
-    )
-    is_square = header.get_int("clip.vision.spatial_merge_size") is None
-    patches = min((size // max(1, patch)) ** 2, _MOST_PATCHES) if is_square else _MOST_PATCHES
-    scores = 0 if options.flash_attention else patches * heads
-    activations = 4 * patches * (widest + 3 * width + scores)
-    return EncoderMemory(total_bytes([header.path]), activations + KEPT_ROWS_BYTES)
+    facts = ProjectorFacts.of(header)
+    buffers = KEPT_ROWS_BYTES
+    if (seeing := facts.seeing) is not None:
+        size, patch = _bounded(seeing.image_size), _bounded(seeing.patch_size)
+        is_square = header.get_int("clip.vision.spatial_merge_size") is None
+        patches = min((size // max(1, patch)) ** 2, _MOST_PATCHES) if is_square else _MOST_PATCHES
+        buffers += _activations(seeing, patches, options)
+    if (hearing := facts.hearing) is not None:
+        buffers += _activations(hearing, _MOST_FRAMES, options)
+        buffers += _SPECTRUM_BYTES * _bounded(hearing.num_bands)
+    return EncoderMemory(total_bytes([header.path]), buffers)
+
+
+def _activations(encoder: EncoderFacts, places: int, options: EngineOptions) -> int:
+    scores = 0 if options.flash_attention else places * _bounded(encoder.heads)
+    return 4 * places * (_bounded(encoder.ffn) + 3 * _bounded(encoder.width) + scores)
+
+
+def _bounded(number: int | None) -> int:
+    """As a file says it, where it says no nonsense."""
+    return min(max(number or 0, 0), _MOST_PATCHES)
 
 
 class MemoryRoom(NamedTuple):

@@ -1,0 +1,165 @@
+"""Tiny models that hear, as `test_pictures.py` has those that see: what they answer is what llama.cpp's own
+helpers make of the same files."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openai_cpu_server.contract.media import DEAF, MediaRows, Sound, SoundSize, placed
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.engine_client.supervisor import Supervisor
+from openai_cpu_server.errors import InvalidRequest
+from tests.architectures.plain import PlainLlama
+from tests.architectures.test_architectures import ENGINE, running
+from tests.llama.test_pictures import LENGTH, Kind, Sensing, options, picture
+
+pytestmark = pytest.mark.native
+
+RATE = 16_000
+BEFORE, BEHIND = (1, *range(300, 330)), tuple(range(400, 430))
+KINDS = {
+    "attention": Kind("tiny", "ultravox", 256),
+    "windows": Kind("tiny-gemma3", "voxtral"),
+    "hybrid": Kind("tiny-lfm2", "voxtral"),
+    "sees, too": Kind("tiny-qwen2vl", "qwen3vl_merger+qwen3a"),
+}
+
+
+def sound(seconds: float, seed: int = 0) -> Sound:
+    """A tone that rises, in noise."""
+    time_s = np.arange(int(seconds * RATE)) / RATE
+    noise = np.random.default_rng(seed).normal(0, 0.05, len(time_s))
+    tone = 0.5 * np.sin(2 * np.pi * (200 + 50 * seed + 100 * time_s) * time_s)
+    return Sound.of((tone + noise).astype("<f4").tobytes())
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def hearing(request: pytest.FixtureRequest) -> Iterator[Sensing]:
+    hearing = Sensing(options(KINDS[request.param]))
+    yield hearing
+    hearing.backend.close()
+
+
+only = partial(pytest.mark.parametrize, "hearing", indirect=True)
+
+
+def test_answers_are_llama_cpps_and_the_second_time_nothing_is_encoded(hearing: Sensing) -> None:
+    """One of these has several parts."""
+    stories = {
+        "long": (BEFORE, sound(31.0, 1), BEHIND),
+        "two": (BEFORE, sound(0.4), (400,), sound(0.4, 2), BEHIND),
+    }
+    if hearing.backend.info.sees:
+        stories["seen, too"] = (BEFORE, picture(100, 50), (400,), sound(0.4), BEHIND)
+    with PlainLlama(Path(hearing.options.model_path), Path(hearing.options.projector_path or "")) as plain:
+        expected = {
+            name: plain.answer([x for p in parts for x in (p if isinstance(p, tuple) else [p])], LENGTH)
+            for name, parts in stories.items()
+        }
+    for name, parts in stories.items():
+        assert hearing.answer(name, *parts) == expected[name].tokens, name
+    hearing.forget_rows()
+    for name, parts in stories.items():
+        again = f"{name}, again"
+        assert hearing.answer(again, *parts) == expected[name].tokens
+        assert hearing.finishes[again].cached_tokens == len(hearing.prompts[again]) - 1
+    assert hearing.num_encoded == 0
+
+
+@only(["attention", "sees, too"])
+def test_conversations_that_share_sounds_share_their_cells(hearing: Sensing) -> None:
+    """Some at once, beside texts, in a pool that is too small for all of them."""
+    first, second = sound(3.0, 5), sound(2.0, 6)
+    stories = {
+        "a": (BEFORE, first, BEHIND),
+        "b": (BEFORE, first, BEHIND, second, (320, 321)),
+        "c": (BEFORE, second, BEHIND),
+    }
+    alone = {name: hearing.answer(f"alone {name}", *parts) for name, parts in stories.items()}
+    hearing.forget_rows()
+    for name, parts in stories.items():
+        priority = Priority.BATCH if name == "b" else Priority.INTERACTIVE
+        hearing.ask(name, *parts, priority=priority)
+        hearing.ask(f"text {name}", (1, *range(360, 380)), priority=priority)
+    hearing.run()
+    assert {name: hearing.tokens[name] for name in stories} == alone
+
+
+@only(["attention", "sees, too"])
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        (np.full(RATE, np.nan), "not finite"),
+        (np.full(RATE, np.inf), "not finite"),
+        (np.full(RATE, 1e30), "not finite"),
+        (np.zeros(RATE), ""),
+    ],
+    ids=["nan", "inf", "huge", "silent"],
+)
+def test_a_sound_of_strange_samples_harms_nobody_else(hearing: Sensing, samples: object, why: str) -> None:
+    strange = Sound.of(np.asarray(samples, "<f4").tobytes())
+    name = f"strange {strange.digest}"
+    hearing.ask(name, BEFORE, strange, BEHIND)
+    hearing.ask(f"beside {name}", BEFORE)
+    hearing.run()
+    assert hearing.finishes[f"beside {name}"].is_good
+    finish = hearing.finishes[name]
+    assert (why in str(finish)) if why else finish.is_good
+
+
+@only(["attention", "sees, too"])
+def test_sounds_of_any_length_have_rows_or_a_reason(hearing: Sensing) -> None:
+    backend = hearing.backend
+    for num_samples in (1_600, 1_601, 15_999, 480_000, 480_001):
+        shape = backend.measure(SoundSize(num_samples)).shape
+        assert sum(part.num_rows for part in shape if isinstance(part, MediaRows)) > 0
+    for num_samples in (0, 1, 2, 1_599, 1800 * RATE + 1, 2**40):
+        assert "0.1 to 1,800 seconds" in backend.measure(SoundSize(num_samples)).why_not
+
+
+def test_a_model_that_only_sees_takes_no_sound() -> None:
+    seeing = Sensing(options(Kind("tiny", "idefics3", 256)))
+    assert seeing.backend.measure(SoundSize(RATE)).why_not == DEAF
+    assert not seeing.backend.info.hears
+    seeing.backend.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["hybrid", "sees, too"])
+async def test_a_killed_engine_goes_on_with_sounds(kind: str) -> None:
+    """The real process, in its sandbox."""
+    heard = sound(9.0, 1)
+    async with running(EngineClient(Supervisor(ENGINE, options(KINDS[kind])), max_queue=9)) as engine:
+        (shape,) = await engine.shapes([heard.size])
+        tokens, media = placed([heard], [shape], [BEFORE, BEHIND])
+        answers = []
+        for name, is_killed in (("a", False), ("b", True)):
+            request = GenerationRequest(
+                id=f"{name}/0",
+                tokens=tokens,
+                media_items=(heard,),
+                media=media,
+                max_tokens=40,
+                sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
+                cache_namespace=name,
+            )
+            output = list[int]()
+            async with engine.generate([request]) as generation:
+                async for event in generation:
+                    output += event.tokens
+                    if is_killed and len(output) >= 3:
+                        is_killed = False
+                        os.kill(engine.engine_pid, signal.SIGKILL)
+            answers.append(output)
+        assert answers[0] == answers[1]
+        with pytest.raises(InvalidRequest, match="seconds") as refused:
+            await engine.shapes([SoundSize(1)])
+        assert refused.value.code == "invalid_audio"
