@@ -15,7 +15,7 @@ from tests.tiny_model import tiny_model_path
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 PROXY, STRANGER = "127.0.0.1", "127.0.0.2"
-NUM_QUEUED = 20
+NUM_QUEUED = 12
 BODY = {"prompt": "a", "max_tokens": 100, "ignore_eos": True}
 
 

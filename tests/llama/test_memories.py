@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from random_model.architectures import VOCAB, Architecture
+from random_model.architectures import ARCHITECTURES, VOCAB, Architecture
 
 from openai_cpu_server.contract.messages import EngineOptions, Submit
 from openai_cpu_server.contract.request import GenerationRequest, Priority
@@ -52,6 +52,27 @@ TIE = 0.05
 class Served:
     backend: LlamaBackend
     options: EngineOptions
+
+
+ONE_OF_EACH = (
+    "tiny-deepseek2",
+    "tiny-gemma4",
+    "tiny-mamba",
+    "tiny-qwen35",
+    "tiny-falcon-h1",
+    "tiny-lfm2-window",
+)
+"""All kinds of memory, latent and shared cells, and positions of three numbers."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in ONE_OF_EACH else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES
+    ],
+)
+def architecture(request: pytest.FixtureRequest) -> Architecture:
+    return ARCHITECTURES[request.param]
 
 
 @pytest.fixture(scope="module")

@@ -226,22 +226,24 @@ def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_pa
 
 
 @pytest.mark.anyio
-async def test_a_killed_engine_goes_on_with_pictures(kind: Kind) -> None:
+@pytest.mark.parametrize("name", ["slices", "hybrid, one place"])
+async def test_a_killed_engine_goes_on_with_pictures(name: str) -> None:
     """The real process, in its sandbox."""
+    kind = KINDS[name]
     shown = picture(300, 200, 1)
     async with running(EngineClient(Supervisor(ENGINE, options(kind)), max_queue=9)) as engine:
         (shape,) = await engine.shapes([shown.size])
         tokens, media = placed([shown], [shape], [BEFORE, BEHIND])
         answers = []
-        for name, is_killed in (("a", False), ("b", True)):
+        for namespace, is_killed in (("a", False), ("b", True)):
             request = GenerationRequest(
-                id=f"{name}/0",
+                id=f"{namespace}/0",
                 tokens=tokens,
                 media_items=(shown,),
                 media=media,
                 max_tokens=40,
                 sampling=Sampling(seed=0, temperature=0, ignore_eos=True),
-                cache_namespace=name,
+                cache_namespace=namespace,
             )
             output = list[int]()
             async with engine.generate([request]) as generation:
