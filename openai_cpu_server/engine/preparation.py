@@ -1,15 +1,17 @@
 """Constraints are prepared beside the loop and beside the reader, so that neither waits for a compiler.
 
-So are adapters, whose files may be large, and what stands for pictures and sounds in prompts is found there.
+So are adapters, whose files may be large. What stands for pictures and sounds in prompts is found in another
+thread, for libmtmd takes the spectrum of a sound to know: half a second of the cores for a minute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from itertools import count
-from queue import PriorityQueue
+from queue import PriorityQueue, SimpleQueue
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
@@ -33,10 +35,12 @@ Request = (
     Submit | CancelRequest | ClearCache | LoadAdapter | UnloadAdapter | MeasureMedia | ShowSteps | HideSteps
 )
 """Commands that are taken once the engine is ready."""
-Prepared = Submit | LoadAdapter | MeasureMedia
+Prepared = Submit | LoadAdapter
 _END = (-2, 0, None)
 """It sorts before all requests."""
-_BEFORE_REQUESTS, _BEHIND_REQUESTS = min(Priority) - 1, max(Priority) + 1
+_BEHIND_REQUESTS = max(Priority) + 1
+_MEASURING_NICENESS = 10
+"""A thread of it gets a tenth of what a step's gets beside it."""
 
 
 class Preparation:
@@ -44,7 +48,8 @@ class Preparation:
     looked at, everything else at once.
 
     One thread prepares, interactive requests first. It announces each request before it begins, because
-    native code may kill the process there. `with` it: leaving waits until the thread has ended.
+    native code may kill the process there. Another measures media. `with` it: leaving waits until the threads
+    have ended.
     """
 
     def __init__(
@@ -67,15 +72,23 @@ class Preparation:
         self._lock = threading.Lock()
         self._cancelled: dict[str, bool] = {}
         """The requests that are not handed on yet, and whether they were cancelled meanwhile."""
-        self._thread = threading.Thread(target=self._work, name="prepare", daemon=True)
+        self._sizes = SimpleQueue[MediaSize | None]()
+        """To be measured; None: that is all."""
+        self._threads = [
+            threading.Thread(target=self._work, name="prepare", daemon=True),
+            threading.Thread(target=self._measure_all, name="measure", daemon=True),
+        ]
 
     def __enter__(self) -> Preparation:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._queue.put(_END)
-        self._thread.join()
+        self._sizes.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def take(self, command: Request) -> None:
         """Never blocks for long."""
@@ -86,8 +99,9 @@ class Preparation:
                 self._queue.put((request.priority, next(self._numbers), command))
             case LoadAdapter():
                 self._queue.put((_BEHIND_REQUESTS, next(self._numbers), command))
-            case MeasureMedia():
-                self._queue.put((_BEFORE_REQUESTS, next(self._numbers), command))
+            case MeasureMedia(sizes=sizes):
+                for size in sizes:
+                    self._sizes.put(size)
             case CancelRequest(id=request_id) if self._is_put_off(request_id):
                 pass
             case _:
@@ -107,10 +121,15 @@ class Preparation:
                 match command:
                     case LoadAdapter(adapter=adapter):
                         self._hand_on(self._check(adapter))
-                    case MeasureMedia(sizes=sizes):
-                        self._announce(MediaMeasured(tuple(map(self._measured, sizes))))
                     case Submit():
                         self._work_on(command)
+
+    def _measure_all(self) -> None:
+        with contextlib.suppress(OSError):  # threads that are begun for it inherit that
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _MEASURING_NICENESS)
+        with contextlib.suppress(ConnectionError):
+            while (size := self._sizes.get()) is not None:
+                self._announce(MediaMeasured((self._measured(size),)))
 
     def _measured(self, size: MediaSize) -> MeasuredMedia:
         try:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from openai_cpu_server.contract.media import MeasuredMedia, PictureSize
+from openai_cpu_server.contract.media import MeasuredMedia, PictureSize, SoundSize
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
@@ -130,12 +130,11 @@ def test_interactive_requests_go_before_batch_work() -> None:
         assert told == ["prepared first", "prepared interactive", "prepared second"]
 
 
-def test_pictures_are_measured_before_the_constraints_that_wait() -> None:
+def test_media_are_measured_while_a_constraint_is_prepared() -> None:
     with preparing() as (story, preparation):
         preparation.take(constrained("first"))
         story.wait_for_one_to_begin()
-        preparation.take(constrained("second"))
-        preparation.take(MeasureMedia((PictureSize(7, 5),)))
-        story.let_go_on(2)
-        words = story.wait_for(7)
-        assert words.index("measured a picture of 7 x 5 pixels") < words.index("handling second")
+        preparation.take(MeasureMedia((PictureSize(7, 5), SoundSize(9))))
+        measured = ["measured a picture of 7 x 5 pixels", "measured a sound of 9 samples"]
+        assert story.wait_for(3) == ["handling first", *measured]
+        story.let_go_on(1)
