@@ -53,6 +53,7 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     messages.ROOM,
     pooling.EMBEDDING_ROOM,
     pooling.RERANKING_ROOM,
+    pooling.SCORING_ROOM,
     generate.ROOM,
     ollama.ROOM,
     ollama_pooling.OLLAMA_ROOM,

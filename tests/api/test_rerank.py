@@ -287,3 +287,26 @@ async def test_empty_documents_are_documents(info: ModelInfo) -> None:
     models = ModelRegistry([embedding_model(FakeEngine(info), "m")])
     async with client(create_api(models, OPTIONS).app) as http:
         assert len(ranked(await rerank(http, documents=["", "a"]))) == 2
+
+
+async def scores(http: httpx.AsyncClient, one: object, two: object, **fields: object) -> list[float]:
+    answer = await http.post("/v1/score", json={"text_1": one, "text_2": two, **fields})
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    assert [pair["index"] for pair in data] == [*range(len(data))]
+    return [pair["score"] for pair in data]
+
+
+@pytest.mark.parametrize("model", ["embedder", "cross", "judge"])
+async def test_pairs_are_scored_as_rankings_are(served: Served, model: str) -> None:
+    models = served.judges if model == "judge" else served.models
+    async with client(create_api(models, OPTIONS).app) as http:
+        by_index = dict(ranked(await rerank(http, model=model)))
+        told = await scores(http, QUERY, DOCUMENTS, model=model)
+        assert told == pytest.approx([by_index[index] for index in range(3)])
+        assert await scores(http, [QUERY] * 3, DOCUMENTS, model=model) == pytest.approx(told)
+        (other,) = await scores(http, "other", DOCUMENTS[1], model=model)
+        mixed = await scores(http, [QUERY, "other"], DOCUMENTS[:2], model=model)
+        assert mixed == pytest.approx([told[0], other])
+        wrong = await http.post("/score", json={"text_1": ["a", "b"], "text_2": DOCUMENTS, "model": model})
+        assert error_of(wrong)["param"] == "text_1"

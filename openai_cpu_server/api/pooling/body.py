@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, Tag
 from openai_cpu_server.api.asking.body import (
     DOCUMENT_KIND,
     PROMPT_KIND,
+    TEXT_OR_LIST,
     NonEmpty,
     OpenBody,
     Seconds,
@@ -128,6 +129,24 @@ class RerankBody(PoolingBody):
     """Absent: they are returned, as vLLM and Jina do."""
     use_activation: bool | None = None
     """vLLM's name. False: the model's own numbers, not squeezed between 0 and 1."""
+
+
+TextOrTexts = Annotated[
+    Union[
+        Annotated[NonEmpty, Tag("<text>")],
+        Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag("<list>")],
+    ],
+    TEXT_OR_LIST,
+]
+
+
+class ScoreBody(PoolingBody):
+    """vLLM's: one text for all of `text_2`, or one for each."""
+
+    text_1: TextOrTexts
+    text_2: TextOrTexts
+    use_activation: bool | None = None
+    """As of `RerankBody`."""
 
 
 Rows = npt.NDArray[np.float32]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.pooling.body import PoolingCall, RerankBody, Rows, YesOrNo
+from openai_cpu_server.api.pooling.body import PoolingCall, RerankBody, Rows, ScoreBody, YesOrNo
 from openai_cpu_server.api.pooling.embed import InputReader, Tokens, asked_by, embed_request
-from openai_cpu_server.api.pooling.render import RankingWriter, Scores, cosines, first_numbers, probabilities
+from openai_cpu_server.api.pooling.render import (
+    RankingWriter,
+    Scores,
+    ScoresWriter,
+    cosines,
+    first_numbers,
+    probabilities,
+)
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.replica import cache_namespace
@@ -26,53 +35,45 @@ _HALF = "\N{REPLACEMENT CHARACTER}"
 """What is left of a character whose tokens were cut apart."""
 
 
+class _Pairs(NamedTuple):
+    """What is compared: one query with all texts, or each with its own."""
+
+    queries: tuple[str, ...]
+    texts: tuple[str, ...]
+    query_at: str
+    texts_at: str
+    """Their fields."""
+
+    @property
+    def params(self) -> list[str]:
+        """The places of the texts."""
+        return [f"{self.texts_at}[{index}]" for index in range(len(self.texts))]
+
+    @property
+    def query_params(self) -> list[str]:
+        if len(self.queries) == 1:
+            return [self.query_at]
+        return [f"{self.query_at}[{index}]" for index in range(len(self.queries))]
+
+    def by_query(self) -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
+        """Each query with its texts and their places."""
+        if len(self.queries) == 1:
+            yield self.queries[0], self.texts, self.params
+            return
+        for query, text, param in zip(self.queries, self.texts, self.params, strict=True):
+            yield query, [text], [param]
+
+
+class _Scoring(NamedTuple):
+    work: EmbedRequest | YesOrNo
+    scores_of: Callable[[Rows], Scores]
+
+
 def resolve_ranking(body: RerankBody, asking: ModelContext) -> PoolingCall:
     """What the model is decides how it ranks. Raises InvalidRequest, InputTooLong, TemplateFailed."""
-    return _WAYS[asking.chosen.model.kind](body, asking)
-
-
-def _by_cosine(body: RerankBody, asking: ModelContext) -> PoolingCall:
-    """Ranks by a model that embeds: query and documents become vectors."""
-    reader = InputReader.of(asking, truncate=body.truncate)
-    documents = _texts(body)
-    read = reader.texts((body.query, *documents), ("query", *_params(documents)))
-    request = embed_request(read, body, asking, id_prefix=_PREFIX)
-    return _call(request, body, documents, asking, cosines)
-
-
-def _by_scores(body: RerankBody, asking: ModelContext) -> PoolingCall:
-    """Ranks by a cross-encoder: each pair of query and document gets a score."""
-    documents = _texts(body)
-    request = embed_request(_pairs(body, documents, asking), body, asking, id_prefix=_PREFIX)
-    squeezes = body.use_activation is not False and asking.info.architecture not in _SOFTMAX
-    return _call(request, body, documents, asking, probabilities if squeezes else first_numbers)
-
-
-def _by_yes_or_no(body: RerankBody, asking: ModelContext) -> PoolingCall:
-    """Ranks by a model that generates: asked about each document, its first token is scored.
-
-    The prompts begin alike, so the query is computed once.
-    """
-    model, documents = asking.chosen.model, _texts(body)
-    assert model.rerank is not None, "a model without one cannot rerank"
-    if len(documents) > asking.options.max_sequences:
-        message = f"{len(documents)} documents: one call may have {asking.options.max_sequences} sequences."
-        raise wrong(message, "documents")
-    reader = InputReader.of(asking, truncate=body.truncate, room=1)
-    prompts = _Prompts(reader, model.rerank).about(body.query, documents)
-    work = _questions(prompts, _answers(reader, model.rerank), body, asking)
-    return _call(
-        work, body, documents, asking, first_numbers if body.use_activation is False else probabilities
-    )
-
-
-def _call(
-    work: EmbedRequest | YesOrNo,
-    body: RerankBody,
-    documents: tuple[str, ...],
-    asking: ModelContext,
-    scores_of: Callable[[Rows], Scores],
-) -> PoolingCall:
+    documents = tuple(item if isinstance(item, str) else item.text for item in body.documents)
+    pairs = _Pairs((body.query,), documents, "query", "documents")
+    work, scores_of = _WAYS[asking.chosen.model.kind](pairs, body, asking)
     writer = RankingWriter(
         id=work.id,
         model=asking.chosen.name,
@@ -84,14 +85,64 @@ def _call(
     return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
 
 
+def resolve_scores(body: ScoreBody, asking: ModelContext) -> PoolingCall:
+    """As `resolve_ranking`."""
+    first, second = _listed(body.text_1), _listed(body.text_2)
+    if len(first) not in (1, len(second)):
+        raise wrong("'text_1' is one text, or as many as 'text_2' has.", "text_1")
+    pairs = _Pairs(first, second, "text_1", "text_2")
+    work, scores_of = _WAYS[asking.chosen.model.kind](pairs, body, asking)
+    writer = ScoresWriter(
+        id=work.id, model=asking.chosen.name, prompt_tokens=work.num_tokens, scores_of=scores_of
+    )
+    return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
+
+
+def _listed(given: str | list[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
+    """By a model that embeds: queries and texts become vectors."""
+    reader = InputReader.of(asking, truncate=body.truncate)
+    read = reader.texts((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
+    request = embed_request(read, body, asking, id_prefix=_PREFIX)
+    return _Scoring(request, partial(cosines, num_queries=len(pairs.queries)))
+
+
+def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
+    """By a cross-encoder: each pair gets a score."""
+    request = embed_request(_joined(pairs, body, asking), body, asking, id_prefix=_PREFIX)
+    squeezes = body.use_activation is not False and asking.info.architecture not in _SOFTMAX
+    return _Scoring(request, probabilities if squeezes else first_numbers)
+
+
+def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
+    """By a model that generates: asked about each text, its first token is scored.
+
+    The prompts of one query begin alike, so it is computed once.
+    """
+    model = asking.chosen.model
+    assert model.rerank is not None, "a model without one cannot rerank"
+    if len(pairs.texts) > asking.options.max_sequences:
+        message = f"{len(pairs.texts)} texts: one call may have {asking.options.max_sequences} sequences."
+        raise wrong(message, pairs.texts_at)
+    reader = InputReader.of(asking, truncate=body.truncate, room=1)
+    prompts = _Prompts(reader, model.rerank).about(pairs)
+    work = _questions(prompts, _answers(reader, model.rerank), body, asking)
+    return _Scoring(work, first_numbers if body.use_activation is False else probabilities)
+
+
 class _Prompts:
     def __init__(self, reader: InputReader, asked: RerankPrompts) -> None:
         self._reader = reader
         self._asked = asked
 
-    def about(self, query: str, documents: Sequence[str]) -> list[Tokens]:
+    def about(self, pairs: _Pairs) -> list[Tokens]:
         """Raises InputTooLong; with `truncate` only where a document is not what is too long."""
-        params = _params(documents)
+        return [tokens for asked in pairs.by_query() for tokens in self._about(*asked)]
+
+    def _about(self, query: str, documents: Sequence[str], params: Sequence[str]) -> list[Tokens]:
         readable = [self._reader.readable(*each) for each in zip(documents, params, strict=True)]
         prompts = self._asked.prompts(query, readable)
         return [
@@ -122,7 +173,7 @@ def _answers(reader: InputReader, asked: RerankPrompts) -> tuple[int, int]:
 
 
 def _questions(
-    prompts: list[Tokens], answers: tuple[int, int], body: RerankBody, asking: ModelContext
+    prompts: list[Tokens], answers: tuple[int, int], body: RerankBody | ScoreBody, asking: ModelContext
 ) -> YesOrNo:
     sender, call_id = asking.sender, _PREFIX + secrets.token_hex(12)
     key = sender.identity.digest if asking.options.isolate_by_key else None
@@ -146,22 +197,17 @@ def _questions(
     return YesOrNo(requests=requests, yes=yes, no=no)
 
 
-def _pairs(body: RerankBody, documents: tuple[str, ...], asking: ModelContext) -> tuple[Tokens, ...]:
+def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> tuple[Tokens, ...]:
     """By the file's own template for reranking, else joined by the tokenizer's separators."""
     reader = InputReader.of(asking, truncate=body.truncate)
-    asked, params = asking.chosen.model.rerank, _params(documents)
+    asked = asking.chosen.model.rerank
     if asked is not None:
-        return tuple(_Prompts(reader, asked).about(body.query, documents))
-    query, *texts = reader.plain((body.query, *documents), ("query", *params))
-    return tuple(reader.pair(query, text, param) for text, param in zip(texts, params, strict=True))
-
-
-def _params(documents: Sequence[str]) -> list[str]:
-    return [f"documents[{index}]" for index in range(len(documents))]
-
-
-def _texts(body: RerankBody) -> tuple[str, ...]:
-    return tuple(item if isinstance(item, str) else item.text for item in body.documents)
+        return tuple(_Prompts(reader, asked).about(pairs))
+    read = reader.plain((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
+    queries, texts = read[: len(pairs.queries)], read[len(pairs.queries) :]
+    alike = queries * len(texts) if len(queries) == 1 else queries
+    each = zip(alike, texts, pairs.params, strict=True)
+    return tuple(reader.pair(query, text, param) for query, text, param in each)
 
 
 _WAYS = {ModelKind.EMBEDS: _by_cosine, ModelKind.RERANKS: _by_scores, ModelKind.GENERATES: _by_yes_or_no}

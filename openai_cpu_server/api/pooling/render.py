@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Union
 
@@ -155,10 +156,10 @@ class Reranked(msgspec.Struct, frozen=True, kw_only=True):
 Scores = npt.NDArray[np.float64]
 
 
-def cosines(rows: Rows) -> Scores:
-    """Those between the first row and the others."""
+def cosines(rows: Rows, *, num_queries: int = 1) -> Scores:
+    """Those between the first row and the others, or between as many first rows and as many others."""
     vectors = normalised(rows).astype(np.float64)
-    found: Scores = vectors[1:] @ vectors[0]
+    found: Scores = (vectors[num_queries:] * vectors[:num_queries]).sum(axis=1)
     return found
 
 
@@ -196,6 +197,42 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     def _result(self, index: int, score: float) -> RankedResult:
         document = UNSET if self.documents is None else RankedDocument(self.documents[index])
         return RankedResult(index=index, relevance_score=score, document=document)
+
+
+class ScoredPair(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    object: str = "score"
+    score: float
+
+
+class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[ScoredPair]
+    """In the order of the pairs."""
+    usage: InputUsage
+    timings: dict[str, float]
+
+
+class ScoresWriter(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    model: str
+    prompt_tokens: int
+    scores_of: Callable[[Rows], Scores]
+
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
+        scores: list[float] = self.scores_of(checked(rows)).tolist()
+        answer = ScoreList(
+            id=self.id,
+            created=int(time.time()),
+            model=self.model,
+            data=[ScoredPair(index=index, score=score) for index, score in enumerate(scores)],
+            usage=InputUsage.of(self.prompt_tokens),
+            timings=_shown(figures),
+        )
+        return msgspec.json.encode(answer)
 
 
 def _shown(figures: Figures) -> dict[str, float]:

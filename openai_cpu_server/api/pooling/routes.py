@@ -25,11 +25,12 @@ from openai_cpu_server.api.pooling.body import (
     PoolingCall,
     RerankBody,
     Rows,
+    ScoreBody,
     submit,
 )
 from openai_cpu_server.api.pooling.embed import resolve_embeddings, resolve_llama_embedding
-from openai_cpu_server.api.pooling.rank import resolve_ranking
-from openai_cpu_server.api.pooling.render import EmbeddingList, LlamaVector, Reranked
+from openai_cpu_server.api.pooling.rank import resolve_ranking, resolve_scores
+from openai_cpu_server.api.pooling.render import EmbeddingList, LlamaVector, Reranked, ScoreList
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
@@ -59,6 +60,7 @@ class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
 
 EMBEDDINGS = PoolingFamily(EmbeddingBody, Ability.EMBED, resolve_embeddings)
 LLAMA_SERVER = PoolingFamily(LlamaEmbedBody, Ability.EMBED, resolve_llama_embedding)
+SCORING = PoolingFamily(ScoreBody, Ability.RERANK, resolve_scores)
 RERANKING = PoolingFamily(RerankBody, Ability.RERANK, resolve_ranking)
 
 
@@ -187,6 +189,20 @@ _RERANK = RouteRow[PoolingRoute[RerankBody]](
     body=RerankBody,
     answer=Reranked,
     errors=GENERATION_ERRORS,
+)
+_SCORE = RouteRow[PoolingRoute[ScoreBody]](
+    "POST",
+    "/score",
+    lambda at: at.create,
+    access=CALLS,
+    summary="How well texts go together, in pairs",
+    tag="Embeddings",
+    body=ScoreBody,
+    answer=ScoreList,
+    errors=GENERATION_ERRORS,
+)
+SCORING_ROOM = RouteRoom[ServerParts, PoolingRoute[ScoreBody]](
+    lambda parts: PoolingRoute(SCORING, parts.models, parts.options), (_SCORE, _SCORE.at("/v1/score"))
 )
 _RERANK_PATHS = ("/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
 """Cohere's, Jina's, and llama-server's."""
