@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Union
+from typing import ClassVar, Union
 
 import msgspec
 
@@ -49,6 +49,7 @@ MediaSize = Union[PictureSize, SoundSize]
 class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
     """A picture, decoded."""
 
+    kind: ClassVar[str] = "picture"
     size: PictureSize
     rgb: bytes
     """(height, width, 3) bytes."""
@@ -68,6 +69,7 @@ class Picture(msgspec.Struct, frozen=True, weakref=True, tag="picture"):
 class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
     """A sound, decoded to one channel of the rate that its model takes (`ModelInfo.sound_rate`)."""
 
+    kind: ClassVar[str] = "sound"
     size: SoundSize
     samples: bytes
     """float32, little-endian, finite; loudest at -1 and 1."""

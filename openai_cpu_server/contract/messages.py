@@ -348,9 +348,11 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     predicted_ms: float
     elapsed_ms: float
     encoding_ms: float = 0.0
-    """The part of that in which a picture was encoded."""
+    """The part of that in which a media item was encoded."""
+    encodes: str = ""
+    """Of which kind that is: `picture` or `sound`; "": nothing was encoded."""
     encoded: int = 0
-    """Pictures, or parts of one, whose rows are complete."""
+    """Media items, or parts of one, whose rows are complete."""
     threads: int = 0
     """How many have computed it."""
     is_throttled: bool = False

@@ -349,6 +349,10 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
         """The tokens of its prompt."""
         return len(self.tokens)
 
+    def item_of(self, medium: int) -> MediaItem:
+        """Whose rows they are; `medium`: a place in `media`."""
+        return self.media_items[self.media[medium].item]
+
     @property
     def cells_namespace(self) -> str:
         """Only requests of the same have cells that mean the same: those of an adapter are others."""

@@ -220,7 +220,12 @@ class EngineCore(Core[Step]):
             client = sequence.request.client
             spent_ms[client] = spent_ms.get(client, 0.0) + cpu_ms * encoding_share
         figures = self._figures(planned, result, predicted_ms, timer.elapsed_ms, spent_ms)
-        return msgspec.structs.replace(figures, threads=threads, is_throttled=self._cores.is_throttled)
+        return msgspec.structs.replace(
+            figures,
+            encodes=_encoded_kind(planned, encoders),
+            threads=threads,
+            is_throttled=self._cores.is_throttled,
+        )
 
     def _note(
         self, step: Step, participants: Seq[Sequence], encoders: Seq[Sequence], result: StepResult
@@ -469,3 +474,10 @@ def _pin(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequ
         cache_namespace=namespace,
         pin=True,
     )
+
+
+def _encoded_kind(step: Step, encoders: Seq[Sequence]) -> str:
+    if step.encode is None:
+        return ""
+    (sequence,) = encoders
+    return sequence.request.item_of(step.encode.medium).kind

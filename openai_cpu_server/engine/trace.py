@@ -99,14 +99,14 @@ class StepTracer:
         result: StepResult,
     ) -> None:
         """A step was executed. Call it before the step is applied; `participants` as its spans. `encoders`:
-        whose picture it encoded."""
+        whose media item it encoded."""
         self._adapter = step.adapter
         parts = [
             _part(sequence, span, reasons.get(sequence, _NO_REASONS), result)
             for sequence, span in zip(participants, step.spans, strict=True)
         ]
         if result.encoding_ms:
-            parts += [_encoding(sequence, result.encoding_ms) for sequence in encoders]
+            parts += [_encoding(sequence, step, result) for sequence in encoders]
         self._parts = tuple(parts)
 
     def take(self, scheduler: Scheduler) -> StepTrace | None:
@@ -143,9 +143,11 @@ def _part(sequence: Sequence, span: Span, reasons: Mapping[StepReason, int], res
     )
 
 
-def _encoding(sequence: Sequence, encoding_ms: float) -> ShownPart:
+def _encoding(sequence: Sequence, step: Step, result: StepResult) -> ShownPart:
+    assert step.encode is not None
     request = sequence.request
-    return ShownPart(request.id, request.client, request.priority, why="picture", encoding_ms=encoding_ms)
+    kind = request.item_of(step.encode.medium).kind
+    return ShownPart(request.id, request.client, request.priority, why=kind, encoding_ms=result.encoding_ms)
 
 
 def _num_output(slot: int, result: StepResult) -> int:

@@ -211,8 +211,18 @@ class StepMetrics:
         self._sequences = histogram("sequences", "Sequences that had a part in steps.", _TOKENS)
         self._computed = counter("computed_tokens", "Tokens that steps computed, of prompts and outputs.")
         self._padding = counter("padding_tokens", "Throw-away tokens that made steps faster.")
-        self._encoding_s = counter("picture_seconds", "Time in which pictures were encoded.")
-        self._encoded = counter("pictures", "Pictures, or parts of large ones, that were encoded.")
+        self._encoding_s = Counter(
+            "ocs_encoding_seconds",
+            "Time in which media were encoded, by kind: picture or sound.",
+            ["kind"],
+            registry=registry,
+        )
+        self._encoded = Counter(
+            "ocs_encoded_media",
+            "Pictures and sounds, or parts of large ones, that were encoded, by kind.",
+            ["kind"],
+            registry=registry,
+        )
         self._sampled = counter("sampled_tokens", "Output tokens, counted when they are sampled.")
         self._forced = counter("forced_tokens", "Output tokens that a constraint left no alternative to.")
         self._drafted = counter(
@@ -232,8 +242,8 @@ class StepMetrics:
         if figures.forced:
             self._forced.inc(figures.forced)
         if figures.encoded or figures.encoding_ms:
-            self._encoding_s.inc(figures.encoding_ms / 1000)
-            self._encoded.inc(figures.encoded)
+            self._encoding_s.labels(figures.encodes).inc(figures.encoding_ms / 1000)
+            self._encoded.labels(figures.encodes).inc(figures.encoded)
         if figures.is_interrupted:
             self._interruptions.inc()
         elif figures.tokens:

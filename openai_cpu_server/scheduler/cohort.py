@@ -1,5 +1,5 @@
 """Chooses whose step is next, where sequences compute with different adapters: a step has one of them. And
-whose picture is encoded behind it.
+whose media item is encoded behind it.
 
 A cohort is all running sequences of one adapter; the base is the cohort of those without one. Each has a
 composer of its own, which fills its steps as if it were alone, and knows nothing of the others.
@@ -173,21 +173,21 @@ _MOST_GIVEN_UP = 2
 
 
 class EncodingTurns:
-    """Encodes one picture at a time, a slice behind the tokens of each step.
+    """Encodes one media item at a time, a slice behind the tokens of each step.
 
     The first in order goes first, so interactive ones before batch ones: what was begun of those is given up,
     for an encoder keeps nothing half done. A slice is as long as an interactive newcomer may wait for batch
-    work; of a batch picture beside interactive work it is the share that batch work has of the time.
+    work; of a batch item beside interactive work it is the share that batch work has of the time.
     """
 
     def __init__(self, options: StepOptions) -> None:
         self._options = options
         self._current: Sequence | None = None
-        """Whose picture was encoded last, if not to its end."""
+        """Whose item was encoded last, if not to its end."""
         self._spent_ms = 0.0
         """On that one."""
-        self._row_ms = 0.0
-        """What a row took of those that were encoded last; 0: none was yet."""
+        self._row_ms: dict[str, float] = {}
+        """What a row took of those of a kind that were encoded last."""
 
     def encode(self, running: Seq[Sequence], step_ms: float) -> Encode | None:
         """What to encode behind a step of so many milliseconds. `running`: in the policy's order."""
@@ -213,7 +213,8 @@ class EncodingTurns:
         self._spent_ms += result.encoding_ms
         if result.encoded:
             sequence.num_encoded = encode.medium + 1
-            self._learn(sequence.request.media[encode.medium].rows.num_rows)
+            request = sequence.request
+            self._learn(request.item_of(encode.medium).kind, request.media[encode.medium].rows.num_rows)
             self._current = None
         fault = result.faults.get(encode.slot)
         is_told = any(span.slot == encode.slot for span in step.spans)
@@ -223,19 +224,23 @@ class EncodingTurns:
         """What encoding is expected to take for it, alone. One that waits will share what it can."""
         is_running = sequence.status is SequenceStatus.RUNNING
         reused = 0 if is_running else len(sequence.tokens) - sequence.expected_pending
-        media = sequence.request.media[sequence.num_encoded :]
-        return self._row_ms * sum(one.rows.num_rows for one in media if one.end > reused)
+        request = sequence.request
+        return sum(
+            self._row_ms.get(request.media_items[one.item].kind, 0.0) * one.rows.num_rows
+            for one in request.media[sequence.num_encoded :]
+            if one.end > reused
+        )
 
     @property
     def slice_ms(self) -> float:
         """Of what somebody waits for, behind each step."""
         return max(_LEAST_MS, self._options.preempt_threshold_ms)
 
-    def _learn(self, num_rows: int) -> None:
+    def _learn(self, kind: str, num_rows: int) -> None:
         """From one that was encoded to its end. Rows that are kept cost nothing, and tell nothing."""
         row_ms = self._spent_ms / num_rows
         if self._spent_ms > _LEAST_MS:
-            self._row_ms = (self._row_ms + row_ms) / 2 if self._row_ms else row_ms
+            self._row_ms[kind] = (self._row_ms.get(kind, row_ms) + row_ms) / 2
         self._spent_ms = 0.0
 
     def _stays(self, current: Sequence, better: Sequence) -> bool:
