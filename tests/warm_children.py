@@ -8,7 +8,9 @@ and only `python -m` has not run for them. What a test starts with `is_fresh` ha
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -18,8 +20,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from openai_cpu_server.child_processes.signals import die_with_parent
 from openai_cpu_server.child_processes.spawn import child_environment
@@ -53,14 +56,30 @@ def main() -> None:
     server = os.getpid()
     if os.fork() == 0:
         ours.close()
-        _run(_forked_for(theirs, server))
-        return
+        _at_once(functools.partial(_run, _forked_for(theirs, server)))
     theirs.close()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _Popen.asks = ours
     subprocess.Popen = _Popen  # type: ignore[misc]
     asyncio.create_subprocess_exec = _start  # type: ignore[assignment]
-    command_line()
+    _at_once(command_line)
+
+
+def _at_once(run: Callable[[], None]) -> NoReturn:
+    """Python would free all that was imported, one object after the other, and first copy its pages."""
+    code: object = 0
+    try:
+        run()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def _is_forked(command: Sequence[str], env: Mapping[str, str] | None) -> bool:

@@ -134,11 +134,13 @@ def costly(number: int) -> dict[str, object]:
     return {"type": "function", "function": {"name": f"f{number}", "parameters": {"properties": patterns}}}
 
 
-def test_the_tools_of_a_call_have_one_budget_that_remembered_schemas_count_in_too() -> None:
-    """So a call that passes once passes always, and one that is refused is refused by every server."""
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_tools_of_a_call_have_one_budget_that_remembered_schemas_count_in_too(times: int) -> None:
+    """So a call that passes once passes always, and one that is refused is refused by every server. Each time
+    takes as long as all other tests of this file."""
     tools = [costly(number) for number in range(40)]
     params = set()
-    for _ in range(2):
+    for _ in range(times):
         with pytest.raises(InvalidRequest, match=r"too large together.*fewer tools") as refused:
             chat(tools=tools)
         params.add(refused.value.param)

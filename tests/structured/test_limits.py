@@ -186,7 +186,7 @@ def test_hostile_schemas_are_compiled_or_refused_by_counting(name):
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow)
-        if name in ("catastrophic", "exponential automaton")
+        if name in ("catastrophic", "exponential automaton", "large count", "many multiples")
         else name
         for name in HOSTILE
     ],
