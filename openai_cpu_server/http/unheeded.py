@@ -45,6 +45,8 @@ GENERATION_HINTS: Hints = {
     "prompt_cache_retention": Hint("cached prompts stay as long as there is room"),
     "cache_prompt": Hint("prompts are always cached; the field is llama-server's", (True,)),
     "id_slot": Hint("a request has no slot of its own; the field is llama-server's", (-1,)),
+    "request_id": Hint("its name here is the header 'X-Request-Id'; the field is vLLM's"),
+    "spaces_between_special_tokens": Hint("special tokens are never shown; the field is vLLM's", (True,)),
     "guided_decoding_backend": Hint(
         "there is one way here, which enforces the same forms; the field is vLLM's"
     ),
@@ -55,7 +57,6 @@ GENERATION_REFUSALS: Refusals = {
     "web_search_options": Refusal("the server does not search the web"),
     "moderation": Refusal("the server does not judge contents"),
     "guided_whitespace_pattern": Refusal("'--json-whitespace' of the server decides it"),
-    "repetition_penalty": Refusal("its name here is 'repeat_penalty'", (1, 1.0)),
     "length_penalty": Refusal("it is for beam search, which is not done", (1, 1.0)),
     "use_beam_search": Refusal("beam search is not done", (False,)),
     "mirostat": Refusal("this sampler is not built", (0,)),

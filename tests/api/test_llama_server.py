@@ -62,8 +62,9 @@ async def ask(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
 
 
 def documented() -> Iterator[tuple[str, str, str, int]]:
-    """The method, path, body and status of each line of the page."""
-    for line in (DOCS / "llama-server.md").read_text("utf-8").splitlines():
+    """The method, path, body and status of each line of the pages that people come to from other servers."""
+    pages = (DOCS / f"{name}.md" for name in ("llama-server", "vllm", "openvino"))
+    for line in (line for page in pages for line in page.read_text("utf-8").splitlines()):
         if found := re.match(r"\| `(GET|POST) (/\S*) ?(.*?)` \| (\d+) \|", line):
             method, path, body, status = found.groups()
             yield method, path, body.replace("\\|", "|"), int(status)

@@ -27,6 +27,11 @@ _ON_PAGES = {
     "deploy.md": "build build-arg cap-drop cpuset-cpus detach file format header mode now publish read-only "
     "rm set stop-timeout tag tmpfs values volume",
     "llama-server.md": "batch-size",
+    "openvino.md": "pull weight-format",
+    "vllm.md": "allowed-local-media-path allowed-media-domains allowed-origins data-parallel-size dtype "
+    "enable-auto-tool-choice enable-chunked-prefill enable-lora enable-prefix-caching gpu-memory-utilization "
+    "kv-cache-dtype lora-modules max-model-len max-num-batched-tokens max-num-seqs quantization "
+    "reasoning-parser scheduling-policy speculative-config tool-call-parser",
     "gateways.md": "health-check-interval-secs health-failure-threshold load-monitor-interval policy values "
     "worker-overload-token-usage",
 }

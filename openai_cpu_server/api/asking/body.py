@@ -488,6 +488,8 @@ class GenerationBody(SharedBody):
     stream_options: StreamOptions | None = None
     n: Several | None = None
     stop: Stop | None = None
+    repetition_penalty: RepeatPenalty | None = None
+    """vLLM's: a `repeat_penalty` that looks at the whole prompt and answer."""
     response_format: ResponseFormat | None = None
     json_schema: JsonObject | None = None
     guided_json: SchemaOrText | None = None

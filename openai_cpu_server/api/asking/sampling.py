@@ -11,7 +11,7 @@ import msgspec
 
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation
 from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
-from openai_cpu_server.contract.request import DryPenalty, Sampling
+from openai_cpu_server.contract.request import COUNT, DryPenalty, Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body
@@ -34,7 +34,7 @@ _AS_SENT = (
     "ignore_eos",
 )
 """What bodies and the contract call alike. Where it is not sent, the contract's default is meant."""
-_OTHERWISE = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids")
+_OTHERWISE = ("seed", "top_k", "logit_bias", "top_n_sigma", "stop_token_ids", "repetition_penalty")
 """What they call otherwise, or mean otherwise."""
 _DRY = {
     "multiplier": "multiplier",
@@ -52,7 +52,12 @@ def sampling_of(body: Body) -> Sampling:
     """
     names = type(body).model_fields.keys() & {*_OTHERWISE, *_AS_SENT}
     sent = {name: getattr(body, name) for name in names}
-    seed, top_k, bias, sigma, stops = (sent.pop(name, None) for name in _OTHERWISE)
+    seed, top_k, bias, sigma, stops, repetition = (sent.pop(name, None) for name in _OTHERWISE)
+    if repetition is not None:
+        if sent.get("repeat_penalty") is not None:
+            message = "Only one of 'repetition_penalty' and 'repeat_penalty' can be given."
+            raise wrong(message, "repetition_penalty")
+        sent |= {"repeat_penalty": repetition, "repeat_last_n": COUNT.most}
     return Sampling(
         seed=seed % _SEEDS if is_seed(seed) else secrets.randbelow(_SEEDS),
         top_k=top_k if top_k is not None and top_k > 0 else None,
