@@ -262,12 +262,18 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     max_picture_pixels: int = Field(
         40_000_000, ge=1, description="pixels of a picture at most; it is refused before it is decoded"
     )
+    max_sound_mb: int = Field(25, ge=1, description="largest sound, encoded; larger ones get 400")
+    max_sound_seconds: int = Field(
+        1200, ge=1, description="seconds of sound in a conversation at most; more are refused while decoding"
+    )
     allowed_media_domain: list[str] = Field(
         [],
-        description="fetch pictures from URLs of this domain, `*.example.org` from all below it, `*` from "
-        "any, but never from private addresses; may be given several times; default: fetch none",
+        description="fetch pictures and sounds from URLs of this domain, `*.example.org` from all below it, "
+        "`*` from any, but never from private addresses; may be given several times; default: fetch none",
     )
-    media_dir: Path | None = Field(None, description="show pictures of this folder that `file:` URLs name")
+    media_dir: Path | None = Field(
+        None, description="show pictures and sounds of this folder that `file:` URLs name"
+    )
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="longest prompt, longer ones get 400; default: the context"
     )

@@ -51,6 +51,8 @@ class Figures(SequenceFigures, frozen=True, kw_only=True):
     """The length of its prompts or inputs; a prompt counts once, however many choices."""
     image_tokens: int = 0
     """How many of these are rows of pictures."""
+    audio_tokens: int = 0
+    """How many of these are rows of sounds."""
     queue_ms: float
     """Time until its first token, or input, was in a step."""
     prefill_ms: float

@@ -38,6 +38,8 @@ class Fetched(NamedTuple):
     domains: tuple[str, ...]
     """Those that may be asked; `*.example.org` is all below that, `*` is any."""
     most_bytes: int
+    too_large: str
+    """The code of the error where it has more."""
     timeout_s: float
     """For all of it, redirects included."""
 
@@ -88,7 +90,7 @@ def _once(asked: Fetched, url: str, until_s: float) -> bytes | str:
 
 def _checked(asked: Fetched, url: str) -> urllib.parse.SplitResult:
     if not asked.domains:
-        raise InvalidRequest("the server fetches no pictures: it names no domain by --allowed-media-domain")
+        raise InvalidRequest("the server fetches nothing: it names no domain by --allowed-media-domain")
     try:
         parts = urllib.parse.urlsplit(url)
         host, _ = (parts.hostname or "").lower(), parts.port
@@ -166,7 +168,7 @@ def _content(asked: Fetched, connection: http.client.HTTPConnection, until_s: fl
     while chunk := response.read1(_CHUNK_BYTES):
         data += chunk
         if len(data) > asked.most_bytes:
-            raise InvalidRequest(f"it has more than {asked.most_bytes} bytes", code="image_too_large")
+            raise InvalidRequest(f"it has more than {asked.most_bytes} bytes", code=asked.too_large)
     _left(until_s)  # what was cut off looks like an end
     return bytes(data)
 

@@ -23,12 +23,15 @@ class SchedulingOptions(Scheduling, frozen=True, kw_only=True):
 
 
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What of pictures is taken."""
+    """What of pictures, sounds and files is taken."""
 
     max_bytes: int = 20 * 1024 * 1024
     max_pixels: int = 40_000_000
-    max_pictures: int = 32
-    """In one conversation."""
+    max_sound_bytes: int = 25 * 1024 * 1024
+    max_sound_s: float = 1200.0
+    """Of all sounds of a conversation together."""
+    max_items: int = 32
+    """Pictures and sounds in one conversation, and files in it."""
     max_document_chars: int = 4 * 1024 * 1024
     """Of all files of a conversation together."""
     domains: tuple[str, ...] = ()

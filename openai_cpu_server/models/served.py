@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from openai_cpu_server.contract.engine import Engine, EngineState, unavailable
-from openai_cpu_server.contract.media import BLIND, Picture
+from openai_cpu_server.contract.media import BLIND, DEAF, Picture, Sound
 from openai_cpu_server.contract.model_info import FimTokens, ModelInfo, ModelKind, SequenceMarks, Tokenizer
 from openai_cpu_server.errors import EngineUnavailable, InvalidRequest, wrong
 from openai_cpu_server.models.grammars import ModelGrammars
@@ -95,6 +95,10 @@ def _opens_none(data: bytes, most_pixels: int, most_side: int) -> NoReturn:
     raise InvalidRequest(BLIND)
 
 
+def _hears_none(data: bytes, rate: int, most_samples: int, most_at_once: int) -> NoReturn:
+    raise InvalidRequest(DEAF)
+
+
 def _reads_none(data: bytes, most_chars: int) -> NoReturn:
     raise InvalidRequest("this server reads no files; send their text")
 
@@ -130,6 +134,9 @@ class ServedModel:
     open_picture: Callable[[bytes, int, int], Picture] = _opens_none
     """Decodes a picture of at most so many pixels, and makes its longer side at most so long (0: as it is).
     It takes its time. Raises InvalidRequest, DeadlyInput and what else readers raise."""
+    open_sound: Callable[[bytes, int, int, int], tuple[Sound, ...]] = _hears_none
+    """Decodes a sound to so many samples a second, at most so many in all, in pieces of at most so many (0:
+    one piece). As `open_picture`."""
     read_document: Callable[[bytes, int], str] = _reads_none
     """The text of a file, of at most so many characters. As `open_picture`."""
     content_digest: Callable[[], str | None] = lambda: None

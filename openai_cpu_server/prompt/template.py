@@ -80,18 +80,18 @@ def template_messages(
     return [_message(message, f"messages[{i}]", as_parts, shape) for i, message in enumerate(messages)]
 
 
-PICTURE_MARK = re.compile(r"picture[0-9a-f]{30}")
-"""What stands for a picture in a text."""
+MEDIA_MARK = re.compile(r"(?:picture|sound)[0-9a-f]{30}")
+"""What stands for a picture or a sound in a text."""
 
 
 def joined(texts: Iterable[str]) -> str:
     """The parts of a content as one text. Line breaks join texts, as in llama-server and vLLM; models were
-    taught none around pictures."""
+    taught none around pictures and sounds."""
     pieces, breaks = list[str](), False
     for part in texts:
-        is_picture = PICTURE_MARK.fullmatch(part) is not None
-        pieces += ("\n", part) if breaks and not is_picture else (part,)
-        breaks = not is_picture
+        is_item = MEDIA_MARK.fullmatch(part) is not None
+        pieces += ("\n", part) if breaks and not is_item else (part,)
+        breaks = not is_item
     return "".join(pieces)
 
 

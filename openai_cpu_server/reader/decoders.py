@@ -1,11 +1,13 @@
-"""Decodes pictures and documents of clients. Whatever reads what it is sent may hang or die of it: so a
-reader does it.
+"""Decodes pictures, sounds and documents of clients. Whatever reads what it is sent may hang or die of it: so
+a reader does it.
 
-The library for pictures is loaded only where they are taken, that for documents with the first of them.
+The libraries for pictures and sounds are loaded only where they are taken, that for documents with the first
+of them.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import io
 import logging
@@ -14,7 +16,9 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from openai_cpu_server.contract.media import Picture, PictureSize
+import numpy as np
+
+from openai_cpu_server.contract.media import Picture, PictureSize, Sound
 from openai_cpu_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ _GREYS_OF_16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 
 def load_decoders() -> None:
     """All of them: a process that is confined can load nothing more."""
+    import miniaudio
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -54,7 +59,7 @@ def load_decoders() -> None:
 
     needed = BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
     needed_by_them = MpoImagePlugin, TiffImagePlugin  # photos of phones that are several, and EXIF
-    assert all((*needed, *needed_by_them))
+    assert all((*needed, *needed_by_them, miniaudio))
     Image.MAX_IMAGE_PIXELS = None  # `decoded` is told how many
 
 
@@ -118,6 +123,70 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     _, brightest = image.getextrema()
     most = 65_535.0 if isinstance(brightest, (int, float)) and brightest > 255 else 255.0
     return image.convert("F").point(lambda level: level * (255.0 / most)).convert("L")
+
+
+SOUNDS = ("WAV", "MP3", "FLAC", "Ogg Vorbis")
+_NO_SOUND = "invalid_audio"
+_TOO_LONG_A_SOUND = "audio_too_large"
+_FRAMES_AT_ONCE = 16_384
+_MOST_SOUND_S = 10.0
+"""Of computing; less than what ends a reader. An hour of music takes some two."""
+_SHORTEST_PIECE_S, _PAUSE_WITHIN_S, _PAUSE_S = 1.0, 10.0, 0.2
+
+
+def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
+    """One channel at this rate, in pieces that follow each other and have at most `most_at_once` samples each
+    (0: it is one piece), cut where it is quiet. Raises InvalidRequest, for more samples as soon as they are
+    decoded, whatever the file says of its length."""
+    samples = np.frombuffer(_samples(data, rate, most_samples), np.float32)
+    if not samples.size:
+        raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
+    if not np.isfinite(samples).all():
+        raise InvalidRequest("the sound is damaged (it has samples that are no numbers)", code=_NO_SOUND)
+    samples = np.clip(samples, -1, 1).astype("<f4", copy=False)
+    return tuple(Sound.of(piece.tobytes()) for piece in _pieces(samples, rate, most_at_once))
+
+
+def _samples(data: bytes, rate: int, most_samples: int) -> bytearray:
+    import miniaudio
+
+    found, begun = bytearray(), time.process_time()
+    most_bytes = most_samples * array.array("f").itemsize
+    try:
+        parts = miniaudio.stream_memory(data, miniaudio.SampleFormat.FLOAT32, 1, rate, _FRAMES_AT_ONCE)
+        for part in parts:
+            found += part.tobytes()
+            if len(found) > most_bytes:
+                message = f"it is longer than {most_samples / rate:g} seconds"
+                raise InvalidRequest(message, code=_TOO_LONG_A_SOUND)
+            if time.process_time() - begun > _MOST_SOUND_S:
+                raise InvalidRequest("the sound takes too long to decode", code=_TOO_LONG_A_SOUND)
+    except (InvalidRequest, MemoryError, RecursionError):
+        raise
+    except Exception:  # the library knows no more than that it is none
+        names = ", ".join(SOUNDS)
+        raise InvalidRequest(f"this is no sound of a known type ({names})", code=_NO_SOUND) from None
+    return found
+
+
+def _pieces(samples: np.ndarray, rate: int, most_at_once: int) -> Iterator[np.ndarray]:
+    """Each ends within the quietest of the last moments that it may have."""
+    within, shortest = (int(seconds * rate) for seconds in (_PAUSE_WITHIN_S, _SHORTEST_PIECE_S))
+    while most_at_once and len(samples) > most_at_once:
+        last = min(most_at_once, len(samples) - shortest)
+        end = _quietest(samples, max(last - within, shortest), last, int(_PAUSE_S * rate))
+        yield samples[:end]
+        samples = samples[end:]
+    yield samples
+
+
+def _quietest(samples: np.ndarray, first: int, last: int, width: int) -> int:
+    """The middle of the quietest stretch so wide between these."""
+    stretches = (last - first) // width
+    if stretches < 1:
+        return last
+    energy = np.square(samples[first : first + stretches * width], dtype=np.float64)
+    return first + int(energy.reshape(stretches, width).sum(axis=1).argmin()) * width + width // 2
 
 
 _NO_TEXT = "invalid_file"

@@ -8,7 +8,7 @@ from typing import Union
 import msgspec
 
 from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder
-from openai_cpu_server.contract.media import Picture
+from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import FimTokens, SequenceMarks
 from openai_cpu_server.prompt.reasoning import TemplateReasoning, ThinkingStage
@@ -19,7 +19,7 @@ class ReaderStart(msgspec.Struct, frozen=True):
 
     readable: Union[Sequence[str], None]
     """The folders that models are in; None: the process is not confined to them."""
-    opens_pictures: bool = False
+    opens_media: bool = False
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +95,17 @@ class OpenPicture(msgspec.Struct, frozen=True, tag=True):
     """A larger one is made smaller; 0: none is."""
 
 
+class OpenSound(msgspec.Struct, frozen=True, tag=True):
+    """Raises InvalidRequest."""
+
+    data: bytes
+    rate: int
+    """Samples a second that it is made to have."""
+    most_samples: int
+    most_at_once: int
+    """So many samples one piece has at most; 0: it is one piece."""
+
+
 class ReadDocument(msgspec.Struct, frozen=True, tag=True):
     """Raises InvalidRequest."""
 
@@ -119,6 +130,7 @@ Work = Union[
     RenderRerank,
     MakeGrammar,
     OpenPicture,
+    OpenSound,
     ReadDocument,
     FindProfile,
 ]
@@ -183,6 +195,10 @@ class PictureOpened(msgspec.Struct, frozen=True, tag=True):
     picture: Picture
 
 
+class SoundOpened(msgspec.Struct, frozen=True, tag=True):
+    pieces: tuple[Sound, ...]
+
+
 class DocumentRead(msgspec.Struct, frozen=True, tag=True):
     text: str
 
@@ -212,6 +228,7 @@ Result = Union[
     Rendered,
     GrammarAnswer,
     PictureOpened,
+    SoundOpened,
     DocumentRead,
     Profiled,
     ModelClosed,

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 
 from openai_cpu_server.contract.grammar import GrammarAnswer, GrammarOrder, MadeGrammar, RefusedGrammar
-from openai_cpu_server.contract.media import Picture
+from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.errors import DeadlyInput, InvalidRequest
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt, Conversation
@@ -21,12 +21,14 @@ from openai_cpu_server.reader.messages import (
     MakeGrammar,
     ModelSource,
     OpenPicture,
+    OpenSound,
     PictureOpened,
     Profiled,
     ReadDocument,
     RenderChat,
     Rendered,
     RenderRerank,
+    SoundOpened,
     VocabularyFacts,
 )
 from openai_cpu_server.reader.pool import OpenedKey, ReaderPool, WorkLane
@@ -57,6 +59,12 @@ class ReadModel:
         result = self._pool.do(OpenPicture(data, most_pixels, most_side), lane=WorkLane.LONG)
         assert isinstance(result, PictureOpened)
         return result.picture
+
+    def sound(self, data: bytes, rate: int, most_samples: int, most_at_once: int) -> tuple[Sound, ...]:
+        """What `decoded_sounds` makes of a client's file. Raises as `picture`."""
+        result = self._pool.do(OpenSound(data, rate, most_samples, most_at_once), lane=WorkLane.LONG)
+        assert isinstance(result, SoundOpened)
+        return result.pieces
 
     def document(self, data: bytes, most_chars: int) -> str:
         """The text of a file of a client's. Raises as `picture`."""

@@ -105,17 +105,17 @@ class ReaderPool:
         readable: Iterable[Path] | None = None,
         *,
         children: Sequence[ReaderChild] = (),
-        opens_pictures: bool = False,
+        opens_media: bool = False,
     ) -> None:
         """`readable`: the folders that models are in, for the processes' sandbox; None: they have none.
         `children`: processes that are there already, two at most, and are the pool's from here on. All others
-        are started when they are needed, the first one at once. `opens_pictures`: they may be asked to."""
+        are started when they are needed, the first one at once. `opens_media`: they may be asked to."""
         self.deaths = 0
         """Counts processes that died of what they did, or were killed."""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called in any thread, with a signal's name, `exit_1` and the like, or `silence`."""
         folders = None if readable is None else sorted({str(path) for path in readable})
-        self._first = ReaderStart(folders, opens_pictures)
+        self._first = ReaderStart(folders, opens_media)
         self._short, self._any = _Place(), _Place()
         self._free = threading.Condition()
         self._numbers = itertools.count(1)

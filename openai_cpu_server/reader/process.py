@@ -100,7 +100,7 @@ def main() -> None:
     if (first := read_frame(stream)) is None:
         return
     start = _start.decode(first)
-    if start.opens_pictures:
+    if start.opens_media:
         load_decoders()
     if start.readable is not None:
         confine(read=map(Path, start.readable))

@@ -22,7 +22,7 @@ from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, TemplateReasoning, template_reasoning
 from openai_cpu_server.prompt.rerank_template import TemplatePrompts, rerank_template
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
-from openai_cpu_server.reader.decoders import decoded, document_text
+from openai_cpu_server.reader.decoders import decoded, decoded_sounds, document_text
 from openai_cpu_server.reader.messages import (
     CloseModel,
     DocumentRead,
@@ -35,6 +35,7 @@ from openai_cpu_server.reader.messages import (
     ModelSource,
     OpenModel,
     OpenPicture,
+    OpenSound,
     PictureOpened,
     Profiled,
     ReadDocument,
@@ -43,6 +44,7 @@ from openai_cpu_server.reader.messages import (
     Rendered,
     RenderRerank,
     Result,
+    SoundOpened,
     VocabularyFacts,
     Work,
     WorkRefused,
@@ -156,7 +158,7 @@ class ReaderWorker:
                 return EncodedTexts(asked.prompts(work.query, work.documents))
             case MakeGrammar(order=order):
                 return self._models[work.key].make_grammar(order)
-            case OpenPicture() | ReadDocument():
+            case OpenPicture() | OpenSound() | ReadDocument():
                 return _decoded(work)
             case FindProfile():
                 return _profiled(work)
@@ -189,9 +191,12 @@ class ReaderWorker:
         return Rendered(prompt.tokens, prompt.stage, prompt.wants_thoughts, prompt.borders)
 
 
-def _decoded(work: OpenPicture | ReadDocument) -> PictureOpened | DocumentRead:
+def _decoded(work: OpenPicture | OpenSound | ReadDocument) -> PictureOpened | SoundOpened | DocumentRead:
     if isinstance(work, OpenPicture):
         return PictureOpened(decoded(work.data, most_pixels=work.most_pixels, most_side=work.most_side))
+    if isinstance(work, OpenSound):
+        bounds = {"most_samples": work.most_samples, "most_at_once": work.most_at_once}
+        return SoundOpened(decoded_sounds(work.data, rate=work.rate, **bounds))
     return DocumentRead(document_text(work.data, most_chars=work.most_chars))
 
 

@@ -202,6 +202,7 @@ class ModelParts(NamedTuple):
             quantisation=file_type_name(self.header.get_int("general.file_type") or 0),
             thinking=_thinking(options, chat.reasoning if chat else None),
             open_picture=self.read.picture,
+            open_sound=self.read.sound,
             read_document=self.read.document,
             content_digest=FileContent(model_files(self.header)).digest,
         )
@@ -221,12 +222,12 @@ def reader_pool(
 ) -> ReaderPool:
     """The readers of a server with these models."""
     plans = list(plans)
-    opens_pictures = any(plan.projector is not None for plan in plans)
+    opens_media = any(plan.projector is not None for plan in plans)
     if settings.sandbox == "off":
-        return ReaderPool(children=children, opens_pictures=opens_pictures)
+        return ReaderPool(children=children, opens_media=opens_media)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
     folders = [*(path.parent for path in paths), settings.profile_dir]
-    return ReaderPool(folders, children=children, opens_pictures=opens_pictures)
+    return ReaderPool(folders, children=children, opens_media=opens_media)
 
 
 def _source(plan: ModelPlan, kind: ModelKind) -> ModelSource:

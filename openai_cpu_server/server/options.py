@@ -47,6 +47,8 @@ def api_options(settings: Settings) -> ApiOptions:
         "media": MediaOptions(
             max_bytes=settings.max_picture_mb * _MIB,
             max_pixels=settings.max_picture_pixels,
+            max_sound_bytes=settings.max_sound_mb * _MIB,
+            max_sound_s=settings.max_sound_seconds,
             domains=tuple(settings.allowed_media_domain),
             folder=_media_folder(settings),
         ),

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from openai_cpu_server.api.asking.ask import Ask, AskedConversation
-from openai_cpu_server.api.asking.attachments import unseen
+from openai_cpu_server.api.asking.attachments import untaken
 from openai_cpu_server.api.asking.call import Call, PartsReader
 from openai_cpu_server.api.asking.output import tool_plan
 from openai_cpu_server.api.chat.render import ChatRenderer
@@ -95,7 +95,7 @@ HISTORIES = {"chat": chat_history, "messages": messages_history, "responses": re
 def asked(family: str, body: Mapping[str, object]) -> Ask:
     data = json.dumps(body).encode()
     if family != "responses":
-        return unseen((CHAT if family == "chat" else MESSAGES_API).reader.read(data, lenient=False))
+        return untaken((CHAT if family == "chat" else MESSAGES_API).reader.read(data, lenient=False))
     parsed, _ = parse(ResponsesBody, data, lenient=False)
     messages = with_instructions(turns(new_items(parsed.input, {})), parsed.instructions)
     return response_ask(parsed, messages)

@@ -14,7 +14,7 @@ from openai_cpu_server.api.asking.ask import (
     AskedTools,
     ToolUse,
 )
-from openai_cpu_server.api.asking.attachments import unseen
+from openai_cpu_server.api.asking.attachments import untaken
 from openai_cpu_server.api.messages.routes import COUNTED as COUNTED_MESSAGES
 from openai_cpu_server.api.messages.routes import MESSAGES_API as MESSAGES
 from openai_cpu_server.errors import InvalidRequest
@@ -51,7 +51,7 @@ def assistant(*blocks: object) -> Json:
 def read(**fields: object) -> Ask:
     """As it is for a model without eyes."""
     body = {"max_tokens": 9, "messages": [HI], **fields}
-    return unseen(MESSAGES.reader.read(json.dumps(body).encode(), lenient=False))
+    return untaken(MESSAGES.reader.read(json.dumps(body).encode(), lenient=False))
 
 
 def ignored(**fields: object) -> str | None:

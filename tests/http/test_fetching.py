@@ -103,7 +103,9 @@ async def _fetched_all() -> dict[str, str | int]:
     port, found = _serve(), dict[str, str | int]()
     for name in REPLIES:
         try:
-            asked = Fetched(f"http://{ADDRESS}:{port}/{name}", (ADDRESS, "127.0.0.1"), 100_000, TIMEOUT_S)
+            asked = Fetched(
+                f"http://{ADDRESS}:{port}/{name}", (ADDRESS, "127.0.0.1"), 100_000, "too_large", TIMEOUT_S
+            )
             found[name] = (await fetch(asked)).decode()
         except InvalidRequest as error:
             found[name] = str(error)

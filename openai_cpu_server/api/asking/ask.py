@@ -18,11 +18,11 @@ import msgspec
 from pydantic import JsonValue
 
 from openai_cpu_server.contract.grammar import GrammarSource
-from openai_cpu_server.contract.media import MediaShape, Picture
+from openai_cpu_server.contract.media import MediaItem, MediaShape
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
-from openai_cpu_server.prompt.template import PICTURE_MARK, joined
+from openai_cpu_server.prompt.template import MEDIA_MARK, joined
 
 JsonObject = dict[str, JsonValue]
 LONG_BODY = 64 * 1024
@@ -158,6 +158,18 @@ class AskedPicture(msgspec.Struct, frozen=True):
     """The path that is blamed for that."""
 
 
+class AskedSound(msgspec.Struct, frozen=True):
+    """A sound that a client plays; as a picture."""
+
+    mark: str
+    source: str
+    at: str
+    name: str
+    lack: str
+    refusal: str | None = None
+    refused_at: str = ""
+
+
 class AskedDocument(msgspec.Struct, frozen=True):
     """A file that a client attaches for its text. In the text of its message `mark` stands for it."""
 
@@ -173,12 +185,15 @@ class AskedDocument(msgspec.Struct, frozen=True):
     """It belongs to the question: who cannot read it refuses the call. Others are told in words."""
 
 
-Attached = Union[AskedPicture, AskedDocument]
+AskedMedia = Union[AskedPicture, AskedSound]
+Attached = Union[AskedMedia, AskedDocument]
 
 
-class SeenPicture(msgspec.Struct, frozen=True):
+class TakenMedia(msgspec.Struct, frozen=True):
+    """A picture or a sound as a model takes it. In the text of a message `mark` stands for it."""
+
     mark: str
-    picture: Picture
+    item: MediaItem
     shape: MediaShape
 
 
@@ -213,6 +228,13 @@ class AskedConversation(msgspec.Struct, frozen=True):
     """Where it is too long, what is oldest is left out."""
 
 
+class AskedConversations(msgspec.Struct, frozen=True):
+    """Several, each of which gets an answer of its own."""
+
+    each: tuple[AskedConversation, ...]
+    path: str
+
+
 class AskedFile(msgspec.Struct, frozen=True):
     """A file beside the one that is filled in."""
 
@@ -242,7 +264,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     id_prefix: str
     """What the ids of the family's calls begin with, which without a hyphen is its name in the logs."""
-    prompt: Union[AskedConversation, AskedTexts]
+    prompt: Union[AskedConversation, AskedConversations, AskedTexts]
     sampling: Sampling
     """Its token ids are not known to be the model's."""
     is_seeded: bool = False
@@ -275,8 +297,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     template: str | None = None
     """The name of one of the model's chat templates; None: the one that suits the conversation."""
     attached: tuple[Attached, ...] = ()
-    seen: tuple[SeenPicture, ...] = ()
-    """The pictures among them as its model takes them."""
+    media: tuple[TakenMedia, ...] = ()
+    """The pictures and sounds among them as its model takes them."""
     user: str | None = None
     priority: str | None = None
     service_tier: str | None = None
@@ -301,7 +323,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 # -- what is attached --------------------------------------------------------------------------------------
 
 _MARK_KEY = secrets.token_bytes(32)
-"""Nobody else knows what stands for a picture in a text."""
+"""Nobody else knows what stands for a picture or a sound in a text."""
 
 
 def mark_of(source: str, what: str = "picture") -> str:
@@ -310,7 +332,7 @@ def mark_of(source: str, what: str = "picture") -> str:
     return f"{what}{digest.hexdigest()}"
 
 
-MARK = re.compile(rf"{PICTURE_MARK.pattern}|document[0-9a-f]{{30}}")
+MARK = re.compile(rf"{MEDIA_MARK.pattern}|document[0-9a-f]{{30}}")
 
 
 UPLOAD = "upload:"
@@ -346,6 +368,28 @@ def picture_source(kind: str, fields: Mapping[str, object]) -> PictureSource | N
         file_id = about.get("file_id")
         given = f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
     return None if given is None else PictureSource(given, detail)
+
+
+class SoundSource(NamedTuple):
+    source: str
+
+    @property
+    def mark(self) -> str:
+        return mark_of(self.source, "sound")
+
+
+def sound_source(kind: str, fields: Mapping[str, object]) -> SoundSource | None:
+    """Where a part of this kind says that its sound is; None: it plays none."""
+    if kind not in ("input_audio", "audio_url", "audio"):
+        return None
+    within: object = fields.get(kind)
+    found = within
+    if isinstance(within, dict):
+        file_id = within.get("file_id")
+        upload = f"{UPLOAD}{file_id}" if isinstance(file_id, str) else None
+        data = "data:;base64," if within.get("data") == "" else _as_data_uri(within.get("data"))
+        found = data or within.get("url") or upload
+    return SoundSource(found) if isinstance(found, str) and found else None
 
 
 class DocumentSource(NamedTuple):

@@ -1,5 +1,5 @@
-"""What a client attaches, before a prompt is made: pictures are fetched, decoded by a reader and measured, of
-files the text is read."""
+"""What a client attaches, before a prompt is made: pictures and sounds are fetched, decoded by a reader and
+measured, of files the text is read."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
     AskedDocument,
+    AskedMedia,
     AskedMessage,
     AskedPicture,
+    AskedSound,
     Attached,
-    SeenPicture,
+    TakenMedia,
 )
-from openai_cpu_server.contract.media import MediaShape, Picture
+from openai_cpu_server.contract.media import DEAF, MediaItem, MediaShape, Picture, Sound
 from openai_cpu_server.errors import (
     DeadlyInput,
     EngineUnavailable,
@@ -44,14 +46,25 @@ from openai_cpu_server.http.options import MediaOptions
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.models.served import ServedModel
 
-_INVALID = "invalid_image"
+_INVALID: dict[type[Attached], str] = {
+    AskedPicture: "invalid_image",
+    AskedSound: "invalid_audio",
+    AskedDocument: "invalid_file",
+}
+"""The codes of what is damaged, or none."""
+_TOO_LARGE: dict[type[Attached], str] = {
+    AskedPicture: "image_too_large",
+    AskedSound: "audio_too_large",
+    AskedDocument: "file_too_large",
+}
+_NAMES: dict[type[Attached], str] = {AskedPicture: "picture", AskedSound: "sound", AskedDocument: "file"}
 _PIXEL_BYTES = 3
 _MOST_SIDES = {"low": 512}
 """In pixels, by what a client says of the detail: some encoders make fewer rows of small pictures."""
 _AS_THEY_ARE = ("auto", "high", "original")
 _MOST_KEPT_CHARS = 8 * 1024 * 1024
 _CONVERSATIONS = 4
-"""The pictures of so many conversations that show as much as they may are in memory at a time."""
+"""The media of so many conversations that show as much as they may are in memory at a time."""
 _AGAIN_S = 5
 
 ReadUpload = Callable[[str, str, int], Awaitable[bytes]]
@@ -66,38 +79,47 @@ class AttachmentFinder:
         """`upload`: None, nothing can be uploaded here."""
         self._options = options
         self._upload = upload
-        self._decoded = _Kept[Picture](_PIXEL_BYTES * options.max_pixels, lambda picture: len(picture.rgb))
+        self._decoded = _Kept[MediaItem](_PIXEL_BYTES * options.max_pixels, lambda item: len(item.content))
         self._texts = _Kept[str](_MOST_KEPT_CHARS, len)
-        self._held: WeakValueDictionary[str, Picture] = WeakValueDictionary()
+        self._held: WeakValueDictionary[str, MediaItem] = WeakValueDictionary()
         """By digest: those above, and those of requests that are not answered yet."""
 
-    async def seen(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
-        """The ask with the text of its files, and with its pictures as the model takes them; told in words
-        where it takes none. `owner`: of uploads. Raises InvalidRequest, EngineUnavailable."""
+    async def taken(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
+        """The ask with the text of its files, and with its pictures and sounds as the model takes them; told
+        in words where it takes none. `owner`: of uploads. Raises InvalidRequest, EngineUnavailable."""
         if not ask.attached:
             return ask
         ask = await self._read(ask, model, owner)
         info = model.engine.info
-        if info is None or not info.sees:
-            return await in_thread(partial(unseen, ask), is_slow=ask.is_slow)
-        told = {one.mark: one for one in _pictures(ask)}
-        if len(told) > self._options.max_pictures:
-            most = self._options.max_pictures
-            message = f"A conversation may show {most} pictures, and this one shows {len(told)}."
-            raise wrong(message, next(iter(told.values())).at)
-        pictures = await self._pictures(list(told.values()), model, owner)
+        sees, hears = (info.sees, info.hears) if info is not None else (False, False)
+        ask = await in_thread(partial(untaken, ask, sees=sees, hears=hears), is_slow=ask.is_slow)
+        told = {one.mark: one for one in _media(ask)}
+        if len(told) > self._options.max_items:
+            what = f"{self._options.max_items} pictures and sounds, and this one has {len(told)}"
+            raise wrong(f"A conversation may have {what}.", next(iter(told.values())).at)
+        items = await self._items(list(told.values()), model, owner)
         shapes = await asyncio.gather(
-            *(self._shape(one, picture, model) for one, picture in zip(told.values(), pictures, strict=True))
+            *(self._shape(one, item, model) for one, item in zip(told.values(), items, strict=True))
         )
-        seen = tuple(map(SeenPicture, told, pictures, shapes))
-        return msgspec.structs.replace(ask, attached=(), seen=seen)
+        return msgspec.structs.replace(ask, attached=(), media=tuple(map(TakenMedia, told, items, shapes)))
+
+    async def pieces(
+        self, data: bytes, piece_s: float, model: ServedModel, at: str
+    ) -> list[tuple[Sound, MediaShape]]:
+        """A sound as the model takes it, cut where it is quiet, each piece at most so long. `at`: where the
+        client has sent it. Raises InvalidRequest, EngineUnavailable."""
+        asked = AskedSound("", "", at, at, DEAF)
+        with _blamed(asked):
+            pieces = await self._heard(_checked(asked, data, self._options), model, piece_s)
+            shapes = await model.engine.shapes([piece.size for piece in pieces])
+        return list(zip(pieces, shapes, strict=True))
 
     async def _read(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
         """With the text of all files in its place. Raises InvalidRequest for one of the question's that has
         none; of others is told in words why."""
         documents = [one for one in ask.attached if isinstance(one, AskedDocument)]
-        if len({one.mark for one in documents}) > self._options.max_pictures:
-            most = self._options.max_pictures
+        if len({one.mark for one in documents}) > self._options.max_items:
+            most = self._options.max_items
             raise wrong(f"A conversation may have {most} files.", documents[0].at)
         words, unread = dict[str, str](), list[str]()
         left = self._options.max_document_chars
@@ -118,11 +140,11 @@ class AttachmentFinder:
                 raise InvalidRequest(message, param=one.at, code="file_too_large")
         if not documents:
             return ask
-        telling = partial(_worded, ask, words, unread, left=tuple(_pictures(ask)))
+        telling = partial(_worded, ask, words, unread, left=tuple(_media(ask)))
         return await in_thread(telling, is_slow=ask.is_slow)
 
     async def _document(self, asked: AskedDocument, model: ServedModel, owner: str) -> str:
-        with _blamed(asked, "invalid_file"):
+        with _blamed(asked):
             data = await self._bytes(asked, owner)
             digest = await in_thread(partial(_digest, data), is_slow=True)
             if (known := self._texts.find(digest)) is not None:
@@ -130,71 +152,116 @@ class AttachmentFinder:
             reading = partial(model.read_document, data, self._options.max_document_chars)
             return self._texts.keep(digest, await in_thread(reading, is_slow=True))
 
-    async def _pictures(self, asked: Sequence[AskedPicture], model: ServedModel, owner: str) -> list[Picture]:
-        """Small files may have many pixels: they are counted as they come."""
-        most = left = self._options.max_pixels_together
-        pictures = list[Picture]()
+    async def _items(self, asked: Sequence[AskedMedia], model: ServedModel, owner: str) -> list[MediaItem]:
+        """Small files may have many pixels, or be long: they are counted as they come."""
+        most_pixels, most_s = self._options.max_pixels_together, self._options.max_sound_s
+        pixels, sound_s, items = 0, 0.0, list[MediaItem]()
         for one in asked:
-            pictures.append(await self._picture(one, model, owner))
-            left -= pictures[-1].size.width * pictures[-1].size.height
-            if left < 0:
-                message = f"The pictures of a conversation may have {most} pixels together."
-                raise InvalidRequest(message, param=one.at, code="image_too_large")
-        return pictures
+            items.append(item := await self._item(one, model, owner))
+            if isinstance(item, Picture):
+                pixels += item.size.width * item.size.height
+            else:
+                sound_s += item.size.num_samples / _rate(model)
+            if pixels > most_pixels or sound_s > most_s:
+                has = f"pictures of a conversation may have {most_pixels} pixels"
+                lasts = f"sounds of a conversation may last {most_s:g} seconds"
+                message = f"The {has if pixels > most_pixels else lasts} together."
+                raise InvalidRequest(message, param=one.at, code=_TOO_LARGE[type(one)])
+        return items
 
-    async def _shape(self, asked: AskedPicture, picture: Picture, model: ServedModel) -> MediaShape:
-        with _blamed(asked, _INVALID):
-            (shape,) = await model.engine.shapes([picture.size])
+    async def _shape(self, asked: AskedMedia, item: MediaItem, model: ServedModel) -> MediaShape:
+        with _blamed(asked):
+            (shape,) = await model.engine.shapes([item.size])
             return shape
 
-    async def _picture(self, asked: AskedPicture, model: ServedModel, owner: str) -> Picture:
-        with _blamed(asked, _INVALID):
+    async def _item(self, asked: AskedMedia, model: ServedModel, owner: str) -> MediaItem:
+        with _blamed(asked):
+            if isinstance(asked, AskedSound):
+                (sound,) = await self._heard(await self._bytes(asked, owner), model)
+                return sound
             most_side = _MOST_SIDES.get(asked.detail, 0)
             if most_side == 0 and asked.detail not in _AS_THEY_ARE:
                 raise InvalidRequest(f"its detail may be {', '.join((*_MOST_SIDES, *_AS_THEY_ARE))}")
-            return await self._opened(await self._bytes(asked, owner), most_side, model)
+            return await self._seen(await self._bytes(asked, owner), most_side, model)
 
     async def _bytes(self, asked: Attached, owner: str) -> bytes:
-        data = await self._fetched(asked, owner)
-        if len(data) > self._options.max_bytes:
-            is_file = isinstance(asked, AskedDocument)
-            what = f"a {'file' if is_file else 'picture'} may have {self._options.max_bytes} bytes"
-            code = "file_too_large" if is_file else "image_too_large"
-            raise InvalidRequest(f"{what}, and this one has {len(data)}", code=code)
-        return data
+        return _checked(asked, await self._fetched(asked, owner), self._options)
 
     async def _fetched(self, asked: Attached, owner: str) -> bytes:
         source, options = asked.source, self._options
+        most_bytes = _most_bytes(asked, options)
         if source.startswith(UPLOAD):
             if self._upload is None:
                 raise InvalidRequest("this server keeps no files, for it has no jobs database (--jobs-db)")
             try:
-                return await self._upload(owner, source.removeprefix(UPLOAD), options.max_bytes)
+                return await self._upload(owner, source.removeprefix(UPLOAD), most_bytes)
             except JobObjectNotFound as error:
                 raise InvalidRequest(str(error), code="file_not_found") from None
         scheme = source[:16].partition(":")[0].lower()
         if scheme == "data":
             return await in_thread(partial(_of_data_uri, source), is_slow=True)
         if scheme in ("http", "https"):
-            return await fetch(Fetched(source, options.domains, options.max_bytes, options.fetch_timeout_s))
+            too_large = _TOO_LARGE[type(asked)]
+            found = Fetched(source, options.domains, most_bytes, too_large, options.fetch_timeout_s)
+            return await fetch(found)
         if scheme == "file":
-            return await asyncio.to_thread(_of_file, source, options.folder, options.max_bytes)
+            return await asyncio.to_thread(_of_file, source, options.folder, most_bytes)
         raise InvalidRequest("expected a data URI in base64, or a URL")
 
-    async def _opened(self, data: bytes, most_side: int, model: ServedModel) -> Picture:
+    async def _seen(self, data: bytes, most_side: int, model: ServedModel) -> Picture:
         digest = await in_thread(partial(_digest, data), is_slow=True) + most_side.to_bytes(4, "little")
-        if (known := self._decoded.find(digest)) is not None:
+        if isinstance(known := self._decoded.find(digest), Picture):
             return known
         self._require_memory()
         opening = partial(model.open_picture, data, self._options.max_pixels, most_side)
         opened = await in_thread(opening, is_slow=True)
-        return self._decoded.keep(digest, self._held.setdefault(opened.digest, opened))
+        self._decoded.keep(digest, self._held.setdefault(opened.digest, opened))
+        return opened
+
+    async def _heard(
+        self, data: bytes, model: ServedModel, piece_s: float | None = None
+    ) -> tuple[Sound, ...]:
+        """`piece_s`: None, as one piece, which is kept."""
+        rate = _rate(model)
+        digest = await in_thread(partial(_digest, data), is_slow=True) + b"sound%d" % rate
+        if piece_s is None and isinstance(known := self._decoded.find(digest), Sound):
+            return (known,)
+        self._require_memory()
+        bounds = int(self._options.max_sound_s * rate), int((piece_s or 0) * rate)
+        opened = await in_thread(partial(model.open_sound, data, rate, *bounds), is_slow=True)
+        for one in opened:
+            self._held.setdefault(one.digest, one)
+        if piece_s is None:
+            self._decoded.keep(digest, opened[0])
+        return opened
 
     def _require_memory(self) -> None:
         """Raises EngineUnavailable."""
-        held_bytes = sum(len(picture.rgb) for picture in self._held.values())
+        held_bytes = sum(len(item.content) for item in self._held.values())
         if held_bytes >= _CONVERSATIONS * _PIXEL_BYTES * self._options.max_pixels_together:
-            raise EngineUnavailable("Other requests show too many pictures; try again later.", _AGAIN_S)
+            message = "Other requests have too many pictures and sounds; try again later."
+            raise EngineUnavailable(message, _AGAIN_S)
+
+
+def _rate(model: ServedModel) -> int:
+    """Raises InvalidRequest for a model that hears nothing."""
+    info = model.engine.info
+    if info is None or not info.hears:
+        raise InvalidRequest(DEAF)
+    return info.sound_rate
+
+
+def _most_bytes(asked: Attached, options: MediaOptions) -> int:
+    return options.max_sound_bytes if isinstance(asked, AskedSound) else options.max_bytes
+
+
+def _checked(asked: Attached, data: bytes, options: MediaOptions) -> bytes:
+    """The same. Raises InvalidRequest where it is too long."""
+    kind, most_bytes = type(asked), _most_bytes(asked, options)
+    if len(data) > most_bytes:
+        message = f"a {_NAMES[kind]} may have {most_bytes} bytes, and this one has {len(data)}"
+        raise InvalidRequest(message, code=_TOO_LARGE[kind])
+    return data
 
 
 _T = TypeVar("_T")
@@ -230,13 +297,13 @@ def _digest(data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _blamed(asked: Attached, code: str) -> Iterator[None]:
+def _blamed(asked: Attached) -> Iterator[None]:
     """What is wrong with it is said of its place in the body."""
+    code = _INVALID[type(asked)]
     try:
         yield
     except DeadlyInput:
-        what = "picture" if isinstance(asked, AskedPicture) else "file"
-        message = f"'{asked.at}': the {what} is damaged."
+        message = f"'{asked.at}': the {_NAMES[type(asked)]} is damaged."
         raise InvalidRequest(message, param=asked.at, code=code) from None
     except InvalidRequest as error:
         why = str(error).rstrip(".")
@@ -244,19 +311,22 @@ def _blamed(asked: Attached, code: str) -> Iterator[None]:
         raise InvalidRequest(message, param=asked.at, code=error.code or code) from None
 
 
-def unseen(ask: Ask) -> Ask:
-    """What is said to a model without eyes. Who asks about a picture is told that it is not seen; one of
-    before does not stop a conversation. Raises InvalidRequest."""
-    pictures = list(_pictures(ask))
-    for one in pictures:
+def untaken(ask: Ask, *, sees: bool = False, hears: bool = False) -> Ask:
+    """What is said to a model that does not see, or does not hear. Who asks about what it does not take is
+    told so; what was there before does not stop a conversation. Raises InvalidRequest."""
+    left = [one for one in _media(ask) if (sees if isinstance(one, AskedPicture) else hears)]
+    others = [one for one in _media(ask) if one not in left]
+    for one in others:
         if one.refusal is not None:
             raise InvalidRequest(one.refusal, param=one.refused_at, code="unsupported_content")
-    words = {one.mark: f"[{one.lack}]" for one in pictures}
-    return _worded(ask, words, [one.name for one in pictures])
+    if not others:
+        return ask
+    words = {one.mark: f"[{one.lack}]" for one in others}
+    return _worded(ask, words, [one.name for one in others], left=tuple(left))
 
 
-def _pictures(ask: Ask) -> Iterator[AskedPicture]:
-    return (one for one in ask.attached if isinstance(one, AskedPicture))
+def _media(ask: Ask) -> Iterator[AskedMedia]:
+    return (one for one in ask.attached if not isinstance(one, AskedDocument))
 
 
 def _worded(ask: Ask, words: dict[str, str], named: Sequence[str], left: tuple[Attached, ...] = ()) -> Ask:

@@ -23,11 +23,14 @@ from pydantic_core import PydanticCustomError
 from openai_cpu_server.api.asking.ask import (
     AskedDocument,
     AskedPicture,
+    AskedSound,
     Attached,
     DocumentSource,
     PictureSource,
+    SoundSource,
     document_source,
     picture_source,
+    sound_source,
 )
 from openai_cpu_server.contract.request import (
     COLDEST,
@@ -145,7 +148,6 @@ MAX_TOOLS = 128
 """OpenAI's limit."""
 _VISION = "this model has no vision and cannot see images"
 _HEARING = "this model cannot hear audio"
-_FILES = "there is no file in it"
 LACKS = {
     "image_url": _VISION,
     "image": _VISION,
@@ -154,9 +156,7 @@ LACKS = {
     "input_audio": _HEARING,
     "audio": _HEARING,
     "audio_url": _HEARING,
-    "file": _FILES,
-    "input_file": _FILES,
-    "document": _FILES,
+    **dict.fromkeys(("file", "input_file", "document"), "there is no file in it"),
 }
 """What a model of text lacks for parts of other types."""
 _WORDS = ("title", "context", "url", "tool_name", "text", "content", "output", "stdout", "stderr", "error")
@@ -203,34 +203,37 @@ class ForeignKind(Body):
         return picture_source(self.type, self.fields)
 
     @property
+    def sound(self) -> SoundSource | None:
+        """Where the sound is that it plays; None: it plays none."""
+        return sound_source(self.type, self.fields)
+
+    @property
     def document(self) -> DocumentSource | None:
         """Where the file is that it attaches; None: it attaches none."""
         return document_source(self.type, self.fields)
 
     @property
     def is_attached(self) -> bool:
-        """It is a picture or a file, and is taken as such. Of some files the text is at hand."""
+        """It is a picture, a sound or a file, and is taken as such. Of some files the text is at hand."""
         source = self.fields.get("source") if self.type == "document" else None
         has_text = isinstance(source, dict) and source.get("type") == "text"
-        return has_text or self.picture is not None or self.document is not None
+        return has_text or (self.picture or self.sound or self.document) is not None
 
     def attached(self, at: str, *, is_asked: bool, refusal: str | None = None) -> Attached | None:
         """What it attaches, at this place of the body."""
+        name, refused_at = self.named(at), f"{at}.type"
         if (document := self.document) is not None:
-            return AskedDocument(document.mark, *document, at, self.named(at), is_asked)
-        return self.asked_picture(at, refusal)
-
-    def asked_picture(self, at: str, refusal: str | None = None) -> AskedPicture | None:
-        """The same, at this place of the body."""
-        if (picture := self.picture) is None:
-            return None
-        refused_at = f"{at}.type"
-        return AskedPicture(picture.mark, *picture, at, self.named(at), self.lack, refusal, refused_at)
+            return AskedDocument(document.mark, *document, at, name, is_asked)
+        if (picture := self.picture) is not None:
+            return AskedPicture(picture.mark, *picture, at, name, self.lack, refusal, refused_at)
+        if (sound := self.sound) is not None:
+            return AskedSound(sound.mark, sound.source, at, name, self.lack, refusal, refused_at)
+        return None
 
     @property
     def words(self) -> str:
-        """Of a picture or a file: its mark."""
-        if (attached := self.picture or self.document) is not None:
+        """Of a picture, a sound or a file: its mark."""
+        if (attached := self.picture or self.sound or self.document) is not None:
             return attached.mark
         asked = self.fields.get("input")
         told = f"{self.fields.get('name', self.type)}: {to_json(asked)}" if isinstance(asked, dict) else ""
@@ -243,8 +246,6 @@ class ForeignKind(Body):
 
 _LONGEST_S = 1e9
 """Some thirty years: clients that want no limit write such numbers. Clocks and timers take it."""
-
-
 _TOO_MANY = COUNT.most + 1
 
 

@@ -51,10 +51,10 @@ class Prompt(msgspec.Struct, frozen=True):
     media: tuple[Medium, ...] = ()
     """These three as a `GenerationRequest` has them."""
 
-    @property
-    def num_rows(self) -> int:
-        """Tokens that are rows of pictures."""
-        return sum(medium.rows.num_rows for medium in self.media)
+    def num_rows(self, kind: type[MediaItem]) -> int:
+        """Tokens that are rows of media items of this kind."""
+        of_kind = (one for one in self.media if isinstance(self.media_items[one.item], kind))
+        return sum(medium.rows.num_rows for medium in of_kind)
 
 
 class AnswerReuse(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, RecalledAnswer
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation
+from openai_cpu_server.api.asking.ask import Ask, AskedConversations, AskedTexts
 from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.call import Call, ModelContext
 from openai_cpu_server.api.asking.resolve import prompt_of, resolve
@@ -91,9 +91,11 @@ def taken(routed: RoutedCall) -> RouteTaken:
 
 def _prompt(ask: Ask) -> tuple[tuple[str, ...], str, int]:
     """All texts, the last one, and how many tokens are given as ids."""
-    if isinstance(ask.prompt, AskedConversation):
-        users = [message.text for message in ask.prompt.messages if message.role == "user"]
-        texts = tuple(message.text for message in ask.prompt.messages)
+    if not isinstance(ask.prompt, AskedTexts):
+        each = ask.prompt.each if isinstance(ask.prompt, AskedConversations) else (ask.prompt,)
+        messages = [message for conversation in each for message in conversation.messages]
+        users = [message.text for message in messages if message.role == "user"]
+        texts = tuple(message.text for message in messages)
         return texts, users[-1] if users else texts[-1], 0
     texts = tuple(prompt for prompt in ask.prompt.prompts if isinstance(prompt, str))
     ids = [len(prompt) for prompt in ask.prompt.prompts if not isinstance(prompt, str)]
@@ -165,7 +167,7 @@ class GenerationService:
 
     async def prompt_tokens(self, ask: Ask, model: ServedModel, context: RequestContext) -> CountedPrompt:
         """What its prompt would have. Raises InvalidRequest, EngineUnavailable."""
-        ask = await self.attachments.seen(ask, model, context.owner)
+        ask = await self.attachments.taken(ask, model, context.owner)
         prompt = await in_thread(partial(prompt_of, ask, model), is_slow=ask.is_slow)
         return CountedPrompt(len(prompt.tokens), ask.ignored)
 
@@ -230,7 +232,7 @@ class _AskOnItsWay:
         asking = ModelContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         ask = self._ask
         if ask.attached:
-            ask = await self._attachments.seen(ask, goal.chosen.model, self._context.owner)
+            ask = await self._attachments.taken(ask, goal.chosen.model, self._context.owner)
         call = await in_thread(partial(resolve, ask, asking), is_slow=ask.is_slow)
         if goal.routed is None:
             return call

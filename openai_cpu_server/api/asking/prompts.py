@@ -53,7 +53,7 @@ class PromptMaker:
         self.template = _template(ask, model, plan)
         self.thinking = thinking_plan(ask.thinking, self.template.thinking)
         self._given = ask.thinking.variables
-        self._seen = ask.seen
+        self._media = ask.media
         self._cuts = ask.last_tokens is not None
         self._path = path
         self._plan = plan
@@ -94,7 +94,7 @@ class PromptMaker:
                 most_tokens=None if info is None or self._cuts else info.context_limit,
                 begins_answer=self._ends.begins_answer,
                 has_marks=self._ends.has_marks,
-                shown={one.mark: shown_tokens(one.picture, one.shape) for one in self._seen},
+                shown={one.mark: shown_tokens(one.item, one.shape) for one in self._media},
                 # Without a state a sequence begins anywhere: to look for borders would be in vain.
                 marks_borders=info is None or info.state_bytes > 0,
             )

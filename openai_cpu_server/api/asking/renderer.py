@@ -89,6 +89,13 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
     """Those of pictures, where there are any."""
+    audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """Those of sounds, likewise."""
+
+    @classmethod
+    def of(cls, figures: Figures) -> PromptDetails:
+        image_tokens, audio_tokens = figures.image_tokens or UNSET, figures.audio_tokens or UNSET
+        return cls(figures.cached_tokens, image_tokens, audio_tokens)
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
@@ -108,7 +115,7 @@ class Usage(msgspec.Struct, frozen=True):
             prompt_tokens=figures.prompt_tokens,
             completion_tokens=figures.output_tokens,
             total_tokens=figures.total_tokens,
-            prompt_tokens_details=PromptDetails(figures.cached_tokens, figures.image_tokens or msgspec.UNSET),
+            prompt_tokens_details=PromptDetails.of(figures),
             completion_tokens_details=CompletionDetails(figures.thought_tokens),
         )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedMessage
+from openai_cpu_server.api.asking.ask import Ask, AskedConversation, AskedConversations, AskedMessage
 from openai_cpu_server.api.asking.call import AnswerReuse, Call, ModelContext, Prompt, fingerprint
 from openai_cpu_server.api.asking.output import (
     AnswerForm,
@@ -108,6 +108,10 @@ def _prepared(ask: Ask, asking: ModelContext) -> PreparedPrompts:
     prompt, model = ask.prompt, asking.chosen.model
     if isinstance(prompt, AskedConversation):
         return _of_conversation(ask, prompt, asking)
+    if isinstance(prompt, AskedConversations):
+        each = [_of_conversation(_with_media_of(ask, one), one, asking) for one in prompt.each]
+        prompts = [made for prepared in each for made in prepared.prompts]
+        return PreparedPrompts(prompts, each[0].output, each[0].left_out)
     if prompt.is_said and model.prompts.has_template:
         said = [AskedMessage({"role": "user", "content": text}) for text in prompt.prompts]
         return _of_conversation(ask, AskedConversation(said, prompt.path), asking)
@@ -120,8 +124,8 @@ def _cut(prepared: PreparedPrompts, ask: Ask, asking: ModelContext) -> PreparedP
     """The prompts' last tokens, where the ask says so. A first token that any text gets stays the first."""
     if ask.last_tokens is None:
         return prepared
-    if ask.seen:
-        message = "'truncate_prompt_tokens' is not possible with pictures."
+    if ask.media:
+        message = "'truncate_prompt_tokens' is not possible with pictures and sounds."
         raise InvalidRequest(message, param="truncate_prompt_tokens", code="unsupported_parameter")
     kept = _room(ask, asking) if ask.last_tokens < 0 else ask.last_tokens
     tokenizer = asking.chosen.model.tokenizer
@@ -141,6 +145,13 @@ def _last(prompt: Prompt, kept: int, begin: tuple[int, ...]) -> Prompt:
     )
 
 
+def _with_media_of(ask: Ask, conversation: AskedConversation) -> Ask:
+    """The ask with no other media than those that this conversation has."""
+    texts = [message.text for message in conversation.messages]
+    media = tuple(one for one in ask.media if any(one.mark in text for text in texts))
+    return msgspec.structs.replace(ask, media=media)
+
+
 def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelContext) -> PreparedPrompts:
     model, plan = asking.chosen.model, tool_plan(ask.tools)
     maker = PromptMaker(ask, conversation.path, plan, model, asking.info)
@@ -155,8 +166,8 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
         output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
     compares = asking.options.compares_turns and ask.cache is not False
     turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
-    items = tuple(one.picture for one in ask.seen)
-    media = media_in(prompt.tokens, items, [one.shape for one in ask.seen]) if items else ()
+    items = tuple(one.item for one in ask.media)
+    media = media_in(prompt.tokens, items, [one.shape for one in ask.media]) if items else ()
     made = Prompt(prompt.tokens, turn=turn, borders=prompt.borders, media_items=items, media=media)
     return PreparedPrompts([made], output, left_out)
 

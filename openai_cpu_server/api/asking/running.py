@@ -15,6 +15,7 @@ from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import Chunk, GatheredAnswer, Renderer, cached_tokens
 from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import Finish, ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.errors import DeadlineExceeded, ServerError
 from openai_cpu_server.http.context import Ticket
@@ -273,7 +274,8 @@ class Tally:
         return msgspec.structs.replace(
             told,
             prompt_tokens=self._call.prompt_tokens,
-            image_tokens=sum(prompt.num_rows for prompt in self._call.prompts),
+            image_tokens=sum(prompt.num_rows(Picture) for prompt in self._call.prompts),
+            audio_tokens=sum(prompt.num_rows(Sound) for prompt in self._call.prompts),
             cached_tokens=cached_tokens(self._call, self._finishes),
             output_tokens=sum(self._output_tokens(request.id) for request in self._call.requests),
         )

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeGuard
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import Ask, AskedConversation
+from openai_cpu_server.api.asking.ask import Ask, AskedConversations, AskedTexts
 from openai_cpu_server.contract.model_info import ModelInfo, Tokenizer
 from openai_cpu_server.contract.request import COUNT, DryPenalty, Sampling
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong, wrong
@@ -175,6 +175,12 @@ def output_room(ask: Ask, prompt_tokens: int, info: ModelInfo, options: ApiOptio
     return OutputRoom(tokens, tokens < asked.tokens and prompt_tokens + tokens >= context)
 
 
+def _num_prompts(ask: Ask) -> int:
+    if isinstance(ask.prompt, AskedConversations):
+        return len(ask.prompt.each)
+    return len(ask.prompt.prompts) if isinstance(ask.prompt, AskedTexts) else 1
+
+
 class NumChoices(NamedTuple):
     """How many sequences each prompt has."""
 
@@ -189,7 +195,7 @@ def choices_of(ask: Ask, options: ApiOptions) -> NumChoices:
         _check_best(best_of, ask)
     n = 1 if ask.n is None else _allowed(ask.n, options, "n")
     made = n if best_of is None else best_of
-    num_prompts = 1 if isinstance(ask.prompt, AskedConversation) else len(ask.prompt.prompts)
+    num_prompts = _num_prompts(ask)
     if num_prompts * made > options.max_sequences:
         message = f"{num_prompts} prompts with {made} choices each: one call may have "
         choice = "n" if best_of is None else "best_of"

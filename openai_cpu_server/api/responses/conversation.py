@@ -13,10 +13,12 @@ from openai_cpu_server.api.asking.ask import (
     AskedDocument,
     AskedMessage,
     AskedPicture,
+    AskedSound,
     Attached,
     DocumentSource,
     EarlierAnswer,
     PictureSource,
+    SoundSource,
 )
 from openai_cpu_server.api.asking.body import LACKS, ForeignKind, words_in
 from openai_cpu_server.api.responses import body as schema
@@ -28,6 +30,7 @@ from openai_cpu_server.api.responses.objects import (
     CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputAudio,
     InputFile,
     InputImage,
     InputText,
@@ -84,7 +87,7 @@ def told_in_words(given: str | Sequence[schema.InputItem] | None) -> list[str]:
         kinds = [(one, f"input[{index}]")]
         kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
         foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
-        names += [kind.named(at) for kind, at in foreign if kind.picture is None]
+        names += [kind.named(at) for kind, at in foreign if kind.picture is None and kind.sound is None]
     return names
 
 
@@ -183,7 +186,7 @@ def _part_text(part: Part) -> str:
     match part:
         case RefusalText(refusal=text):
             return text
-        case InputImage(source=source) | InputFile(source=source):
+        case InputImage(source=source) | InputAudio(source=source) | InputFile(source=source):
             return source.mark
     return part.text
 
@@ -199,6 +202,9 @@ def attached_in(items: Sequence[SourcedItem]) -> Iterator[Attached]:
             if isinstance(part, InputImage):
                 picture, name = part.source, f"{at} (input_image)"
                 yield AskedPicture(picture.mark, *picture, at, name, LACKS["input_image"])
+            if isinstance(part, InputAudio):
+                sound, name = part.source, f"{at} (input_audio)"
+                yield AskedSound(sound.mark, *sound, at, name, LACKS["input_audio"])
             if isinstance(part, InputFile):
                 document = part.source
                 yield AskedDocument(document.mark, *document, at, f"{at} (input_file)", is_asked)
@@ -323,6 +329,8 @@ def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part
                 parts.append(InputFile.of(document))
             case ForeignKind(picture=PictureSource() as picture):
                 parts.append(InputImage.of(picture))
+            case ForeignKind(sound=SoundSource() as sound):
+                parts.append(InputAudio.of(sound, one.fields.get("input_audio")))
             case ForeignKind():
                 parts.append(kind(one.words))
     return tuple(parts)

@@ -8,7 +8,14 @@ from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import AS_IT_IS, UPLOAD, DocumentSource, PictureSource
+from openai_cpu_server.api.asking.ask import (
+    AS_IT_IS,
+    UPLOAD,
+    DocumentSource,
+    PictureSource,
+    SoundSource,
+    sound_source,
+)
 from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.renderer import TokenEntry
@@ -42,6 +49,25 @@ class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="typ
     @property
     def source(self) -> PictureSource:
         return PictureSource(self.image_url or f"{UPLOAD}{self.file_id}", self.detail or AS_IT_IS)
+
+
+class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    """As a picture."""
+
+    input_audio: dict[str, str]
+    """As the client has sent it: `data` in base64 and its `format`, or a `url`."""
+
+    @classmethod
+    def of(cls, sound: SoundSource, given: object) -> InputAudio:
+        """`given`: what the client calls `input_audio`, if it does."""
+        fields = given if isinstance(given, dict) else {"url": sound.source}
+        return cls({name: value for name, value in fields.items() if isinstance(value, str)})
+
+    @property
+    def source(self) -> SoundSource:
+        found = sound_source("input_audio", {"input_audio": self.input_audio})
+        assert found is not None, "it was looked at before it was kept"
+        return found
 
 
 class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
@@ -85,7 +111,7 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
     text: str
 
 
-Part = Union[InputText, InputImage, InputFile, OutputText, RefusalText]
+Part = Union[InputText, InputImage, InputAudio, InputFile, OutputText, RefusalText]
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
@@ -189,6 +215,8 @@ class ResponseInputDetails(msgspec.Struct, frozen=True):
     """Computed prompts are kept without being asked for, so nothing is counted here."""
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
     """Those of pictures, where there are any."""
+    audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """Those of sounds, likewise."""
 
 
 class ResponseOutputDetails(msgspec.Struct, frozen=True):
@@ -207,7 +235,9 @@ class ResponseUsage(msgspec.Struct, frozen=True):
         return cls(
             input_tokens=figures.prompt_tokens,
             input_tokens_details=ResponseInputDetails(
-                figures.cached_tokens, image_tokens=figures.image_tokens or msgspec.UNSET
+                figures.cached_tokens,
+                image_tokens=figures.image_tokens or msgspec.UNSET,
+                audio_tokens=figures.audio_tokens or msgspec.UNSET,
             ),
             output_tokens=figures.output_tokens,
             output_tokens_details=ResponseOutputDetails(figures.thought_tokens),

@@ -1,0 +1,180 @@
+"""Sounds through the real server, with a tiny model that hears: by all APIs, of all kinds, and hostile."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from tests.fuzz.sounds import RATE, mp3_frames, oddities, spoilt, tone, wav
+from tests.server_process import ServerProcess
+from tests.tiny_model import tiny_model_path, tiny_projector_path
+
+Json = dict[str, Any]
+HOSTILE = 60
+MOST_S = 100
+
+
+def played(data: bytes, said: str = "What is it?", kind: str = "wav") -> list[Json]:
+    sound = {"data": base64.b64encode(data).decode(), "format": kind}
+    return [
+        {
+            "role": "user",
+            "content": [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": said}],
+        }
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("hearing")
+    shutil.copyfile(tiny_model_path(sees=True), folder / "model.gguf")
+    shutil.copyfile(tiny_projector_path("ultravox", rows_width=256), folder / "mmproj-f16.gguf")
+    (folder / "media").mkdir()
+    (folder / "media" / "tone.wav").write_bytes(wav(tone(1)))
+    options = ("--media-dir", str(folder / "media"), "--max-sound-seconds", str(MOST_S))
+    with ServerProcess("--model", str(folder / "model.gguf"), *options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def asked(server: ServerProcess, messages: list[Json], **more: object) -> httpx.Response:
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0, **more}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def answer(server: ServerProcess, messages: list[Json]) -> str:
+    got = asked(server, messages)
+    assert got.status_code == 200, got.text
+    content: str = got.json()["choices"][0]["message"]["content"]
+    return content
+
+
+def test_a_model_that_hears_says_so_and_counts_what_it_hears(client: openai.OpenAI) -> None:
+    (card,) = client.models.list().data
+    assert card.architecture["input_modalities"] == ["text", "audio"]  # type: ignore[attr-defined]
+    once, again = (
+        client.chat.completions.create(
+            model="model",
+            messages=played(wav(tone(2))),  # type: ignore[arg-type]
+            max_tokens=8,
+            temperature=0,
+        )
+        for _ in range(2)
+    )
+    assert again.usage is not None
+    details = again.usage.prompt_tokens_details
+    assert details is not None
+    assert details.audio_tokens
+    assert details.cached_tokens == again.usage.prompt_tokens - 1
+    assert once.choices[0].message.content == again.choices[0].message.content
+
+
+def test_what_is_heard_decides_the_answer_and_not_how_it_is_sent(server: ServerProcess) -> None:
+    low = answer(server, played(wav(tone(1))))
+    noise = np.random.default_rng(0).normal(0, 0.2, RATE)
+    assert answer(server, played(wav(noise))) != low
+    data = base64.b64encode(wav(tone(1))).decode()
+    said = {"type": "text", "text": "What is it?"}
+    for part in (
+        {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{data}"}},
+        {"type": "audio_url", "audio_url": {"url": "file:tone.wav"}},
+        {"type": "input_audio", "input_audio": {"data": f"data:audio/x-wav;base64,{data}", "format": "wav"}},
+    ):
+        assert answer(server, [{"role": "user", "content": [part, said]}]) == low, part
+
+
+def test_responses_keep_sounds_for_later_turns(client: openai.OpenAI) -> None:
+    sound = {"data": base64.b64encode(wav(tone(1))).decode(), "format": "wav"}
+    parts = [{"type": "input_text", "text": "Hear. " * 30}, {"type": "input_audio", "input_audio": sound}]
+    first = client.responses.create(
+        model="model",
+        input=[{"role": "user", "content": parts}],  # type: ignore[list-item, misc]
+        max_output_tokens=6,
+        temperature=0,
+    )
+    assert first.usage is not None
+    heard = first.usage.input_tokens_details.audio_tokens  # type: ignore[attr-defined]
+    assert heard > 0
+    later = client.responses.create(
+        model="model", previous_response_id=first.id, input="And now?", max_output_tokens=6, temperature=0
+    )
+    assert later.usage is not None
+    assert later.usage.input_tokens_details.audio_tokens == heard  # type: ignore[attr-defined]
+    assert later.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 8
+    kept = client.responses.input_items.list(first.id).data[0].content[1]  # type: ignore[union-attr]
+    assert kept.type == "input_audio"  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        *((data, "invalid_audio") for name, data in oddities() if name != "no channel"),
+        (wav(tone(MOST_S + 1)), "audio_too_large"),
+        (wav(tone(0.01)), "invalid_audio"),
+    ],
+)
+def test_what_is_no_sound_or_too_long_is_refused_at_its_place(
+    server: ServerProcess, data: bytes, code: str
+) -> None:
+    got = asked(server, played(data))
+    assert got.status_code == 400, got.text
+    assert got.json()["error"]["code"] == code
+    assert got.json()["error"]["param"] == "messages[0].content[0]"
+
+
+def test_a_model_that_hears_is_shown_no_pictures(server: ServerProcess) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eHg="}}
+    refused = asked(server, [{"role": "user", "content": [picture]}])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "unsupported_content"
+    earlier = [{"role": "user", "content": [picture]}, {"role": "assistant", "content": "Nice."}]
+    told = asked(server, [*earlier, *played(wav(tone(1)))])
+    assert told.status_code == 200
+    assert told.headers["x-ignored-parameters"] == "messages[0].content[0] (image_url)"
+    assert told.json()["usage"]["prompt_tokens_details"]["audio_tokens"] > 0
+
+
+@pytest.mark.parametrize("number", [HOSTILE, pytest.param(1200, marks=pytest.mark.slow)])
+def test_whatever_is_sent_is_answered_or_refused_and_others_never_notice(
+    server: ServerProcess, number: int
+) -> None:
+    """A sound of others' beside them gets the same answer throughout."""
+    source = random.Random(number)
+    good = [wav(tone(0.3)), wav(tone(0.3), kind="<f4", rate=44_100, channels=2), mp3_frames(12)]
+    sent = [spoilt(source.choice(good), source) for _ in range(number)]
+    calm, over = played(wav(tone(1)), "Say something calm."), threading.Event()
+
+    def beside() -> set[str]:
+        found = {answer(server, calm)}
+        while not over.is_set():
+            found.add(answer(server, calm))
+        return found
+
+    with ThreadPoolExecutor(5) as pool:
+        others = pool.submit(beside)
+        try:
+            got = list(pool.map(lambda data: asked(server, played(data)), sent))
+        finally:
+            over.set()
+        assert len(others.result()) == 1
+    codes = collections.Counter(
+        (one.status_code, one.json()["error"]["code"] if one.status_code != 200 else "") for one in got
+    )
+    assert codes.keys() <= {(200, ""), (400, "invalid_audio"), (400, "audio_too_large")}
+    assert len(codes) >= 2

@@ -1,0 +1,64 @@
+"""Sounds to send, good and hostile."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+RATE = 16_000
+
+
+def tone(seconds: float, hertz: float = 440.0, *, rate: int = RATE) -> np.ndarray:
+    """Loudest at one half."""
+    return np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate) / 2
+
+
+def wav(samples: np.ndarray, *, rate: int = RATE, kind: str = "<i2", channels: int = 1) -> bytes:
+    """A RIFF file of 16 bits (`<i2`) or floats (`<f4`)."""
+    body = (samples * 32_767 if kind == "<i2" else samples).astype(kind).tobytes()
+    width, code = np.dtype(kind).itemsize * channels, 1 if kind == "<i2" else 3
+    form = struct.pack("<HHIIHH", code, channels, rate, rate * width, width, 8 * width // channels)
+    head = b"RIFF" + struct.pack("<I", 36 + len(body)) + b"WAVEfmt " + struct.pack("<I", 16) + form
+    return head + b"data" + struct.pack("<I", len(body)) + body
+
+
+def mp3_frames(number: int) -> bytes:
+    """Silence: MPEG 1, layer III, 128 kbit/s, 44.1 kHz, one channel, all of whose side data are zero."""
+    return (bytes((0xFF, 0xFB, 0x90, 0xC4)) + bytes(413)) * number
+
+
+def oddities() -> Iterator[tuple[str, bytes]]:
+    """What is no sound, or says of itself what is not so."""
+    second = tone(1)
+    yield "nothing", b""
+    yield "text", b"Listen to this! " * 100
+    yield "a picture's head", b"\x89PNG\r\n\x1a\n" + bytes(1000)
+    yield "a head alone", wav(second)[:44]
+    yield "no channel", wav(second, channels=1)[:22] + b"\0\0" + wav(second)[24:]
+    for number in (float("nan"), float("inf")):
+        spoilt = second.copy()
+        spoilt[5] = number
+        yield f"{number}", wav(spoilt, kind="<f4")
+
+
+def spoilt(good: bytes, source: random.Random) -> bytes:
+    """With bytes flipped, cut, repeated or put in."""
+    data = bytearray(good)
+    for _ in range(source.randint(1, 8)):
+        at = source.randrange(len(data) + 1)
+        match source.randrange(4):
+            case 0 if at < len(data):
+                data[at] ^= 1 << source.randrange(8)
+            case 1:
+                del data[at : at + source.randint(1, 1 + len(data) // 4)]
+            case 2:
+                data[at:at] = data[max(at - 64, 0) : at] * source.randint(1, 4)
+            case _:
+                data[at:at] = source.randbytes(source.randint(1, 16))
+    if source.random() < 0.5 and len(data) > 48:  # heads decide most
+        at = source.randrange(48)
+        data[at : at + 4] = struct.pack("<I", source.choice((0, 1, 2**31 - 1, 2**32 - 1)))
+    return bytes(data)
