@@ -167,6 +167,16 @@ class ModelGrammars:
         """The Lark of parts that are put together: `root` is GBNF, and names them."""
         return self._made(GrammarSource.PARTS, param, root, parts=parts).lark
 
+    def of_parts(self, root: str, parts: Mapping[str, CheckedGrammar], param: str) -> CheckedGrammar:
+        """As `composed`, with what its parts leave out."""
+        made = self._made(
+            GrammarSource.PARTS, param, root, parts={name: part.rules for name, part in parts.items()}
+        )
+        left_out = tuple(path for part in parts.values() for path in part.unenforced)
+        return CheckedGrammar(
+            made.lark, made.rules, left_out, share=sum(part.share for part in parts.values())
+        )
+
     def _plain(self, source: GrammarSource, param: str, text: str) -> CheckedGrammar:
         made = self._made(source, param, text)
         return CheckedGrammar(made.lark, made.rules)

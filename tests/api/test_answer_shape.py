@@ -227,3 +227,40 @@ def test_words_of_a_prompt_make_nothing_slow(words: str) -> None:
 def asked(**fields: object) -> Ask:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
     return CHAT.reader.read(json.dumps(body).encode(), lenient=False)
+
+
+def test_structures_stand_in_free_text() -> None:
+    """Also marks that mean something in a regular expression or a grammar."""
+    odd = '[x-y/z.*"\\'
+    structures = [{"begin": f"{start}>", "schema": SCHEMA, "end": "</f>\n"} for start in ("<f=a", odd)]
+    tagged = {"type": "structural_tag", "structures": structures, "triggers": ["<f=", odd]}
+    first, second = '<f=a>{"a":1}</f>\n', f'{odd}>{{"a":5}}</f>\n'
+    for text in ("", "a < b <f", f"so {first} and [x-y", second + second + first):
+        assert accepts(text, response_format=tagged), text
+    for text in ("a <f=", '<f=a>{"a":6}</f>\n', "<f=b>", f"{odd} "):
+        assert not accepts(text, response_format=tagged), text
+
+
+def structure(**fields: object) -> dict[str, object]:
+    return {"begin": "<", "schema": {}, "end": ">", **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "at"),
+    [
+        ({"triggers": ["<"]}, "structures"),
+        ({"structures": [{"begin": "<", "schema": {}, "end": ">"}]}, "triggers"),
+        (
+            {"structures": [{"begin": "x", "schema": {}, "end": ">"}], "triggers": ["<"]},
+            "structures[0].begin",
+        ),
+        (
+            {"structures": [{"begin": "<", "schema": HARD, "end": ">"}], "triggers": ["<"]},
+            "structures[0].schema",
+        ),
+        ({"format": {"type": "any_text"}}, "format"),
+    ],
+)
+def test_structures_are_refused_by_their_places(fields: dict[str, object], at: str) -> None:
+    error = refused(response_format={"type": "structural_tag", **fields})
+    assert str(error.param).startswith(f"response_format.{at}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Union
 
@@ -39,6 +40,7 @@ from openai_cpu_server.json_size import check_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.conversation import with_bound_results
 from openai_cpu_server.prompt.tool_formats import INPUT
+from openai_cpu_server.prompt.tool_formats.patterns import quoted
 
 _SYNTAXES = {"lark": GrammarSource.LARK, "regex": GrammarSource.RUST_REGEX}
 _FOLLOWS = {
@@ -150,6 +152,11 @@ def _forms(body: GenerationBody) -> Iterator[AskedForm]:
 def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
     at = "response_format.json_schema"
     given = wanted.json_schema
+    if wanted.type == "structural_tag":
+        yield _tag_form(wanted)
+    elif wanted.structures is not None or wanted.triggers is not None:
+        path = f"response_format.{'triggers' if wanted.structures is None else 'structures'}"
+        raise wrong(f"'{path}' is only allowed with the type 'structural_tag'.", path)
     if wanted.type == "json_schema" and given is None:
         raise missing(at)
     if given is not None and wanted.type != "json_schema":
@@ -164,6 +171,40 @@ def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
     if given is not None:
         is_strict = given.strict is not False
         yield schema_form(given.json_schema, f"{at}.schema", strict=is_strict, field="response_format")
+
+
+_MOST_SHARES = 3.0
+"""The schemas of all structures may cost so many times what one may, as those of tools."""
+_SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|/-]")
+
+
+def _tag_form(wanted: ResponseFormat) -> AskedForm:
+    """Any text without a trigger, and structures. Raises InvalidRequest."""
+    at = "response_format"
+    if wanted.structures is None or wanted.triggers is None:
+        raise missing(f"{at}.{'structures' if wanted.structures is None else 'triggers'}")
+    structures, triggers = wanted.structures, tuple(wanted.triggers)
+    for index, one in enumerate(structures):
+        if not one.begin.startswith(triggers):
+            path = f"{at}.structures[{index}].begin"
+            raise wrong(f"Invalid value for '{path}': it must begin with one of the triggers.", path)
+    patterns = "|".join(_SPECIAL.sub(r"\\\g<0>", trigger) for trigger in triggers)
+    tags = [f"t{n} ::= {quoted(one.begin)} s{n} {quoted(one.end)}" for n, one in enumerate(structures)]
+    names = " | ".join(f"t{index}" for index in range(len(structures)))
+    root = "\n".join(["free (tag free)*", f"tag ::= {names}", *tags, ""])
+
+    def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
+        parts = {"free": grammars.of_regex(rf"(?:(?!{patterns})[\s\S])*", f"{param}.triggers")}
+        spent = 0.0
+        for index, one in enumerate(structures):
+            path = f"{param}.structures[{index}].schema"
+            parts[f"s{index}"] = grammars.of_schema(one.json_schema, path)
+            spent += parts[f"s{index}"].share
+            if spent > _MOST_SHARES:
+                raise wrong("The schemas of this call are too large together.", path)
+        return grammars.of_parts(root, parts, param)
+
+    return AskedForm(at, make, at)
 
 
 def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[AskedForm]:

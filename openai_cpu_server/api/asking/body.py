@@ -346,11 +346,21 @@ class JsonSchemaFormat(Body):
     json_schema: Annotated[JsonObject, Field(alias="schema")]
 
 
+class TagStructure(Body):
+    begin: NonEmpty
+    json_schema: Annotated[JsonObject, Field(alias="schema")]
+    end: NonEmpty
+
+
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     shape: Annotated[JsonObject | None, Field(alias="schema")] = None
     """llama-server's, with `json_object`: what the object must be."""
+    structures: Annotated[Some[TagStructure], Field(max_length=64)] | None = None
+    """vLLM's, with `structural_tag`: what stands behind a trigger, which its `begin` begins with."""
+    triggers: Annotated[Some[Breaker], Field(max_length=16)] | None = None
+    """Between structures there is any text without these."""
 
 
 class StructuredOutputs(Body):
@@ -365,40 +375,6 @@ class StructuredOutputs(Body):
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """The levels of all families. `max` is `xhigh`."""
-
-
-class OpenRouterReasoning(OpenBody):
-    """OpenRouter's object."""
-
-    effort: Effort | None = None
-    max_tokens: Count | None = None
-    enabled: bool | None = None
-    exclude: bool | None = None
-    """The model thinks, and the answer does not tell what."""
-
-
-class ThinkingSwitch(OpenBody):
-    """Anthropic's object, which DeepSeek, GLM and Kimi have in chat completions."""
-
-    type: Literal["enabled", "disabled", "adaptive", "auto"]
-    budget_tokens: Count | None = None
-
-
-class ReasoningBody(Body):
-    """The fields of a body; those that mean the same must agree."""
-
-    reasoning_effort: Effort | None = None
-    reasoning: OpenRouterReasoning | None = None
-    thinking: ThinkingSwitch | None = None
-    enable_thinking: bool | None = None
-    thinking_budget: Budget | None = None
-    thinking_token_budget: Budget | None = None
-    """vLLM's name of it."""
-    thinking_budget_tokens: Budget | None = None
-    """llama-server's name of it."""
-    include_reasoning: bool | None = None
-    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
-    """Further variables for the chat template."""
 
 
 Key = Annotated[str, Field(max_length=64)]

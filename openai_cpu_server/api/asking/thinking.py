@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from pydantic import Field
 
 from openai_cpu_server.api.asking.ask import AskedThinking
-from openai_cpu_server.api.asking.body import OpenRouterReasoning, ReasoningBody
+from openai_cpu_server.api.asking.body import Budget, Count, Effort, JsonObject, OpenBody
 from openai_cpu_server.api.asking.call import CallThinking
 from openai_cpu_server.api.asking.output import PlannedOutput
 from openai_cpu_server.contract.model_info import Tokenizer
@@ -20,6 +21,41 @@ from openai_cpu_server.http.parse import Body
 from openai_cpu_server.models.served import ModelThinking
 from openai_cpu_server.prompt.chat_prompts import ChatPrompt
 from openai_cpu_server.prompt.reasoning import ReasoningFormat, ThinkingStage, switch
+
+
+class OpenRouterReasoning(OpenBody):
+    """OpenRouter's object."""
+
+    effort: Effort | None = None
+    max_tokens: Count | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    """The model thinks, and the answer does not tell what."""
+
+
+class ThinkingSwitch(OpenBody):
+    """Anthropic's object, which DeepSeek, GLM and Kimi have in chat completions."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Count | None = None
+
+
+class ReasoningBody(Body):
+    """The fields of a body; those that mean the same must agree."""
+
+    reasoning_effort: Effort | None = None
+    reasoning: OpenRouterReasoning | None = None
+    thinking: ThinkingSwitch | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    thinking_token_budget: Budget | None = None
+    """vLLM's name of it."""
+    thinking_budget_tokens: Budget | None = None
+    """llama-server's name of it."""
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
+    """Further variables for the chat template."""
+
 
 EFFORT_BUDGETS = {"minimal": 256, "low": 1024, "medium": 4096}
 """Tokens of thoughts where the model's template does not read the effort: `low` is LiteLLM's number, its

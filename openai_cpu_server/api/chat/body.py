@@ -21,7 +21,6 @@ from openai_cpu_server.api.asking.body import (
     Name,
     OpenBody,
     OutputLimit,
-    ReasoningBody,
     Some,
     Syntax,
     TextOrList,
@@ -30,6 +29,7 @@ from openai_cpu_server.api.asking.body import (
     text_or_object,
     words_in,
 )
+from openai_cpu_server.api.asking.thinking import ReasoningBody
 from openai_cpu_server.errors import InvalidRequest, missing, wrong
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import MESSAGE_REFUSALS, Refusals
