@@ -49,16 +49,17 @@ def made_model(shape: str, quant: str) -> Path:
     return path
 
 
-def made_projector(shape: str, model: Path) -> Path:
-    """An encoder of pictures with random weights in the shape of a real one, whose rows are as wide as the
-    model's. Raises CalledProcessError."""
+def made_projector(kind: str, shape: str, model: Path) -> Path:
+    """An encoder of pictures or sounds with random weights in the shape of a real one, whose rows are as wide
+    as the model's. Raises CalledProcessError."""
     header = GgufHeader(model)
     width = header.get_int(header.for_architecture("embedding_length"))
-    name = f"projector-{shape}-{width}-{hashlib.sha256(_MAKE_PROJECTOR.read_bytes()).hexdigest()[:12]}.gguf"
+    digest = hashlib.sha256(_MAKE_PROJECTOR.read_bytes()).hexdigest()[:12]
+    name = f"projector-{kind}-{shape}-{width}-{digest}.gguf"
     path = user_cache_dir() / "models" / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(_MAKE_PROJECTOR), "--kind", "gemma3", "--shape", shape]
+        command = [sys.executable, str(_MAKE_PROJECTOR), "--kind", kind, "--shape", shape]
         told = ("--quant", "f16", "--rows-width", str(width), "--output", str(path))
         subprocess.run([*command, *told], check=True)
     return path

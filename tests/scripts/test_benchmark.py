@@ -735,6 +735,7 @@ def test_two_servers_stand_side_by_side(written: Path) -> None:
         "bursts",
         "unequal",
         "pictures",
+        "sound",
     ],
 )
 def test_a_workload_has_figures_for_each_server(name: str) -> None:

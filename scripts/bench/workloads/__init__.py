@@ -36,6 +36,7 @@ WORKLOADS: Mapping[str, Callable[[Bench], WorkloadResult]] = {
     "json": json_output.run,
     "pictures": pictures.run,
     "pictures-large": pictures.run_large,
+    "sound": pictures.run_sound,
     "memory": memory.run,
 }
 

@@ -1,4 +1,4 @@
-"""*pictures*: a picture is encoded while streams run and others ask short questions.
+"""*pictures*, *sound*: a picture or a sound is encoded while streams run and others ask short questions.
 
 The encoder has random weights in the shape of a real one: how long it takes depends on nothing else.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import wave
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,6 +27,7 @@ from bench.servers import Server, ServerSpec
 from bench.stats import Rounds, percentile
 
 _POOL_TOKENS = 8192
+_SOUND_RATE = 16_000
 _BEHIND_S = 2.0
 """A gap may end behind the picture's first token."""
 
@@ -36,11 +38,16 @@ class Size:
     """As `make_projector.py --shape` names it."""
     output_tokens: int
     """Of a stream: more than come meanwhile."""
+    kind: str = "gemma3"
+    """Of the encoder, as `make_projector.py --kind` names it."""
     before_s: float = 12.0
     """The streams run alone for so long."""
     every_s: float = 1.0
     """Between questions, by the clock: who is stalled must not be asked less."""
     pixels: int = 1024
+    """Of a picture, on each side."""
+    sound_s: float = 0.0
+    """Of a sound, in place of a picture."""
     streams: int = 8
     prompt_tokens: int = 100
     question_tokens: int = 40
@@ -50,12 +57,25 @@ class Size:
     def room(self) -> Room:
         return Room(pool_tokens=_POOL_TOKENS, request_tokens=self.prompt_tokens + self.output_tokens)
 
+    @property
+    def what(self) -> str:
+        return "sound" if self.sound_s else "picture"
+
+    @property
+    def words(self) -> str:
+        return (
+            f"a sound of {self.sound_s} s" if self.sound_s else f"a picture of {self.pixels} x {self.pixels}"
+        )
+
 
 FULL = Size(encoder="siglip-base", output_tokens=400)
 LARGE = Size(encoder="siglip-so400m", output_tokens=800)
+SOUND = Size(encoder="whisper-large", kind="ultravox", output_tokens=800, sound_s=29.9)
+"""A little less than the 30 s that Whisper hears at once: 30 make a second part, of silence."""
 QUICK = Size(
     encoder="tiny", output_tokens=800, before_s=0.3, every_s=0.02, pixels=128, streams=2, idle_questions=3
 )
+QUICK_SOUND = replace(QUICK, kind="ultravox", sound_s=1.0)
 
 
 @dataclass(frozen=True)
@@ -65,19 +85,20 @@ class PicturesRun:
     streams: list[Trace]
     beside: list[Trace]
     """Short questions while the picture is encoded."""
-    picture: Trace
+    about: Trace
+    """The question about the picture or the sound."""
     again: Trace
 
     @property
     def gap_before_s(self) -> float:
         """The streams' worst gap, when all of them have begun."""
-        begin = self.picture.arrival
+        begin = self.about.arrival
         return self._worst_gap_s(begin - self.size.before_s / 2, begin, is_within=True)
 
     @property
     def gap_meanwhile_s(self) -> float:
-        begin = self.picture.arrival
-        return self._worst_gap_s(begin, begin + first_s(self.picture))
+        begin = self.about.arrival
+        return self._worst_gap_s(begin, begin + first_s(self.about))
 
     def _worst_gap_s(self, begin: float, end: float, *, is_within: bool = False) -> float:
         """Among those that touch this time, or end in it. Raises LoadFailed where there are none."""
@@ -110,8 +131,12 @@ def run_large(bench: Bench) -> WorkloadResult:
     return _run(bench, "pictures-large", QUICK if bench.is_quick else LARGE)
 
 
+def run_sound(bench: Bench) -> WorkloadResult:
+    return _run(bench, "sound", QUICK_SOUND if bench.is_quick else SOUND)
+
+
 def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
-    projector = made_projector(size.encoder, bench.model)
+    projector = made_projector(size.kind, size.encoder, bench.model)
     words = Words(bench.model)
 
     def seeing(spec: ServerSpec) -> ServerSpec:
@@ -125,18 +150,18 @@ def _run(bench: Bench, name: str, size: Size) -> WorkloadResult:
 
     contestants = [who for who in bench.contestants(Variant.WHOLE) if who.takes_pictures]
     contest = bench.contest(contestants, measure)
-    lines = _lines(contest)
+    lines = _lines(contest, size.what)
     return WorkloadResult(
         name=name,
-        sizes=f"a picture of {size.pixels} x {size.pixels} for {size.encoder} while {size.streams} streams "
-        f"run and questions of {size.question_tokens} tokens come",
+        sizes=f"{size.words} for {size.encoder} while {size.streams} streams run and questions of "
+        f"{size.question_tokens} tokens come",
         goals=contest.of_ours("goals", _goals),
         lines=lines,
         failures=contest.failures,
     )
 
 
-def _lines(contest: Contest[PicturesRun]) -> tuple[Line, ...]:
+def _lines(contest: Contest[PicturesRun], what: str) -> tuple[Line, ...]:
     at_most, at_least = Direction.AT_MOST, Direction.AT_LEAST
     line = contest.line
     return (
@@ -145,19 +170,20 @@ def _lines(contest: Contest[PicturesRun]) -> tuple[Line, ...]:
         line("question: TTFT p50, idle", "s", at_most, lambda run: run.idle_p50_s),
         line("question: TTFT p50, meanwhile", "s", at_most, lambda run: run.beside_s(50)),
         line("question: TTFT worst, meanwhile", "s", at_most, lambda run: run.beside_s(100)),
-        line("picture: TTFT", "s", at_most, lambda run: first_s(run.picture)),
-        line("picture: TTFT again", "s", at_most, lambda run: first_s(run.again)),
-        line("picture: cached again", "%", at_least, lambda run: run.cached_percent),
+        line(f"{what}: TTFT", "s", at_most, lambda run: first_s(run.about)),
+        line(f"{what}: TTFT again", "s", at_most, lambda run: first_s(run.again)),
+        line(f"{what}: cached again", "%", at_least, lambda run: run.cached_percent),
     )
 
 
 def _goals(runs: list[PicturesRun]) -> tuple[Goal, ...]:
     gaps = Rounds.of(runs, lambda run: run.gap_meanwhile_s)
     slower = Rounds.of(runs, lambda run: run.beside_s(50) / run.idle_p50_s)
+    cached = Rounds.of(runs, lambda run: run.cached_percent)
     return (
         Goal.at_most("streams: worst gap meanwhile", gaps, 0.8, "s"),
         Goal.at_most("question: TTFT p50 meanwhile, against the idle server's", slower, 2.0, "x"),
-        Goal.at_least("picture: cached again", Rounds.of(runs, lambda run: run.cached_percent), 95, "%"),
+        Goal.at_least(f"{runs[0].size.what}: cached again", cached, 95, "%"),
     )
 
 
@@ -180,29 +206,43 @@ async def _measured(bench: Bench, size: Size, server: Server, number: int) -> Pi
     streams = server.clients()
     running = [asyncio.create_task(streams.send(ask)) for ask in asks]
     await asyncio.sleep(size.before_s)
-    about = Ask(messages=(_shown(size.pixels, number),), max_tokens=8, temperature=0)
+    about = Ask(messages=(_shown(size, number),), max_tokens=8, temperature=0)
     looking = asyncio.create_task(clients.send(about))
     beside = list[asyncio.Task[Trace]]()
     while not (await asyncio.wait([looking], timeout=size.every_s))[0]:
         beside.append(asyncio.create_task(clients.send(question("beside", len(beside)))))
-    picture = await looking
+    about_it = await looking
     await asyncio.sleep(_BEHIND_S)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     again = await clients.send(about)
     clients.check()
-    return PicturesRun(size, idle, streams.traces, [await one for one in beside], picture, again)
+    return PicturesRun(size, idle, streams.traces, [await one for one in beside], about_it, again)
 
 
-def _shown(pixels: int, seed: int) -> Message:
-    """A question about a picture that nobody has shown before."""
+def _shown(size: Size, seed: int) -> Message:
+    """A question about a picture or a sound that nobody has shown before."""
+    part = _sound(size.sound_s, seed) if size.sound_s else _picture(size.pixels, seed)
+    return {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
+
+
+def _picture(pixels: int, seed: int) -> dict[str, object]:
     data = io.BytesIO()
     coarse = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
     Image.fromarray(coarse).resize((pixels, pixels)).save(data, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
-    return {"role": "user", "content": parts}
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _sound(seconds: float, seed: int) -> dict[str, object]:
+    data = io.BytesIO()
+    noise = np.random.default_rng(seed).normal(0, 3000, int(seconds * _SOUND_RATE)).astype("<i2")
+    with wave.open(data, "wb") as file:
+        file.setparams((1, 2, _SOUND_RATE, len(noise), "NONE", ""))
+        file.writeframes(noise.tobytes())
+    encoded = base64.b64encode(data.getvalue()).decode()
+    return {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
 
 
 def first_s(trace: Trace) -> float:
