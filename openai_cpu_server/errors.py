@@ -73,6 +73,17 @@ class AdapterNotAllowed(ServerError):
     """A client may not have this file loaded."""
 
 
+class PullFailed(ServerError):
+    """A model did not come from the hub; the message says why in one line."""
+
+
+class PullNotAllowed(ServerError):
+    """The set of this server's models is not to be changed by clients."""
+
+    def __init__(self) -> None:
+        super().__init__("This server's models are named when it starts; start it with --allow-pull.")
+
+
 class AdapterNotFound(ServerError):
     """No adapter of this name can be had for the model."""
 

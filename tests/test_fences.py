@@ -129,6 +129,7 @@ ALLOWED = {
         "prompt",
         "reader",
         "replicas.nodes",
+        "storage.private_files",
     },
     # Commands import late what they need: each knows its own rooms.
     "cli": {"", "errors"},
@@ -141,7 +142,7 @@ ALLOWED = {
     "cli.tune": {"child_processes.spawn", "config", "contract", "errors", "llama", "model_source"},
     "cli.quantize": {"child_processes", "config.folders", "errors", "llama", "model_source"},
     "cli.models": {"contract.model_info", "errors", "llama", "model_source"},
-    "cli.pull": {"cli", "errors", "llama.host", "model_source"},
+    "cli.pull": {"cli", "contract.pull", "errors", "llama.host", "model_source"},
     "cli.inspect": {
         "config",
         "contract",

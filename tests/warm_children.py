@@ -133,7 +133,7 @@ _start_python = asyncio.create_subprocess_exec
 
 async def _start(*command: str, **options: Any) -> asyncio.subprocess.Process | _Child:
     """uvloop's way to start processes does not lead through `subprocess`."""
-    if _is_forked(command, options["env"]):
+    if _is_forked(command, options.get("env")):
         return _Child(_Popen(command, **options))
     return await _start_python(*command, **options)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 
-from openai_cpu_server.api.admin import adapters, cache, health, page, requests, stats, tokens, usage
+from openai_cpu_server.api.admin import adapters, cache, health, page, requests, stats, store, tokens, usage
 from openai_cpu_server.api.admin import models as model_rooms
 from openai_cpu_server.api.admin.adapters import no_adapters
 from openai_cpu_server.api.admin.models import AlwaysLoaded
@@ -27,7 +27,8 @@ from openai_cpu_server.api.generate import routes as generate
 from openai_cpu_server.api.llama_server import routes as llama_server
 from openai_cpu_server.api.messages import routes as messages
 from openai_cpu_server.api.ollama import routes as ollama
-from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ServerParts
+from openai_cpu_server.api.ollama import store as ollama_store
+from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ModelStore, ServerParts
 from openai_cpu_server.api.pooling import ollama as ollama_pooling
 from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import routes as responses
@@ -56,10 +57,12 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     pooling.SCORING_ROOM,
     generate.ROOM,
     ollama.ROOM,
+    ollama_store.ROOM,
     ollama_pooling.OLLAMA_ROOM,
     llama_server.ROOM,
     pooling.LLAMA_SERVER_ROOM,
     tokens.ROOM,
+    store.ROOM,
     model_rooms.ROOM,
     adapters.ROOM,
     requests.ROOM,
@@ -102,6 +105,7 @@ def create_api(
     watch: Watch | None = None,
     find_adapter: FindAdapter = no_adapters,
     keeping: ModelKeeping | None = None,
+    model_store: ModelStore | None = None,
     recall: AnswerLookup | None = None,
 ) -> ServedApplication:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
@@ -109,7 +113,8 @@ def create_api(
     `find_adapter`: finds what `POST /v1/adapters` names.
 
     `jobs`: None is no batch API. `watch`: the engines', if they have one; None: steps are not watched.
-    `keeping`: what loads and unloads models; None: they stay as they are.
+    `keeping`: what loads and unloads models; None: they stay as they are. `model_store`: what changes the
+    set of them; None: nothing does.
     `recall`: None is no cache of answers.
     """
     watch = watch or Watch.new(model=models.default.name)
@@ -127,6 +132,7 @@ def create_api(
         recall=recall,
         find_adapter=find_adapter,
         keeping=keeping or AlwaysLoaded(),
+        store=model_store,
         generation=GenerationService(models, options, AttachmentFinder(options.media, upload), recall),
         at_end=[],
     )

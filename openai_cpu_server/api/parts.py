@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
 from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.config.adapters import AdapterSource
 from openai_cpu_server.contract.model_info import Adapter
+from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.context import EndedRequests
 from openai_cpu_server.http.key_file import KeyRing
@@ -18,6 +19,7 @@ from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.sockets import SocketParts
 from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.watch import Watch
@@ -57,6 +59,23 @@ class ModelKeeping(Protocol):
         ...
 
 
+class ModelStore(Protocol):
+    """Changes the set of models; what it changes is kept for the next start."""
+
+    def pull(self, name: str) -> AsyncIterator[PullStep]:
+        """Its progress, until it is served; who asks for one that is coming joins. It ends when nobody
+        listens any more. Raises PullFailed, ModelNotLoaded."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Raises ModelNotFound, ModelInUse, InvalidRequest for what is not to be removed."""
+        ...
+
+    async def derive(self, name: str, preset: Preset) -> None:
+        """The name means the preset's model from now on. Raises ModelNotFound, InvalidRequest."""
+        ...
+
+
 class ServerParts(NamedTuple):
     """Rooms of routes take from it what they need."""
 
@@ -75,6 +94,8 @@ class ServerParts(NamedTuple):
     """Finds what `POST /v1/adapters` names."""
     keeping: ModelKeeping
     """What loads and unloads models."""
+    store: ModelStore | None
+    """None: the set of models stays as it is."""
     generation: GenerationService
     """The way of all calls that generate."""
     at_end: list[Callable[[], Awaitable[None]]]

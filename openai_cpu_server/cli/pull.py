@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pkgutil
 import sys
 import time
@@ -16,9 +17,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from openai_cpu_server.cli.models import ListedModel, foreseen, listed_models
 from openai_cpu_server.cli.plain_text import bytes_text, columns, harmless, say, show
+from openai_cpu_server.contract.pull import PullError, PullStep
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.host import Machine
-from openai_cpu_server.model_source import hub_name, local_model
+from openai_cpu_server.model_source import hub_name, local_model, projector_of
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
 from openai_cpu_server.model_source.names import HubName
 
@@ -33,29 +35,7 @@ _EXIT_WRONG = 2
 _TELL_S = 0.2
 _TENTHS = 10
 _MB = 10**6
-
-
-class PullStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of `pull --json`."""
-
-    status: str
-    """`asking`, `asked`, `pulling`, `verifying` or `success`."""
-    file: str | None = None
-    digest: str | None = None
-    total: int | None = None
-    """Bytes of the file."""
-    completed: int | None = None
-    """Those that are here."""
-    name: str | None = None
-    """What `--model` takes for the very file."""
-    path: str | None = None
-    memory: str | None = None
-    """Whether it will fit into this machine's free memory."""
-    fits: bool | None = None
-
-
-class PullFailure(msgspec.Struct, frozen=True):
-    error: str
+_NICE = 10
 
 
 def pull(arguments: Sequence[str]) -> None:
@@ -64,11 +44,12 @@ def pull(arguments: Sequence[str]) -> None:
         for name in given.name:
             _pull(name, _on_terminal(), given.keep_free * _MB)
         return
+    os.nice(_NICE)  # whoever computes tokens goes first
     try:
         for name in given.name:
             _pull(name, _JsonLines(), given.keep_free * _MB)
     except StartupError as error:
-        show(msgspec.json.encode(PullFailure(str(error))).decode())
+        show(msgspec.json.encode(PullError(str(error))).decode())
         sys.exit(_EXIT_WRONG)
 
 
@@ -141,14 +122,15 @@ class _JsonLines(_Teller):
     def __init__(self) -> None:
         super().__init__()
         self._last_s = 0.0
-        show(msgspec.json.encode(PullStep(status="asking")).decode())
+        self._whole: set[str] = set()
+        _show(PullStep(status="asking"))
 
     def begins(self, model: HubModel, verdict: ListedModel) -> None:
         _show(PullStep(status="asked", memory=memory_text(verdict), fits=verdict.fits, name=str(model.name)))
 
     def comes(self, file: HubFile, completed: int) -> None:
         is_whole = completed >= file.size
-        if not is_whole and time.monotonic() - self._last_s < _TELL_S:
+        if file.path in self._whole or (not is_whole and time.monotonic() - self._last_s < _TELL_S):
             return
         self._last_s = time.monotonic()
         step = PullStep(
@@ -156,10 +138,19 @@ class _JsonLines(_Teller):
         )
         _show(step)
         if is_whole:
+            self._whole.add(file.path)
             _show(PullStep(status="verifying", file=file.path, digest=file.digest))
 
     def ends(self, model: HubModel, path: Path, verdict: ListedModel) -> None:
-        _show(PullStep(status="success", name=str(model.name), path=str(path)))
+        eyes = projector_of(path, "auto", model.name) if model.projector is not None else None
+        _show(
+            PullStep(
+                status="success",
+                name=str(model.name),
+                path=str(path),
+                projector=None if eyes is None else str(eyes),
+            )
+        )
 
 
 def _show(step: PullStep) -> None:

@@ -205,6 +205,12 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
         description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
         "may be given several times",
     )
+    allow_pull: bool = _of_servers(
+        False,
+        description="administrators may fetch models from the hub while the server runs, remove them, and "
+        "make names of them (POST /v1/models/pull; Ollama's pull, create, copy, delete); the next start "
+        "finds them in models.json of the user's data directory",
+    )
     adapter_dir: Path | None = _of_servers(
         None,
         description="POST /v1/adapters may load files of this folder, and of the hub; default: it may load "

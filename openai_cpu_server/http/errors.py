@@ -34,6 +34,8 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.DeadlyInput: Failure(400, "invalid_request_error", "unreadable_input"),
     errors.PromptTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
     errors.AdapterFailed: Failure(400, "invalid_request_error", "adapter_failed", "path"),
+    errors.PullNotAllowed: Failure(400, "invalid_request_error", "pull_not_allowed"),
+    errors.PullFailed: Failure(400, "invalid_request_error", "pull_failed", "model"),
     errors.InputTooLong: Failure(400, "invalid_request_error", "context_length_exceeded"),
     errors.WrongModelKind: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),
     errors.RouterNotModel: Failure(400, "invalid_request_error", "wrong_model_kind", "model"),

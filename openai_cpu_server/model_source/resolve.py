@@ -320,6 +320,12 @@ _HUB_CACHE = "openai_cpu_server.model_source.hub:cache_folder"
 """It is imported when it is called: the hub's library takes a quarter of a start."""
 
 
+def hub_cache() -> Path:
+    """Where what is downloaded lies."""
+    folder: Path = pkgutil.resolve_name(_HUB_CACHE)()
+    return folder
+
+
 class AdapterFiles:
     """Its methods block: they read whole files, and may download some."""
 
@@ -332,8 +338,7 @@ class AdapterFiles:
         """Where what clients name lies: the folder, and the hub's cache."""
         if self._folder is None:
             return ()
-        hub: Path = pkgutil.resolve_name(_HUB_CACHE)()
-        return (self._folder.resolve(), hub)
+        return (self._folder.resolve(), hub_cache())
 
     def of_operator(self, source: AdapterSource) -> Adapter:
         """What whoever starts the server names may lie anywhere. Raises `StartupError`."""

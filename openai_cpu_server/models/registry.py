@@ -16,6 +16,7 @@ from openai_cpu_server.errors import (
     RouterNotModel,
     WrongModelKind,
 )
+from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -38,6 +39,8 @@ class ChosenModel(NamedTuple):
     model: ServedModel
     adapter: str | None = None
     """The name of an adapter of the model."""
+    preset: Preset | None = None
+    """What is said beforehand where it was asked for by this name."""
 
     @property
     def adapter_key(self) -> str | None:
@@ -70,6 +73,7 @@ class ModelRegistry:
         """Others have taken their places; they end what they have."""
         self._by_name = {name: model for model in models for name in model.names}
         self._routers = {name: router for router in routers for name in router.names}
+        self._presets: dict[str, Preset] = {}
 
     def __iter__(self) -> Iterator[ServedModel]:
         """All that have requests, also those that have been replaced."""
@@ -85,8 +89,12 @@ class ModelRegistry:
         return self._models[0]
 
     def names(self, allowed: Collection[str] | None) -> tuple[str, ...]:
-        """All models, and behind them their adapters that can be had."""
-        names = [*self._by_name, *(name for model in self._models for name in _adapted_names(model))]
+        """All models, then what was made of them, then their adapters that can be had."""
+        names = [
+            *self._by_name,
+            *(name for name in self._presets if self._derived(name) is not None),
+            *(name for model in self._models for name in _adapted_names(model)),
+        ]
         return tuple(name for name in dict.fromkeys(names) if allowed is None or name in allowed)
 
     def choose(
@@ -112,8 +120,12 @@ class ModelRegistry:
 
     def meant(self, name: str | None) -> str | None:
         """The name, or None where it stands for none."""
-        is_known = name is None or name in self._routers or self._named(name) is not None
+        is_known = name is None or self.has(name)
         return name if is_known or not self._takes_any_name else None
+
+    def has(self, name: str) -> bool:
+        """Also where any name may be asked for."""
+        return name in self._routers or self._named(name) is not None
 
     def _first(self, allowed: Collection[str] | None) -> str:
         if allowed is None:
@@ -123,6 +135,8 @@ class ModelRegistry:
     def _named(self, name: str) -> ChosenModel | None:
         if name in self._by_name:
             return ChosenModel(name, self._by_name[name])
+        if name.removesuffix(f":{LATEST}") in self._presets:
+            return self._derived(name.removesuffix(f":{LATEST}"))
         base, colon, adapter = name.rpartition(":")
         if not colon:
             return None
@@ -132,6 +146,12 @@ class ModelRegistry:
         if adapter == LATEST and name not in _adapted_names(model):
             return ChosenModel(base, model)
         return ChosenModel(name, model, adapter)
+
+    def _derived(self, name: str) -> ChosenModel | None:
+        """None: the model that it was made of has gone."""
+        preset = self._presets[name]
+        chosen = self._named(preset.base)
+        return None if chosen is None else chosen._replace(name=name, preset=preset)
 
     def _tagged(self, name: str) -> ChosenModel | None:
         """The model whose name has the same letters; None where several have."""
@@ -145,7 +165,7 @@ class ModelRegistry:
         if chosen is None:
             return None
         if chosen.adapter is None:
-            return ChosenModel(f"{name}:{adapter}", chosen.model, adapter)
+            return chosen._replace(name=f"{name}:{adapter}", adapter=adapter)
         if chosen.adapter != adapter:
             message = f"'model' names the adapter '{chosen.adapter}', and 'lora' another one."
             raise InvalidRequest(message, param="lora", code="invalid_value")
@@ -159,6 +179,27 @@ class ModelRegistry:
 
     def router_names(self, allowed: Collection[str] | None) -> tuple[str, ...]:
         return tuple(name for name in self._routers if allowed is None or name in allowed)
+
+    def add(self, model: ServedModel) -> None:
+        """It has names that nobody else has."""
+        self._models.append(model)
+        self._by_name.update(dict.fromkeys(model.names, model))
+
+    def remove(self, model: ServedModel) -> None:
+        """Nobody can ask for it any more; it is known until `forget`."""
+        self._models.remove(model)
+        self._replaced.append(model)
+        for name in model.names:
+            del self._by_name[name]
+
+    def derive(self, name: str, preset: Preset) -> None:
+        """From now on the name means this. Raises InvalidRequest for one that a model or a router has."""
+        if name in self._by_name or name in self._routers:
+            raise InvalidRequest(f"'{name}' is a model's own name.", param="model", code="invalid_value")
+        self._presets[name] = preset
+
+    def forget_preset(self, name: str) -> None:
+        self._presets.pop(name, None)
 
     def is_current(self, model: ServedModel) -> bool:
         """False: another has taken its place since it was chosen."""

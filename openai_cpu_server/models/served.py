@@ -142,6 +142,8 @@ class ServedModel:
     content_digest: Callable[[], str | None] = lambda: None
     """Reads the whole file, which takes its time; None: it is not the file any more that the model was made
     of."""
+    let_go: Callable[[], object] = lambda: None
+    """Whoever asks may remove its files from now on."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 

@@ -16,7 +16,13 @@ from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.engine import EngineState, LiveRequest
 from openai_cpu_server.contract.model_info import AdapterState
 from openai_cpu_server.engine_client.live import ServedTotals
-from openai_cpu_server.errors import AdapterFailed, EngineUnavailable, ModelNotLoaded, ServerError
+from openai_cpu_server.errors import (
+    AdapterFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotLoaded,
+    ServerError,
+)
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.models.keeper import MemoryBudget, ModelKeeper
 from openai_cpu_server.models.registry import ModelRegistry
@@ -47,11 +53,13 @@ class ModelSet:
         self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
     ) -> None:
         """Raises StartupError where the only model cannot be read, and for a router that leads nowhere."""
-        self.is_alone = len(plans) == 1 and settings.memory is None
+        self.is_alone = len(plans) == 1 and settings.memory is None and not settings.allow_pull
         """An only model, which is loaded at once and stays."""
         budget = MemoryBudget(sys.maxsize if self.is_alone else _budget_bytes(settings))
         self.keeper = ModelKeeper(budget, watch.metrics)
-        self._builder = ModelBuilder(settings, watch, self.keeper, readers, num_models=len(plans))
+        self._builder = ModelBuilder(
+            settings, watch, self.keeper, readers, num_models=len(plans) + settings.allow_pull
+        )
         self._models = self._built(plans)
         kinds = {
             name: None if model.is_broken else model.served.kind
@@ -85,6 +93,24 @@ class ModelSet:
             if (model is self.default or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
                 with contextlib.suppress(ServerError):
                     self.keeper.want(model.kept)
+
+    def built(self, plan: ModelPlan) -> LoadedModel:
+        """A further one. It sleeps, and may be broken. It takes seconds."""
+        return self._builder.one_of_several(plan)
+
+    def add(self, new: LoadedModel) -> None:
+        """Raises ModelNotLoaded for one whose file cannot be read."""
+        if new.is_broken:
+            raise ModelNotLoaded(f"The model '{new.plan.name}' is not served: {new.engine.status().reason}.")
+        self._models.append(new)
+        self.keeper.add(new.kept)
+        self.registry.add(new.served)
+
+    def remove(self, old: LoadedModel) -> None:
+        """Nobody can ask for it any more; it ends what it has, and is to be forgotten then."""
+        self._models.remove(old)
+        self.registry.remove(old.served)
+        old.kept.is_replaced, old.kept.is_pinned = True, False
 
     def built_anew(self, old: LoadedModel) -> LoadedModel:
         """From its file as it is now. It sleeps, and may be broken. It takes seconds."""
@@ -211,6 +237,26 @@ class ModelFleet:
     async def unload(self, model: ServedModel) -> None:
         """Returns when its process has ended. Raises ModelInUse."""
         await self._models.keeper.unload(self._models.named(model.name).kept)
+
+    async def add(self, plan: ModelPlan) -> ServedModel:
+        """Serves a further model; it sleeps until somebody asks for it. Raises ModelNotLoaded."""
+        new = await asyncio.to_thread(self._models.built, plan)
+        self._models.add(new)
+        self._replacing[plan.name] = asyncio.Lock()
+        self._start(new.engine)
+        return new.served
+
+    async def remove(self, model: ServedModel) -> None:
+        """Serves it no more, and lets go of its files. Raises ModelInUse, InvalidRequest for the default."""
+        async with self._replacing[model.name]:
+            old = self._models.named(model.name)
+            if old is self._models.default:
+                raise InvalidRequest(f"'{model.name}' is the server's default model; it stays.")
+            await self._models.keeper.unload(old.kept)
+            self._models.remove(old)
+        del self._replacing[model.name]
+        old.served.let_go()
+        self._spawn(self._retire(old))
 
     # -- inside -------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from openai_cpu_server.engine_client.watchdog import HangLimits
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
-from openai_cpu_server.model_source import hold
+from openai_cpu_server.model_source import hold, hub_cache
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
@@ -208,7 +208,7 @@ class ModelParts(NamedTuple):
         )
         weakref.finalize(served, self.read.close)  # whoever has chosen it may still tokenise
         held = hold([*model_files(self.header), *([self.plan.projector] if self.plan.projector else [])])
-        weakref.finalize(served, _close, held)
+        served.let_go = weakref.finalize(served, _close, held)
         return served
 
 
@@ -222,11 +222,15 @@ def reader_pool(
 ) -> ReaderPool:
     """The readers of a server with these models."""
     plans = list(plans)
-    opens_media = any(plan.projector is not None for plan in plans)
+    opens_media = settings.allow_pull or any(plan.projector is not None for plan in plans)
     if settings.sandbox == "off":
         return ReaderPool(children=children, opens_media=opens_media)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
     folders = [*(path.parent for path in paths), settings.profile_dir]
+    if settings.allow_pull:
+        cache = hub_cache()
+        cache.mkdir(parents=True, exist_ok=True)  # what is not there at their start they can never read
+        folders.append(cache)
     return ReaderPool(folders, children=children, opens_media=opens_media)
 
 

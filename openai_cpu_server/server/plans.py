@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.config.adapters import AdapterOption, AdapterSource
+from openai_cpu_server.config.folders import user_data_dir
 from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -42,6 +43,7 @@ from openai_cpu_server.models.keeper import MemoryNeed
 from openai_cpu_server.models.routing.options import RouterOptions, problem
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.reader.model import ReadTokenizer
+from openai_cpu_server.server.kept_models import KeptModels, PulledModel
 
 NO_TABLE = ModelTable.model_validate({})
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.:/@+-]*)=(?P<source>.+)")
@@ -78,15 +80,37 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     aliases = _aliases(settings.aliases, own_names)
     _require_models_of(settings.adapter, [model.name for model, _ in found])
     plans = [_plan(model, table, aliases, settings) for model, table in found]
+    if settings.allow_pull:
+        taken = {name for plan in plans for name in plan.names}
+        kept = KeptModels.read(kept_file()).pulled
+        plans += [plan_of_pulled(model, settings) for model in kept if model.name not in taken]
     routers = router_options(settings, plans)
     _require_distinct(
         [name for names in (*(p.names for p in plans), *(r.names for r in routers)) for name in names]
     )
     if len(plans) > 1 and settings.cache_file is not None:
         raise StartupError("--cache-file is for one model; with several, give each its own in [models.NAME]")
-    if settings.numa and (len(plans) > 1 or settings.memory is not None):
-        raise StartupError("--numa is for a server with one model, and without --memory")
+    if settings.numa and (len(plans) > 1 or settings.memory is not None or settings.allow_pull):
+        raise StartupError("--numa is for a server with one model, and without --memory and --allow-pull")
     return plans
+
+
+def kept_file() -> Path:
+    """Where models are kept that came while a server ran. Raises StartupError."""
+    return user_data_dir() / "models.json"
+
+
+def plan_of_pulled(model: PulledModel, settings: Settings) -> ModelPlan:
+    """With the server's options. Its files are there."""
+    return ModelPlan(
+        names=(model.name,),
+        path=Path(model.path),
+        options=NO_TABLE.over(settings),
+        projector=None if model.projector is None or settings.mmproj == "off" else Path(model.projector),
+        keep_alive_s=settings.idle_unload,
+        is_pinned=False,
+        memory_bytes=None,
+    )
 
 
 def planned_routers(

@@ -20,7 +20,7 @@ from openai_cpu_server.answers.cache import AnswerCache, AnswerObserver, open_an
 from openai_cpu_server.answers.store import StoreBounds
 from openai_cpu_server.api.application import ServedApplication, create_api
 from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, SimilarAnswers
-from openai_cpu_server.api.parts import ModelKeeping
+from openai_cpu_server.api.parts import ModelKeeping, ModelStore
 from openai_cpu_server.config.folders import tune_engines, user_data_dir
 from openai_cpu_server.config.settings import Settings, revealed
 from openai_cpu_server.contract.engine import EngineState
@@ -52,6 +52,7 @@ from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.model_builder import reader_pool
 from openai_cpu_server.server.options import adapter_files, api_options, is_on_loopback, job_options
 from openai_cpu_server.server.plans import ModelPlan, planned_models
+from openai_cpu_server.server.store import FleetStore
 
 _MIB = 1024 * 1024
 
@@ -119,7 +120,8 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         watch = Watch.new(model=plans[0].name, tracing=tracing)
         pool.on_death = watch.metrics.reader_died
         fleet = ModelFleet(settings, plans, watch, pool)
-        served = open_api(settings, fleet.registry, watch, keeping=fleet)
+        store = FleetStore(settings, fleet) if settings.allow_pull else None
+        served = open_api(settings, fleet.registry, watch, keeping=fleet, store=store)
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()
         try:
@@ -151,10 +153,15 @@ class ServedApi(NamedTuple):
 
 
 def open_api(
-    settings: Settings, models: ModelRegistry, watch: Watch, *, keeping: ModelKeeping | None = None
+    settings: Settings,
+    models: ModelRegistry,
+    watch: Watch,
+    *,
+    keeping: ModelKeeping | None = None,
+    store: ModelStore | None = None,
 ) -> ServedApi:
-    """`keeping`: what loads and unloads models; None: they stay as they are. Raises StartupError with one
-    line."""
+    """`keeping`: what loads and unloads models; None: they stay as they are. `store`: what changes the set of
+    them; None: nothing does. Raises StartupError with one line."""
     recall = open_recall(settings, models, watch.metrics.answers)
     keys = KeyRing(
         revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
@@ -175,6 +182,7 @@ def open_api(
         watch=watch,
         find_adapter=adapter_files(settings).of_client,
         keeping=keeping,
+        model_store=store,
         recall=recall,
     )
     return ServedApi(api, keys, jobs, recall)

@@ -66,7 +66,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "openai-cpu-server"
     parent: str | None
-    """The model itself, where this is one with an adapter."""
+    """The model itself, where this is one with an adapter, or a name that was made of it."""
     kind: str
     """`generates`, `embeds`, `reranks`, or `routes`: it chooses another model for each request."""
     state: str
@@ -217,7 +217,7 @@ def model_card(chosen: ChosenModel) -> ModelCard:
     return ModelCard(
         id=chosen.name,
         created=model.created,
-        parent=None if chosen.adapter is None else model.name,
+        parent=None if chosen.adapter is None and chosen.preset is None else model.name,
         kind=model.kind.value,
         state=status.state.value,
         reason=status.reason,

@@ -31,7 +31,7 @@ from openai_cpu_server.api.asking.body import (
     Syntax,
     Whole,
 )
-from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
+from openai_cpu_server.api.asking.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing, wrong
@@ -248,6 +248,7 @@ def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: A
         id_prefix=id_prefix,
         prompt=prompt,
         sampling=sampling_of(body),
+        sent=sampling_sent(body),
         is_seeded=is_seed(body.seed),
         bad_words=tuple(body.bad_words or ()),
         model=body.model,

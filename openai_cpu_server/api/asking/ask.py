@@ -272,6 +272,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     last_tokens: int | None = None
     """So many of the prompt's last tokens are kept; -1: as many as there is room for; None: all, or it is
     refused."""
+    sent: frozenset[str] = frozenset()
+    """What of the sampling it has named, by the contract's names."""
     num_bytes: int = 0
     """The size of its body, and of what it goes on from."""
     ignored: Ignored = Ignored()

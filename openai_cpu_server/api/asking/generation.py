@@ -10,7 +10,14 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.api.asking.answer_lookup import AnswerLookup, RecalledAnswer
-from openai_cpu_server.api.asking.ask import Ask, AskedConversations, AskedTexts
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedConversations,
+    AskedLimit,
+    AskedMessage,
+    AskedTexts,
+)
 from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.call import Call, ModelContext
 from openai_cpu_server.api.asking.resolve import prompt_of, resolve
@@ -33,6 +40,7 @@ from openai_cpu_server.http.context import RequestContext, Sender
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, header_safe
+from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able
 from openai_cpu_server.models.routing.decide import (
     JudgedAnswer,
@@ -44,7 +52,6 @@ from openai_cpu_server.models.routing.decide import (
 from openai_cpu_server.models.routing.follow import RoutedCall, follow
 from openai_cpu_server.models.routing.options import Cascade
 from openai_cpu_server.models.routing.router import RouterCaller
-from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import RouteTaken
 
 ROUTED_MODEL = "x-routed-model"
@@ -165,8 +172,9 @@ class GenerationService:
     recall: AnswerLookup | None = None
     """None: there is no cache of answers."""
 
-    async def prompt_tokens(self, ask: Ask, model: ServedModel, context: RequestContext) -> CountedPrompt:
+    async def prompt_tokens(self, ask: Ask, chosen: ChosenModel, context: RequestContext) -> CountedPrompt:
         """What its prompt would have. Raises InvalidRequest, EngineUnavailable."""
+        ask, model = _of_chosen(ask, chosen), chosen.model
         ask = await self.attachments.taken(ask, model, context.owner)
         prompt = await in_thread(partial(prompt_of, ask, model), is_slow=ask.is_slow)
         return CountedPrompt(len(prompt.tokens), ask.ignored)
@@ -177,6 +185,55 @@ class GenerationService:
         """Whoever gets the call must enter it. Raises ModelNotFound and its kin, InvalidRequest and its kin,
         the limits of keys and of queues, and EngineUnavailable."""
         return await _AskOnItsWay(self, ask, context).run(attempt)
+
+
+_PRESET_PATH = "model"
+"""What is blamed for what the preset says."""
+
+
+def with_preset(ask: Ask, preset: Preset) -> Ask:
+    """What the client says goes before what the preset says."""
+    parameters = {name: value for name, value in preset.parameters.items() if name not in ask.sent}
+    limit = preset.max_tokens
+    return msgspec.structs.replace(
+        ask,
+        sampling=msgspec.structs.replace(ask.sampling, **parameters),
+        is_seeded=ask.is_seeded or "seed" in parameters,
+        max_tokens=ask.max_tokens or (AskedLimit(limit, _PRESET_PATH, is_ceiling=True) if limit else None),
+        stop=ask.stop or preset.stop,
+        prompt=_with_turns(ask.prompt, preset),
+    )
+
+
+def _with_turns(
+    prompt: AskedConversation | AskedConversations | AskedTexts, preset: Preset
+) -> AskedConversation | AskedConversations | AskedTexts:
+    """A text that is to go on as it is has no turns, and stays as it is."""
+    if isinstance(prompt, AskedConversations):
+        return msgspec.structs.replace(prompt, each=tuple(_led(one, preset) for one in prompt.each))
+    if isinstance(prompt, AskedConversation):
+        return _led(prompt, preset)
+    text = prompt.prompts[0] if prompt.is_said and len(prompt.prompts) == 1 else None
+    if not isinstance(text, str) or not (preset.system or preset.messages):
+        return prompt
+    return _led(AskedConversation([AskedMessage({"role": "user", "content": text})], prompt.path), preset)
+
+
+def _led(prompt: AskedConversation, preset: Preset) -> AskedConversation:
+    """With the preset's turns before its own."""
+    messages = list(prompt.messages)
+    said = [
+        AskedMessage({"role": one.role, "content": one.content}, path=_PRESET_PATH) for one in preset.messages
+    ]
+    has_system = any(message.role in ("system", "developer") for message in (*messages[:1], *said))
+    if preset.system and not has_system:
+        said.insert(0, AskedMessage({"role": "system", "content": preset.system}, path=_PRESET_PATH))
+    at = 1 if messages and said and messages[0].role in ("system", "developer") else 0
+    return msgspec.structs.replace(prompt, messages=[*messages[:at], *said, *messages[at:]])
+
+
+def _of_chosen(ask: Ask, chosen: ChosenModel) -> Ask:
+    return ask if chosen.preset is None else with_preset(ask, chosen.preset)
 
 
 class _AskOnItsWay:
@@ -230,7 +287,7 @@ class _AskOnItsWay:
 
     async def _resolved(self, goal: AskedModel) -> Call:
         asking = ModelContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
-        ask = self._ask
+        ask = _of_chosen(self._ask, goal.chosen)
         if ask.attached:
             ask = await self._attachments.taken(ask, goal.chosen.model, self._context.owner)
         call = await in_thread(partial(resolve, ask, asking), is_slow=ask.is_slow)

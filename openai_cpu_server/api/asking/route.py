@@ -320,6 +320,6 @@ class CountRoute:
         ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
         context = context_of(request.scope)
         allowed = context.identity.allowed_models
-        model = choose_able(self._service.models, ask.model, allowed, Ability.GENERATE).model
-        counted = await self._service.prompt_tokens(ask, model, context)
+        chosen = choose_able(self._service.models, ask.model, allowed, Ability.GENERATE)
+        counted = await self._service.prompt_tokens(ask, chosen, context)
         return json_response(self._answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)

@@ -69,6 +69,11 @@ def sampling_of(body: Body) -> Sampling:
     )
 
 
+def sampling_sent(body: Body) -> frozenset[str]:
+    """What of it the body names."""
+    return frozenset(name for name in (*_AS_SENT, *_OTHERWISE) if getattr(body, name, None) is not None)
+
+
 def _dry(body: Body) -> DryPenalty | None:
     """None: it is off, as without a multiplier, or where no token is looked at."""
     sent = {name: getattr(body, f"dry_{told}", None) for name, told in _DRY.items()}

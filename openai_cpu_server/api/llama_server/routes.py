@@ -11,6 +11,7 @@ import msgspec
 from openai_cpu_server.api.asking.as_ask import any_object, one_form, schema_form, shared_ask, shared_forms
 from openai_cpu_server.api.asking.ask import Ask, AskedDetails, AskedFile, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
+from openai_cpu_server.api.asking.sampling import sampling_sent
 from openai_cpu_server.api.llama_server.body import (
     ANY_SEED,
     CHAIN,
@@ -82,6 +83,7 @@ def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
     return msgspec.structs.replace(
         ask,
         sampling=sampling if body.samplers is None else _chosen(sampling, body.samplers),
+        sent=sampling_sent(body),
         ignored=Ignored(tuple(f"samplers ({name})" for name in body.samplers or () if name not in CHAIN)),
         biases=() if biases is None else biases.texts,
         n=body.n_cmpl or body.n,

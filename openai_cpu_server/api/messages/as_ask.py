@@ -26,7 +26,7 @@ from openai_cpu_server.api.asking.ask import (
 )
 from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.output import check_no_choice
-from openai_cpu_server.api.asking.sampling import sampling_of
+from openai_cpu_server.api.asking.sampling import sampling_of, sampling_sent
 from openai_cpu_server.api.asking.thinking import asked_thinking, said_by
 from openai_cpu_server.api.messages.body import (
     Block,
@@ -87,6 +87,7 @@ def prompt_ask(body: CountBody) -> Ask:
         id_prefix="msg_",
         prompt=AskedConversation(messages, "messages"),
         sampling=sampling_of(body),
+        sent=sampling_sent(body),
         ignored=adapted_names([*_skipped_tools(body), *_told_in_words(body, turns)], messages),
         model=body.model,
         stop_path="stop_sequences",

@@ -20,7 +20,7 @@ from openai_cpu_server.api.asking.ask import (
     mark_of,
 )
 from openai_cpu_server.api.asking.body import LACKS
-from openai_cpu_server.api.asking.sampling import is_seed, sampling_of
+from openai_cpu_server.api.asking.sampling import is_seed, sampling_of, sampling_sent
 from openai_cpu_server.api.asking.thinking import asked_thinking
 from openai_cpu_server.api.ollama.body import (
     OllamaBody,
@@ -83,6 +83,7 @@ def _ask(
         id_prefix="ollama-",
         prompt=prompt,
         sampling=sampling_of(options),
+        sent=sampling_sent(options),
         is_seeded=is_seed(options.seed),
         ignored=adapted_names((), messages),
         model=body.model,

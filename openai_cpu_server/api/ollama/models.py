@@ -10,6 +10,7 @@ import msgspec
 
 from openai_cpu_server.api.asking.call import fingerprint
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
+from openai_cpu_server.models.presets import Preset
 from openai_cpu_server.models.registry import ChosenModel
 from openai_cpu_server.models.served import ServedModel
 
@@ -64,6 +65,8 @@ class OllamaShown(msgspec.Struct, frozen=True, kw_only=True):
     license: str = ""
     modelfile: str
     parameters: str = ""
+    """A line for each."""
+    system: str | msgspec.UnsetType = msgspec.UNSET
     template: str
     """The model's own, in Jinja."""
     details: OllamaDetails
@@ -104,14 +107,30 @@ def running(chosen: ChosenModel, info: ModelInfo) -> OllamaRunning:
 def shown(chosen: ChosenModel) -> OllamaShown:
     """Raises EngineUnavailable while nothing is known of it."""
     info, model = chosen.model.loaded(), chosen.model
+    preset = chosen.preset or Preset(base=chosen.name)
     return OllamaShown(
-        modelfile=f"FROM {chosen.name}\n",
+        modelfile=_modelfile(preset),
+        parameters="".join(f"{name:<30} {value}\n" for name, value in _parameters(preset)),
+        system=preset.system or msgspec.UNSET,
         template=model.template_source or "",
         details=_details(info, model),
         model_info=_facts(info),
         capabilities=capabilities(model),
         modified_at=_since(model),
     )
+
+
+def _modelfile(preset: Preset) -> str:
+    lines = [f"FROM {preset.base}"]
+    lines += [f"PARAMETER {name} {value}" for name, value in _parameters(preset)]
+    lines += [f'SYSTEM """{preset.system}"""'] if preset.system else []
+    lines += [f"MESSAGE {one.role} {one.content}" for one in preset.messages]
+    return "\n".join(lines) + "\n"
+
+
+def _parameters(preset: Preset) -> list[tuple[str, str | int | float]]:
+    limit = [] if preset.max_tokens is None else [("num_predict", preset.max_tokens)]
+    return [*sorted(preset.parameters.items()), *limit, *(("stop", f'"{text}"') for text in preset.stop)]
 
 
 def capabilities(model: ServedModel) -> list[str]:
@@ -158,6 +177,8 @@ def _in_words(number: int) -> str:
 
 def _digest(info: ModelInfo | None, chosen: ChosenModel) -> str:
     facts = fingerprint(info, chosen.adapter_key) if info else chosen.name
+    if chosen.preset is not None:
+        facts += msgspec.json.encode(chosen.preset).decode()
     return hashlib.sha256(facts.encode()).hexdigest()
 
 

@@ -105,11 +105,9 @@ class ResponsesRoutes:
         body, context = asked.as_response(), context_of(request.scope)
         read = await self._reader.of_body(body, ignored, context.owner, size=len(data))
         allowed = context.identity.allowed_models
-        model = choose_able(
-            self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora
-        ).model
-        model.loaded()
-        counted = await self._service.prompt_tokens(read.ask(), model, context)
+        chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
+        chosen.model.loaded()
+        counted = await self._service.prompt_tokens(read.ask(), chosen, context)
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
     async def _behind(self, outer: RequestContext, read: AskedResponse, background: Background) -> ASGIApp:

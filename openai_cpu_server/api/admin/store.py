@@ -1,0 +1,111 @@
+"""`POST /v1/models/pull` and `DELETE /v1/models/{id}`: administrators change the set of models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from openai_cpu_server.api.admin.models import ModelCard, model_card
+from openai_cpu_server.api.asking.renderer import Chunk
+from openai_cpu_server.api.asking.route import UNKEPT, event_source, events, while_connected
+from openai_cpu_server.api.parts import ModelStore, ServerParts
+from openai_cpu_server.errors import ModelNotFound, PullNotAllowed
+from openai_cpu_server.http.body import small_body
+from openai_cpu_server.http.context import context_of, ticket_of
+from openai_cpu_server.http.errors import error_object, json_response
+from openai_cpu_server.http.keys import ADMIN
+from openai_cpu_server.http.parse import Body, parse
+from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.models.registry import ModelRegistry
+
+
+class PullBody(Body):
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    """`hf:OWNER/REPO[:QUANT]` or a name that the command `models` lists; it is served by this name."""
+    stream: bool = False
+    """Progress as it comes."""
+
+
+class ModelDeleted(msgspec.Struct, frozen=True):
+    id: str
+    deleted: bool = True
+    object: str = "model"
+
+
+def store_for(store: ModelStore | None, name: str, request: Request) -> ModelStore:
+    """Raises PullNotAllowed, and ModelNotFound for a name that the key may not use."""
+    if store is None:
+        raise PullNotAllowed
+    allowed = context_of(request.scope).identity.allowed_models
+    if allowed is not None and name not in allowed:
+        raise ModelNotFound(name)
+    return store
+
+
+async def to_its_end(store: ModelStore, name: str) -> None:
+    async for _ in store.pull(name):
+        pass
+
+
+class StoreRoutes:
+    def __init__(self, parts: ServerParts) -> None:
+        self._models: ModelRegistry = parts.models
+        self._store = parts.store
+        self._options = parts.options
+
+    async def pull(self, request: Request) -> ASGIApp:
+        body, ignored = parse(PullBody, await small_body(request), lenient=self._options.lenient)
+        store = store_for(self._store, body.model, request)
+        if body.stream:
+            told = self._told(store, body.model, request)
+            headers = {**UNKEPT, **ignored.headers}
+            return event_source(told, headers, keep_alive_s=self._options.keep_alive_s)
+        await while_connected(request.receive, partial(to_its_end, store, body.model))
+        return json_response(model_card(self._models.choose(body.model, None)), headers=ignored.headers)
+
+    async def delete(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        await store_for(self._store, name, request).remove(name)
+        return json_response(ModelDeleted(name))
+
+    async def _told(self, store: ModelStore, name: str, request: Request) -> AsyncIterator[bytes]:
+        """The status is out already, so the last event says what went wrong."""
+        try:
+            async for step in store.pull(name):
+                yield events([Chunk(msgspec.json.encode(step))])
+        except Exception as error:
+            ticket = ticket_of(request.scope)
+            ticket.failed(error)
+            yield events([Chunk(msgspec.json.encode(error_object(error, request_id=ticket.id)))])
+
+
+_row = partial(RouteRow[StoreRoutes], access=ADMIN, tag="Models")
+_rows = (
+    _row(
+        "POST",
+        "/v1/models/pull",
+        lambda at: at.pull,
+        summary="Fetch a model from the hub and serve it, under `--allow-pull`",
+        body=PullBody,
+        answer=ModelCard,
+        streams=True,
+        stream_form="With `stream`: an event for each step; the last one is `success` or an error.",
+        errors=(404, 503),
+    ),
+    _row(
+        "DELETE",
+        "/v1/models/{id:path}",
+        lambda at: at.delete,
+        summary="Serve a model that was pulled no more, and remove its files; or forget a name",
+        answer=ModelDeleted,
+        errors=(404, 409),
+    ),
+)
+ROOM = RouteRoom[ServerParts, StoreRoutes](StoreRoutes, _rows)

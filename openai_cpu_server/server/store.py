@@ -1,0 +1,243 @@
+"""What administrators do to the set of models while the server runs: fetch, remove, name and derive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+
+from openai_cpu_server.config.settings import Settings
+from openai_cpu_server.contract.pull import PullError, PullStep
+from openai_cpu_server.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    PullFailed,
+    StartupError,
+    wrong,
+)
+from openai_cpu_server.model_source import hub_name
+from openai_cpu_server.models.presets import Preset
+from openai_cpu_server.models.registry import LATEST, ChosenModel
+from openai_cpu_server.server.fleet import ModelFleet
+from openai_cpu_server.server.kept_models import KeptModels, PulledModel
+from openai_cpu_server.server.plans import kept_file, plan_of_pulled
+
+logger = logging.getLogger(__name__)
+
+_KEEP_FREE_MB = 2048
+"""No pull leaves less of the disk: whoever else writes there must not fail."""
+_PULL = ("-m", "openai_cpu_server", "pull", "--json", "--keep-free", str(_KEEP_FREE_MB))
+_REMOVE = ("-m", "openai_cpu_server", "rm")
+"""In processes of their own: they compute hashes, and the hub's library takes memory."""
+_MOST_NAMES = 1000
+_NAME = re.compile(r"[A-Za-z0-9][\w.:/@+-]{0,255}")
+_LINE_BYTES = 1 << 16
+
+
+class _Pull:
+    """One that runs, and those who listen to it. It ends with the last of them."""
+
+    def __init__(self, work: Callable[[Callable[[PullStep], None]], Awaitable[None]]) -> None:
+        self._listeners: set[asyncio.Queue[PullStep | None]] = set()
+        self._last = PullStep(status="asking")
+        self.task = asyncio.ensure_future(work(self._tell))
+        self.task.add_done_callback(self._ended)
+
+    async def listen(self) -> AsyncIterator[PullStep]:
+        """From where it is now. Raises PullFailed, ModelNotLoaded."""
+        queue: asyncio.Queue[PullStep | None] = asyncio.Queue()
+        self._listeners.add(queue)
+        queue.put_nowait(self._last)
+        if self.task.done():
+            queue.put_nowait(None)
+        try:
+            while (step := await queue.get()) is not None:
+                yield step
+            self.task.result()
+        finally:
+            self._listeners.discard(queue)
+            if not self._listeners:
+                self.task.cancel()
+
+    def _tell(self, step: PullStep) -> None:
+        self._last = step
+        for queue in self._listeners:
+            queue.put_nowait(step)
+
+    def _ended(self, _: object) -> None:
+        for queue in self._listeners:
+            queue.put_nowait(None)
+
+
+class FleetStore:
+    """All methods belong to the event loop's thread. What it changes is kept for the next start."""
+
+    def __init__(self, settings: Settings, fleet: ModelFleet) -> None:
+        """Raises StartupError for a file of kept models that cannot be read."""
+        self._settings = settings
+        self._fleet = fleet
+        self._models = fleet.registry
+        self._file = kept_file()
+        self._kept = KeptModels.read(self._file)
+        self._pulls: dict[str, _Pull] = {}
+        for name, preset in self._kept.presets.items():
+            with contextlib.suppress(InvalidRequest):  # a name that is taken by a model now
+                self._models.derive(name, preset)
+
+    async def pull(self, name: str) -> AsyncIterator[PullStep]:
+        """Its progress, until it is served. A second who asks for it listens to the first; when nobody
+        listens any more it ends, and what has come stays. Raises PullFailed, ModelNotLoaded."""
+        name = _bare(name)
+        if self._models.has(name):
+            yield PullStep(status="success", name=name)
+            return
+        pull = self._pulls.get(name)
+        if pull is None or pull.task.done():
+            pull = self._pulls[name] = _Pull(lambda tell: self._pulled(name, tell))
+        async for step in pull.listen():
+            yield step
+
+    async def remove(self, name: str) -> None:
+        """Raises ModelNotFound, ModelInUse, InvalidRequest for what is not the store's to remove."""
+        name = _bare(name)
+        if name in self._kept.presets:
+            self._models.forget_preset(name)
+            self._keep(self._kept.without(name))
+            return
+        pulled = self._kept.named(name)
+        if pulled is None:
+            raise InvalidRequest(
+                f"'{self._known(name).name}' was named when the server was started; it stays."
+            )
+        made = [key for key, preset in self._kept.presets.items() if preset.base == name]
+        if made:
+            raise InvalidRequest(f"'{made[0]}' is made of '{name}': remove that first.")
+        await self._fleet.remove(self._known(name).model)
+        self._keep(self._kept.without(name))
+        if all(model.path != pulled.path for model in self._kept.pulled):
+            await _run_to_end(*_REMOVE, pulled.source)
+
+    async def derive(self, name: str, preset: Preset) -> None:
+        """From now on `name` means the model with what the preset says beforehand, also after a restart.
+        Raises ModelNotFound, InvalidRequest for a name that a model has."""
+        name = _bare(name)
+        if not _NAME.fullmatch(name):
+            raise wrong(f"'{name}' cannot be the name of a model.", "model")
+        if name not in self._kept.presets and len(self._kept.presets) >= _MOST_NAMES:
+            raise InvalidRequest(f"There are {_MOST_NAMES} names already: remove some first.")
+        base = self._known(_bare(preset.base))
+        if base.preset is not None:
+            preset = _over(base.preset, preset)
+        else:
+            preset = msgspec.structs.replace(preset, base=base.name)
+        self._models.derive(name, preset)
+        self._keep(self._kept.with_preset(name, preset))
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _known(self, name: str) -> ChosenModel:
+        """Raises ModelNotFound, RouterNotModel."""
+        if not self._models.has(name):
+            raise ModelNotFound(name, self._models.names(None))
+        return self._models.choose(name, None)
+
+    async def _pulled(self, name: str, tell: Callable[[PullStep], None]) -> None:
+        done: PullStep | None = None
+        async for step in _fetching(_source(name)):
+            if step.status == "success":
+                done = step
+            elif step.status != "asking":  # that was said
+                tell(step)
+        if done is None or done.path is None or done.name is None:
+            raise PullFailed(f"Fetching '{name}' ended without a word; the server's log may say more.")
+        pulled = PulledModel(name=name, source=done.name, path=done.path, projector=done.projector)
+        await self._fleet.add(plan_of_pulled(pulled, self._settings))
+        self._keep(self._kept.with_pulled(pulled))
+        logger.info("%s came from the hub, and is served: %s", name, done.path)
+        tell(msgspec.structs.replace(done, path=None, projector=None))
+
+    def _keep(self, kept: KeptModels) -> None:
+        self._kept = kept
+        try:
+            kept.write(self._file)
+        except OSError as error:
+            logger.error(
+                "the next start will not know of this change: cannot write %s: %s", self._file, error
+            )
+
+
+def _bare(name: str) -> str:
+    return name.removesuffix(f":{LATEST}")
+
+
+def _over(below: Preset, above: Preset) -> Preset:
+    """A name that is made of such a name is made of its model."""
+    return Preset(
+        base=below.base,
+        system=above.system or below.system,
+        messages=above.messages or below.messages,
+        parameters={**below.parameters, **above.parameters},
+        max_tokens=below.max_tokens if above.max_tokens is None else above.max_tokens,
+        stop=above.stop or below.stop,
+    )
+
+
+_WITH_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+/(?P<repo>[^/:\s]+/[^/:\s]+(?::[\w.-]+)?)")
+
+
+def _source(name: str) -> str:
+    """What `pull` takes. Ollama's clients write `HOST/OWNER/REPO:QUANT`; the host is the server's own
+    choice. Raises PullFailed for what cannot be pulled: files of this machine have no part in it."""
+    match = _WITH_HOST.fullmatch(name)
+    source = f"hf:{match['repo']}" if match else name
+    try:
+        found = hub_name(source)
+    except StartupError as error:
+        raise PullFailed(f"{error}.") from None
+    if found is None:
+        raise PullFailed(
+            f"There is no model '{name}' to pull: write hf:OWNER/REPO[:QUANT], or a name that "
+            "`openai-cpu-server models` lists."
+        )
+    return source
+
+
+async def _fetching(source: str) -> AsyncIterator[PullStep]:
+    """What the process says. It ends with whoever listens. Raises PullFailed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *_PULL, "--", source, stdout=PIPE, stdin=DEVNULL, stderr=DEVNULL, limit=_LINE_BYTES
+    )
+    assert process.stdout is not None
+    try:
+        async for line in process.stdout:
+            said = _decoded(line)
+            if isinstance(said, PullError):
+                raise PullFailed(f"{said.error[:1].upper()}{said.error[1:]}.")
+            yield said
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        raise
+    finally:
+        await process.wait()
+
+
+def _decoded(line: bytes) -> PullStep | PullError:
+    fields = msgspec.json.decode(line)
+    if "error" in fields:
+        return msgspec.convert(fields, PullError)
+    return msgspec.convert(fields, PullStep)
+
+
+async def _run_to_end(*command: str) -> None:
+    """What it says when it fails is for the log: the model is not served any more in any case."""
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=DEVNULL, stderr=PIPE)
+    _, said = await process.communicate()
+    if process.returncode:
+        logger.warning("%s", said.decode(errors="replace").strip())

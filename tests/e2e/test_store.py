@@ -1,0 +1,266 @@
+"""Models come, are named and go while the real server runs: its own routes, and Ollama's with Ollama's
+client. The hub is on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.hub_stand_in import Hub, Repo, running
+from tests.server_process import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = pytest.mark.thorough
+
+HI = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4, "temperature": 0}
+
+
+class Place:
+    """Where a server keeps its models between two starts."""
+
+    def __init__(self, folder: Path, hub: Hub) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        self.cache = folder / "hf" / "hub"
+        self.env = {
+            **own, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf"), "XDG_DATA_HOME": str(folder)
+        }  # fmt: skip
+
+    def server(self, *options: str) -> ServerProcess:
+        return ServerProcess("--model", f"first={tiny_model_path()}", *options, env=self.env)
+
+    @property
+    def repos(self) -> set[str]:
+        return {path.name for path in self.cache.glob("models--*")}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    tiny = tiny_model_path().read_bytes()
+    repos = {
+        "acme/tiny": Repo({"tiny-Q4_0.gguf": tiny}),
+        "acme/large": Repo({"tiny.gguf": tiny_model_path("f32").read_bytes()}),
+        "acme/torn": Repo({"torn.gguf": tiny[:5000]}),
+        "acme/huge": Repo({"model.gguf": b"small in truth"}, claimed_size=10**18),
+    }
+    with running(repos) as hub:
+        yield hub
+
+
+@pytest.fixture
+def place(hub: Hub, tmp_path: Path) -> Place:
+    return Place(tmp_path, hub)
+
+
+def names(server: ServerProcess) -> list[str]:
+    return [card["id"] for card in httpx.get(f"{server.url}/v1/models").json()["data"]]
+
+
+def pull(server: ServerProcess, model: str) -> list[dict[str, Any]]:
+    body = {"model": model, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=60) as told:
+        lines = [line for line in told.iter_lines() if line.startswith("data: ")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_a_model_comes_and_is_asked_at_once_and_goes(place: Place, hub: Hub) -> None:
+    with place.server("--allow-pull") as server:
+        told = pull(server, "hf:acme/tiny")
+        steps = [*dict.fromkeys(step["status"] for step in told)]
+        assert steps == ["asking", "asked", "pulling", "verifying", "success"]
+        assert told[-1]["name"] == "hf:acme/tiny/tiny-Q4_0.gguf"
+        assert names(server) == ["first", "hf:acme/tiny"]
+        ask = {**HI, "model": "hf:acme/tiny"}
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=ask, timeout=60).status_code == 200
+        for name, said in (
+            ("hf:acme/nothing", "There is no repository acme/nothing on "),
+            ("hf:acme/huge", "Not enough disk space for acme/huge: 1000000000.00 GB are needed, "),
+            ("/etc/passwd", "There is no model '/etc/passwd' to pull: write hf:OWNER/REPO"),
+        ):
+            (*_, last) = pull(server, name)
+            assert last["error"]["message"].startswith(said)
+            assert last["error"]["code"] == "pull_failed"
+        torn = httpx.post(f"{server.url}/v1/models/pull", json={"model": "hf:acme/torn"}, timeout=60)
+        assert torn.status_code == 503
+        assert "torn.gguf" in torn.json()["error"]["message"]
+    hub.requests.clear()
+    with place.server("--allow-pull") as server:
+        assert names(server) == ["first", "hf:acme/tiny"]
+        assert hub.requests == []
+        gone = httpx.delete(f"{server.url}/v1/models/hf:acme/tiny", timeout=60)
+        assert gone.json() == {"id": "hf:acme/tiny", "deleted": True, "object": "model"}
+        assert names(server) == ["first"]
+        assert "models--acme--tiny" not in place.repos
+        assert httpx.delete(f"{server.url}/v1/models/first").status_code == 400
+
+
+def test_who_asks_for_what_is_coming_joins_it(place: Place, hub: Hub) -> None:
+    body = {"model": "hf:acme/large", "stream": True}
+
+    async def told(client: httpx.AsyncClient) -> str:
+        async with client.stream("POST", "/v1/models/pull", json=body) as first:
+            begun = first.aiter_lines()  # kept: what forgets it closes the stream
+            await anext(begun)
+            await asyncio.to_thread(hub.stalled.wait, 60)
+            async with client.stream("POST", "/v1/models/pull", json=body) as second:
+                lines = second.aiter_lines()
+                assert json.loads((await anext(lines)).removeprefix("data: "))["status"] != "asking"
+                await begun.aclose()  # type: ignore[attr-defined]
+                await first.aclose()
+                hub.released.set()
+                return [line async for line in lines if line][-1]
+
+    async def stay(server: ServerProcess) -> str:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            return await told(client)
+
+    with place.server("--allow-pull") as server:
+        hub.stall_after = 200_000
+        assert json.loads(asyncio.run(stay(server)).removeprefix("data: "))["status"] == "success"
+        assert names(server) == ["first", "hf:acme/large"]
+        assert hub.downloads() == ["tiny.gguf"] * 2  # the connection broke once
+
+
+def test_it_ends_with_the_last_who_listens(place: Place, hub: Hub) -> None:
+    with place.server("--allow-pull") as server:
+        hub.stall_after = 1000
+        body = {"model": "hf:acme/tiny", "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/models/pull", json=body, timeout=60):
+            assert hub.stalled.wait(60)
+            (pulling,) = [
+                child for child in psutil.Process(server.process.pid).children() if "pull" in child.cmdline()
+            ]
+        pulling.wait(timeout=60)
+        assert names(server) == ["first"]
+
+
+def test_without_the_option_nobody_changes_the_models(place: Place) -> None:
+    with place.server() as server:
+        refused = httpx.post(f"{server.url}/v1/models/pull", json={"model": "hf:acme/tiny"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].endswith("start it with --allow-pull.")
+        assert httpx.delete(f"{server.url}/v1/models/first").status_code == 400
+        assert place.repos == set()
+
+
+SYSTEM = "You are a pirate."
+ASKED = [{"role": "user", "content": "Hi."}]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Any, Place]]:
+    """A server, a client, and where both keep their models."""
+    ollama = pytest.importorskip("ollama")
+    with running({"acme/tiny": Repo({"tiny-Q4_0.gguf": tiny_model_path().read_bytes()})}) as hub:
+        place = Place(tmp_path_factory.mktemp("ollama"), hub)
+        with place.server("--allow-pull") as server, ollama.Client(host=server.url) as client:
+            yield server, client, place
+
+
+class TestOllamasClient:
+    def test_pull_tells_its_way_and_delete_takes_it_back(self, parts: Any) -> None:
+        server, client, place = parts
+        told = list(client.pull("hf:acme/tiny", stream=True))
+        said = [step.status for step in told]
+        assert said[0] == "pulling manifest"
+        assert said[-2:] == ["verifying sha256 digest", "success"]
+        pulling = next(step for step in reversed(told) if step.digest)
+        assert pulling.status == f"pulling {pulling.digest.removeprefix('sha256:')[:12]}"
+        assert pulling.completed == pulling.total == len(tiny_model_path().read_bytes())
+        assert client.pull("hub.example/acme/tiny:Q4_0").status == "success"
+        assert [model.model for model in client.list().models][-2:] == [
+            "hf:acme/tiny",
+            "hub.example/acme/tiny:Q4_0",
+        ]
+        assert client.chat("hf:acme/tiny", ASKED, options={"num_predict": 2}).message.content is not None
+        for name, repos in (("hf:acme/tiny", {"models--acme--tiny"}), ("hub.example/acme/tiny:Q4_0", set())):
+            assert client.delete(name).status == "success"
+            assert place.repos == repos
+        assert names(server) == ["first"]
+
+    def test_what_cannot_be_done_is_refused_in_a_sentence(self, parts: Any) -> None:
+        _, client, _ = parts
+        kinds: list[tuple[Any, int, str]] = [
+            (lambda: client.pull("hf:acme/none"), 400, "There is no repository acme/none on "),
+            (lambda: client.pull("no-such-model"), 400, "There is no model 'no-such-model' to pull"),
+            (lambda: client.delete("other"), 404, "The model 'other' does not exist"),
+            (lambda: client.delete("first"), 400, "'first' was named when the server was started; it stays."),
+            (lambda: client.copy("other", "more"), 404, "The model 'other' does not exist"),
+            (lambda: client.copy("first", "first"), 400, "'first' is a model's own name."),
+            (lambda: client.create("a", from_="first", quantize="q4_0"), 400, "quantize"),
+            (lambda: client.create("a", from_="first", files={"a": "b"}), 400, "this server takes no files"),
+            (lambda: client.create("a", from_="first", adapters={"a": "b"}), 400, "POST /v1/adapters"),
+            (lambda: client.create("a", from_="first", template="{{ .Prompt }}"), 400, "not Jinja"),
+            (lambda: client.create("a"), 400, "from"),
+            (lambda: client.create_blob(__file__), 400, "This server takes no files"),
+            (lambda: client.push("first"), 400, "This server sends models nowhere."),
+        ]
+        import ollama
+
+        for call, status, said in kinds:
+            with pytest.raises(ollama.ResponseError, match=f"(?s){said}") as raised:
+                call()
+            assert raised.value.status_code == status
+
+    def test_a_name_that_was_made_of_a_model_says_it_beforehand(self, parts: Any) -> None:
+        server, client, _ = parts
+        greedy = {"temperature": 0.0, "num_predict": 6}
+        told = client.create(
+            "pirate", from_="first", system=SYSTEM, parameters={**greedy, "stop": ["STOP"]}, stream=True,
+            messages=[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}],
+        )  # fmt: skip
+        assert [step.status for step in told] == ["success"]
+        client.copy("pirate", "corsair")
+        before = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": "Who?"},
+            {"role": "assistant", "content": "Me."},
+        ]
+        meant = client.chat("first", [*before, *ASKED], options=greedy)
+        for name in ("pirate", "pirate:latest", "corsair"):
+            answer = client.chat(name, ASKED)
+            assert answer.message.content == meant.message.content
+            assert answer.prompt_eval_count == meant.prompt_eval_count
+            assert answer.eval_count == meant.eval_count
+        said = client.generate("pirate", "Hi.")
+        assert (said.response, said.eval_count) == (meant.message.content, meant.eval_count)
+        own = client.chat(
+            "pirate", [{"role": "system", "content": "Be."}, *ASKED], options={"num_predict": 2}
+        )
+        assert own.eval_count == 2
+        shown = client.show("pirate")
+        assert shown.modelfile.startswith("FROM first\nPARAMETER temperature 0.0\n")
+        assert "stop" in shown.parameters
+        assert {"pirate", "corsair"} <= {*names(server)}
+        chat = {"model": "pirate", "messages": ASKED}
+        for route, body, text in (
+            ("/v1/chat/completions", chat, lambda told: told["choices"][0]["message"]["content"]),
+            ("/v1/messages", {**chat, "max_tokens": 6}, lambda told: told["content"][0]["text"]),
+            (
+                "/v1/responses",
+                {"model": "pirate", "input": "Hi."},
+                lambda told: told["output"][0]["content"][0]["text"],
+            ),
+        ):
+            answered = httpx.post(f"{server.url}{route}", json=body, timeout=60)
+            assert text(answered.json()) == meant.message.content, route
+        counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json=chat).json()
+        assert counted == {"input_tokens": meant.prompt_eval_count}
+
+    def test_names_are_kept_for_the_next_start(self, parts: Any) -> None:
+        _, client, place = parts
+        client.create("kept", from_="first", system=SYSTEM)
+        with place.server("--allow-pull") as again:
+            assert "kept" in names(again)
+            assert (
+                place.cache.parents[1] / "openai-cpu-server" / "models.json"
+            ).stat().st_mode & 0o777 == 0o600
+        client.delete("kept")
+        assert "kept" not in [model.model for model in client.list().models]
