@@ -103,7 +103,11 @@ def _answer(row: RouteRow[Any]) -> JsonSchema:
         return {"description": "Done."}
     schema: JsonSchema = {"type": "object"} if row.media == "application/json" else {"type": "string"}
     if row.answer is not None:
-        schema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.answer.__name__)}
+        one: JsonSchema = {"$ref": _SCHEMAS + _ANSWER_NAME.format(name=row.answer.__name__)}
+        forms: list[JsonSchema] = [
+            {"type": "array", "items": one} if is_list else one for is_list in row.lists
+        ]
+        schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     if row.events:
         names = [_ANSWER_NAME.format(name=event.__name__) for event in row.events]
         schema["x-events"] = [{"$ref": _SCHEMAS + name} for name in names]

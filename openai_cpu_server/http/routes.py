@@ -57,6 +57,8 @@ class RouteRow(Generic[R]):
     """The schema of a multipart body, in place of a JSON one."""
     query: Mapping[str, JsonSchema] = field(default_factory=dict)
     answer: type[msgspec.Struct] | None = None
+    lists: tuple[bool, ...] = (False,)
+    """Whether it is a list of these; where that depends on the request, both."""
     media: str = "application/json"
     """The media type of an answer that has no model."""
     status: int = 200

@@ -141,6 +141,7 @@ _generation = partial(
     access=CALLS,
     tag="llama-server",
     answer=LlamaCompletion,
+    lists=(False, True),
     streams=True,
     stream_form=_STREAM,
     errors=GENERATION_ERRORS,
@@ -177,6 +178,7 @@ _rows = (
         summary="A list of the places that sequences may have, and which are taken",
         query={**_MODEL, "fail_on_no_slot": {"type": "string"}},
         answer=Slot,
+        lists=(True,),
     ),
     _fact(
         "/v1/health", lambda at: at.facts.health, access=PROBES, summary="It can generate", answer=HealthWord

@@ -173,6 +173,7 @@ _LLAMA_SERVER = RouteRow[PoolingRoute[LlamaEmbedBody]](
     tag="llama-server",
     body=LlamaEmbedBody,
     answer=LlamaVector,
+    lists=(True,),
     errors=GENERATION_ERRORS,
 )
 LLAMA_SERVER_ROOM = RouteRoom[ServerParts, PoolingRoute[LlamaEmbedBody]](
