@@ -197,7 +197,7 @@ class OllamaStoreRoutes:
         return Response()
 
     async def has_blob(self, request: Request) -> Response:
-        return Response(status_code=404)
+        return json_response(OllamaError(f"There is no blob '{request.path_params['digest']}'."), 404)
 
     async def take_blob(self, request: Request) -> NoReturn:
         raise InvalidRequest(f"{_NO_FILES[:1].upper()}{_NO_FILES[1:]}.")
