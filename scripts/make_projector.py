@@ -65,8 +65,7 @@ SEEING = ("gemma3", "idefics3", "lfm2", "qwen2vl_merger", "qwen3vl_merger")
 HEARING = ("qwen2a", "qwen3a", "ultravox", "voxtral")
 """llama.cpp's names."""
 _STACKED = {"ultravox": 8, "voxtral": 4}
-"""So many rows become one. llama.cpp counts what is left over right where rows are 1,280 or 40 wide, and dies
-where they are 768 or 32 wide."""
+"""So many rows become one. llama.cpp dies of some widths: see `llama/gguf/encoders.py`."""
 _SOUND_ROWS = 1500
 """Half a spectrum's 3,000 frames, which are 30 seconds."""
 _CONVOLVED = 16

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -16,10 +17,15 @@ from openai_cpu_server.contract.media import DEAF, MediaRows, Sound, SoundSize, 
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
-from openai_cpu_server.errors import InvalidRequest
+from openai_cpu_server.errors import InvalidRequest, StartupError
+from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.gguf.encoders import why_deadly
+from openai_cpu_server.llama.gguf.header import GgufHeader
 from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import ENGINE, running
+from tests.llama.driver import small
 from tests.llama.test_pictures import LENGTH, Kind, Sensing, options, picture
+from tests.tiny_model import tiny_model_path
 
 pytestmark = pytest.mark.native
 
@@ -130,6 +136,55 @@ def test_a_model_that_only_sees_takes_no_sound() -> None:
     assert seeing.backend.measure(SoundSize(RATE)).why_not == DEAF
     assert not seeing.backend.info.hears
     seeing.backend.close()
+
+
+def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 1500) -> Path:
+    """What a projector's file says of itself, and one of its tensors."""
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_audio_encoder", True)
+    writer.add_string("clip.projector_type", kind)
+    writer.add_uint32("clip.audio.embedding_length", width)
+    writer.add_uint32("clip.audio.projector.stack_factor", stacked)
+    writer.add_tensor("a.position_embd.weight", np.zeros((places, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "stacked", "places", "why"),
+    [
+        ("ultravox", 1280, 8, 1500, None),
+        ("ultravox", 40, 8, 1500, None),
+        ("ultravox", 768, 8, 1500, "makes 188 where it expects 187"),
+        ("ultravox", 32, 8, 1500, "makes 188"),
+        ("ultravox", 48, 8, 1500, "makes 188"),
+        ("ultravox", 24, 8, 1500, "makes 188"),
+        ("voxtral", 1280, 4, 1500, None),
+        ("voxtral", 40, 4, 1500, None),
+        ("voxtral", 768, 4, 1500, "makes 188"),
+        ("voxtral", 24, 4, 1500, "makes 188"),
+        ("meralion", 1280, 15, 1500, None),
+        ("glma", 1280, 4, 1500, None),
+        ("ultravox", 1280, 0, 1500, None),
+        ("qwen2a", 768, 8, 1500, None),
+        ("qwen2a", 1280, 1, 1000, "has 1000 places, and it wants 1500"),
+        ("qwen3a", 1280, 1, 1000, None),
+        ("unheard of", 32, 8, 10, None),
+    ],
+)
+def test_a_projector_that_llama_cpp_dies_of_is_a_line_at_start(
+    tmp_path: Path, kind: str, width: int, stacked: int, places: int, why: str | None
+) -> None:
+    """Those of Ultravox and Voxtral were tried: it aborts with just these widths."""
+    path = hearing_head(tmp_path / "mmproj.gguf", kind, width, stacked, places)
+    found = why_deadly(GgufHeader(path))
+    assert found is None if why is None else why in (found or "")
+    if why is not None:
+        with pytest.raises(StartupError, match=rf"{path} .* dies of any sound .*{why}"):
+            LlamaBackend.load(small(tiny_model_path(), projector_path=str(path)), lambda fraction: None)
 
 
 @pytest.mark.anyio

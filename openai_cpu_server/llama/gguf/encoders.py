@@ -5,12 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.tensors import file_tensors
 
 _SOUND_RATES = {"mimo_audio": 24_000}
 """By kind; others take what Whisper does."""
 _WHISPER_RATE = 16_000
 _HEARS_NOTHING = "gemma3nv"
 """llama.cpp leaves out the encoder of sounds that lies beside it."""
+_STACKING = frozenset({"glma", "meralion", "ultravox", "voxtral"})
+"""Several rows of theirs become one."""
+_OF_WHISPER = _STACKING | {"musicflamingo", "qwen2.5o", "qwen2a"}
+"""All that they are given has 3,000 frames, of which the encoder makes half as many places."""
+_FRAMES = 3000
+_PLACES = "a.position_embd.weight"
 
 
 class EncoderFacts(msgspec.Struct, frozen=True):
@@ -29,6 +36,23 @@ class EncoderFacts(msgspec.Struct, frozen=True):
     patch_size: int | None
     num_bands: int | None
     """Of the spectrum that it hears."""
+    stacked: int | None = None
+    """So many rows become one."""
+
+    @property
+    def miscounted_rows(self) -> tuple[int, int] | None:
+        """The rows that llama.cpp makes of 30 seconds of sound and those that it expects, where these differ:
+        then it aborts. (It rounds the values up to whole rows as if these had a power of two of them, so that
+        the one or the other comes out by the width.) None: it counts right."""
+        stacked, width = self.stacked or 1, self.width or 0
+        if self.kind not in _STACKING or stacked <= 1 or width < 1:
+            return None
+        halved = 2 if self.kind == "voxtral" else 1
+        row = width * stacked
+        made = ((_FRAMES // 2 // halved * width + row - 1) & ~(row - 1)) // row
+        is_cut = self.kind == "glma"
+        expected = _FRAMES // 2 // stacked if is_cut else -(-_FRAMES // stacked) // 2 // halved
+        return None if made == expected else (made, expected)
 
 
 class ProjectorFacts(msgspec.Struct, frozen=True):
@@ -53,6 +77,22 @@ class ProjectorFacts(msgspec.Struct, frozen=True):
         return 0 if self.hearing is None else _SOUND_RATES.get(self.hearing.kind or "", _WHISPER_RATE)
 
 
+def why_deadly(header: GgufHeader) -> str | None:
+    """Why llama.cpp would abort at the first sound that it is given with this projector, for all that can be
+    read in the file; None: it would not. Raises `StartupError` for a damaged file."""
+    hearing = ProjectorFacts.of(header).hearing
+    if hearing is None or hearing.kind not in _OF_WHISPER:
+        return None
+    if (rows := hearing.miscounted_rows) is not None:
+        made_of = f"of rows {hearing.width} wide, {hearing.stacked} of which become one"
+        return f"{made_of}, it makes {rows[0]} where it expects {rows[1]}"
+    places = next((tensor for tensor in file_tensors(header) if tensor.name == _PLACES), None)
+    known = places.shape[1] if places is not None and len(places.shape) > 1 else None
+    if known is None or known >= _FRAMES // 2:  # it is missing: llama.cpp says so itself
+        return None
+    return f"{_PLACES} has {known} places, and it wants {_FRAMES // 2}"
+
+
 def _encoder(header: GgufHeader, sense: str) -> EncoderFacts | None:
     at = f"clip.{sense}"
     if not header.has(f"{at}.embedding_length") or header.get_bool(f"clip.has_{sense}_encoder") is False:
@@ -67,4 +107,5 @@ def _encoder(header: GgufHeader, sense: str) -> EncoderFacts | None:
         image_size=header.get_int(f"{at}.image_size"),
         patch_size=header.get_int(f"{at}.patch_size"),
         num_bands=header.get_int(f"{at}.num_mel_bins"),
+        stacked=header.get_int(f"{at}.projector.stack_factor"),
     )
