@@ -32,6 +32,7 @@ from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ModelStore, S
 from openai_cpu_server.api.pooling import ollama as ollama_pooling
 from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import routes as responses
+from openai_cpu_server.api.transcriptions import routes as transcriptions
 from openai_cpu_server.http.application import application
 from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.clients import key_of
@@ -50,6 +51,7 @@ from openai_cpu_server.observe.watch import Watch
 ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     chat.ROOM,
     completions.ROOM,
+    transcriptions.ROOM,
     responses.ROOM,
     messages.ROOM,
     pooling.EMBEDDING_ROOM,

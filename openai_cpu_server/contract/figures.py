@@ -53,6 +53,8 @@ class Figures(SequenceFigures, frozen=True, kw_only=True):
     """How many of these are rows of pictures."""
     audio_tokens: int = 0
     """How many of these are rows of sounds."""
+    audio_s: float = 0.0
+    """So long these sounds take."""
     queue_ms: float
     """Time until its first token, or input, was in a step."""
     prefill_ms: float

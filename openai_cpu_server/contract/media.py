@@ -72,7 +72,7 @@ class Sound(msgspec.Struct, frozen=True, weakref=True, tag="sound"):
     kind: ClassVar[str] = "sound"
     size: SoundSize
     samples: bytes
-    """float32, little-endian, finite; loudest at -1 and 1."""
+    """float32, little-endian, finite; full scale is from -1 to 1, and files of floats may go beyond it."""
     digest: str
     """Of these, in hexadecimal digits."""
 

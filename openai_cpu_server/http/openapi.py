@@ -107,6 +107,7 @@ def _answer(row: RouteRow[Any]) -> JsonSchema:
         forms: list[JsonSchema] = [
             {"type": "array", "items": one} if is_list else one for is_list in row.lists
         ]
+        forms += [{"$ref": _SCHEMAS + _ANSWER_NAME.format(name=other.__name__)} for other in row.also]
         schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     if row.events:
         names = [_ANSWER_NAME.format(name=event.__name__) for event in row.events]
@@ -123,7 +124,7 @@ def _content_of_body(row: RouteRow[Any]) -> JsonSchema:
     if row.body is None:
         return {}
     schema = {"$ref": _SCHEMAS + _BODY_NAME.format(model=row.body.__name__)}
-    return {"application/json": {"schema": schema}}
+    return {row.body_media: {"schema": schema}}
 
 
 def _parameters(row: RouteRow[Any]) -> list[JsonSchema]:
@@ -186,8 +187,12 @@ def _body_schemas(rows: Sequence[RouteRow[Any]], *, lenient: bool) -> Mapping[st
     return {_BODY_NAME.format(model=name): model for name, model in models.items()}
 
 
+def _structs_of(row: RouteRow[Any]) -> tuple[type[msgspec.Struct] | None, ...]:
+    return (row.error, row.answer, *row.also, *row.events)
+
+
 def _answer_schemas(rows: Sequence[RouteRow[Any]]) -> Mapping[str, object]:
-    told = [answer for row in rows for answer in (row.error, row.answer, *row.events) if answer is not None]
+    told = [answer for row in rows for answer in _structs_of(row) if answer is not None]
     answers = tuple(dict.fromkeys(told))
     _, schemas = msgspec.json.schema_components(answers, ref_template=_SCHEMAS + _ANSWER_NAME)
     return {_ANSWER_NAME.format(name=name): schema for name, schema in schemas.items()}

@@ -4,9 +4,10 @@ and what is wrong is told by its path."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo
@@ -201,6 +202,41 @@ def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
 def parse_fields(schema: type[B], fields: Mapping[str, object], *, lenient: bool) -> tuple[B, Ignored]:
     """The same with a part of a body that was parsed before. Raises InvalidRequest."""
     return _checked(partial(schema.model_validate, fields, context={_LENIENT: lenient}), lenient=lenient)
+
+
+_FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
+"""`name`, `name[]` of a list, or `name[key]` of an object."""
+
+
+def parse_form(schema: type[B], fields: Iterable[tuple[str, str]], *, lenient: bool) -> tuple[B, Ignored]:
+    """The same with the fields of a form, where all are text: numbers, `true` and `false` are written there
+    as in JSON. Raises InvalidRequest."""
+    found: dict[str, Any] = {}
+    for name, text in fields:
+        match = _FORM_NAME.fullmatch(name)
+        at, key = match.groups() if match is not None else (name, None)
+        known = schema.model_fields.get(at)
+        value = text if known is None or _takes_text(known.annotation) else _of_json(text)
+        if key:
+            found[at] = {**(found[at] if isinstance(found.get(at), dict) else {}), key: value}
+        elif key is not None or at in found:
+            earlier = found.get(at, [])
+            found[at] = [*(earlier if isinstance(earlier, list) else [earlier]), value]
+        else:
+            found[at] = value
+    return parse_fields(schema, found, lenient=lenient)
+
+
+def _takes_text(kind: object) -> bool:
+    return kind is str or isinstance(kind, str) or any(map(_takes_text, get_args(kind)))
+
+
+def _of_json(text: str) -> object:
+    """What is none stays text, and is of the wrong type."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _checked(validated: Callable[[], B], *, lenient: bool) -> tuple[B, Ignored]:

@@ -53,10 +53,14 @@ class RouteRow(Generic[R]):
     summary: str
     _: KW_ONLY
     body: type[Body] | None = None
+    body_media: str = "application/json"
+    """`multipart/form-data`: its fields come in a form."""
     form: JsonSchema | None = None
     """The schema of a multipart body, in place of a JSON one."""
     query: Mapping[str, JsonSchema] = field(default_factory=dict)
     answer: type[msgspec.Struct] | None = None
+    also: tuple[type[msgspec.Struct], ...] = ()
+    """What it is otherwise, where that depends on the request."""
     lists: tuple[bool, ...] = (False,)
     """Whether it is a list of these; where that depends on the request, both."""
     media: str = "application/json"

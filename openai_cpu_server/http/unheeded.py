@@ -92,6 +92,12 @@ RESPONSES_REFUSALS: Refusals = {
     "moderation": Refusal("the server does not judge contents"),
 }
 
+_SPEAKERS = "speakers are not told apart"
+TRANSCRIPTION_REFUSALS: Refusals = {
+    "known_speaker_names": Refusal(_SPEAKERS, ([],)),
+    "known_speaker_references": Refusal(_SPEAKERS, ([],)),
+}
+
 EMBEDDING_HINTS: Hints = {
     **TIER_HINT,
     "input_type": Hint("no words are put before an input; where a model wants 'query: ', write it"),

@@ -293,14 +293,20 @@ class Ability(enum.Enum):
     """The value is a verb for people."""
 
     GENERATE = "generate text"
+    HEAR = "hear"
+    """And generate."""
     EMBED = "embed"
     RERANK = "rerank"
 
 
 def is_able(model: ServedModel, ability: Ability) -> bool:
-    """A model that generates can rerank if its template asks for yes or no; one that embeds, by cosine."""
+    """A model that generates can rerank if its template asks for yes or no; one that embeds, by cosine. What
+    nothing is known of yet may hear."""
     if ability is Ability.GENERATE:
         return model.kind is ModelKind.GENERATES
+    if ability is Ability.HEAR:
+        info = model.engine.info
+        return model.kind is ModelKind.GENERATES and (info is None or info.hears)
     if ability is Ability.EMBED:
         return model.kind is ModelKind.EMBEDS
     return model.kind is not ModelKind.GENERATES or model.rerank is not None

@@ -131,6 +131,9 @@ _TOO_LONG_A_SOUND = "audio_too_large"
 _FRAMES_AT_ONCE = 16_384
 _MOST_SOUND_S = 10.0
 """Of computing; less than what ends a reader. An hour of music takes some two."""
+_LOUDEST = 1e8
+"""Samples of floats may lie beyond 1, and stay as they are, as llama.cpp has it: some write whole numbers so.
+Their spectrum is far from what overflows."""
 _SHORTEST_PIECE_S, _PAUSE_WITHIN_S, _PAUSE_S = 1.0, 10.0, 0.2
 
 
@@ -143,7 +146,9 @@ def decoded_sounds(data: bytes, *, rate: int, most_samples: int, most_at_once: i
         raise InvalidRequest("there is no sound in it", code=_NO_SOUND)
     if not np.isfinite(samples).all():
         raise InvalidRequest("the sound is damaged (it has samples that are no numbers)", code=_NO_SOUND)
-    samples = np.clip(samples, -1, 1).astype("<f4", copy=False)
+    if np.abs(samples).max() > _LOUDEST:
+        raise InvalidRequest("the sound is damaged (it has samples beyond all measure)", code=_NO_SOUND)
+    samples = samples.astype("<f4", copy=False)
     return tuple(Sound.of(piece.tobytes()) for piece in _pieces(samples, rate, most_at_once))
 
 

@@ -19,6 +19,7 @@ from openai_cpu_server.contract.engine import (
     SeeStep,
     unavailable,
 )
+from openai_cpu_server.contract.media import MediaRows, MediaShape, MediaSize, require_senses
 from openai_cpu_server.contract.messages import Finish, FinishReason, KVStats, TokenEvent
 from openai_cpu_server.contract.model_info import (
     Adapter,
@@ -103,6 +104,12 @@ class FakeEngine:
         self._live[request.id] = (request, embedding)
         self._keep(asyncio.create_task(self._embed(request, embedding, FakeEmbedder(self.info))))
         return embedding
+
+    async def shapes(self, sizes: Sequence[MediaSize]) -> tuple[MediaShape, ...]:
+        """Four rows of each."""
+        assert self.info is not None
+        require_senses(sizes, sees=self.info.sees, hears=self.info.hears)
+        return tuple((MediaRows(4, 4),) for _ in sizes)
 
     def cancel(self, name: str) -> bool:
         call = {name} | {f"{name.partition('/')[0]}/{index}" for index in range(1024)}

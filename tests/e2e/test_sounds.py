@@ -6,17 +6,22 @@ import base64
 import collections
 import random
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
+from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
+from openai.types.audio.transcription import UsageTokens
 
-from tests.fuzz.sounds import RATE, mp3_frames, oddities, spoilt, tone, wav
+from tests.e2e.serving import eventually, num_live
+from tests.fuzz.sounds import FILES, RATE, mp3_frames, oddities, spoilt, tone, wav
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
@@ -150,13 +155,122 @@ def test_a_model_that_hears_is_shown_no_pictures(server: ServerProcess) -> None:
     assert told.json()["usage"]["prompt_tokens_details"]["audio_tokens"] > 0
 
 
+def heard(server: ServerProcess, number: int, data: bytes) -> httpx.Response:
+    """One in three is written down."""
+    if number % 3:
+        return asked(server, played(data))
+    form = {"file": ("a.wav", data), "max_completion_tokens": (None, "8")}
+    return httpx.post(f"{server.url}/v1/audio/transcriptions", files=form, timeout=60)
+
+
+SHORT = {"max_completion_tokens": 6, "ignore_eos": True}
+TWO_PIECES = wav(np.concatenate([tone(20), np.zeros(RATE), tone(12, 660)]))
+
+
+def test_recordings_are_written_down_in_all_formats(client: openai.OpenAI) -> None:
+    """The model writes nonsense, the same each time."""
+    ask = partial(client.audio.transcriptions.create, model="model", file=("a.wav", TWO_PIECES))
+    whole = ask(extra_body=SHORT)
+    assert whole.text
+    assert isinstance(whole.usage, UsageTokens)
+    assert whole.usage.output_tokens == 12
+    details = whole.usage.input_token_details
+    assert details is not None
+    assert details.audio_tokens == 2 * 187
+    verbose = ask(
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
+        temperature=0,
+        language="en",
+        prompt="Nonsense.",
+        extra_body=SHORT,
+    )
+    assert (verbose.duration, verbose.language) == (33, "en")
+    assert verbose.usage is not None
+    assert verbose.usage.seconds == 33
+    first, second = verbose.segments or ()
+    assert 20 < first.end == second.start < 21
+    assert second.end == 33
+    assert first.avg_logprob < 0
+    plain, srt, vtt = (ask(response_format=form, extra_body=SHORT) for form in ("text", "srt", "vtt"))
+    assert plain == whole.text + "\n"
+    assert srt.startswith("1\n00:00:00,000 --> 00:00:20,")
+    assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> ")
+
+
+def test_a_recording_is_told_as_it_is_written(client: openai.OpenAI) -> None:
+    ask = partial(client.audio.transcriptions.create, model="model", file=("a.wav", TWO_PIECES))
+    whole = ask(extra_body=SHORT, include=["logprobs"], chunking_strategy={"type": "server_vad"})
+    told = list(ask(extra_body=SHORT, include=["logprobs"], stream=True))
+    done = told[-1]
+    assert isinstance(done, TranscriptionTextDoneEvent)
+    deltas = [event for event in told if isinstance(event, TranscriptionTextDeltaEvent)]
+    assert len(deltas) == len(told) - 1 > 2
+    assert "".join(delta.delta for delta in deltas) == done.text == whole.text
+    assert len(done.logprobs or ()) == len(whole.logprobs or ()) == 12
+    assert done.usage is not None
+    assert whole.usage is not None
+    assert done.usage.to_dict().keys() == whole.usage.to_dict().keys()
+
+
+def test_a_recording_of_any_kind_is_translated(client: openai.OpenAI) -> None:
+    """Two of them are the same to the last sample, or all but so."""
+    told = {
+        kind: client.audio.translations.create(
+            model="model", file=(f"a.{kind}", data), response_format="verbose_json", extra_body=SHORT
+        )
+        for kind, data in {**FILES, "wav": wav(tone(0.4))}.items()
+    }
+    assert {kind: round(one.duration, 1) for kind, one in told.items()} == {
+        "flac": 0.4, "mp3": 0.5, "ogg": 0.4, "wav": 0.4
+    }  # fmt: skip
+    assert told["flac"].text == told["wav"].text
+    assert all(one.language == "english" for one in told.values())
+
+
+def test_what_is_refused_names_its_field(client: openai.OpenAI) -> None:
+    ask = partial(client.audio.transcriptions.create, model="model", file=("a.wav", FILES["flac"]))
+    for fields, param in (
+        ({"response_format": "verbose_json", "timestamp_granularities": ["word"]}, "timestamp_granularities"),
+        ({"response_format": "diarized_json"}, "response_format"),
+        ({"known_speaker_names": ["Ada"]}, "known_speaker_names"),
+        ({"file": ("a.wav", b"no sound")}, "file"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(**fields)
+        assert refused.value.param == param
+
+
+def test_who_leaves_a_recording_ends_it(server: ServerProcess) -> None:
+    form = {"file": ("a.wav", TWO_PIECES), "stream": (None, "true"), "ignore_eos": (None, "true")}
+    with httpx.stream("POST", f"{server.url}/v1/audio/transcriptions", files=form, timeout=60) as got:
+        assert next(got.iter_lines())
+    eventually(lambda: num_live(server) == 0)
+
+
+@pytest.mark.slow
+def test_a_recording_goes_on_after_the_engine_was_killed(
+    server: ServerProcess, client: openai.OpenAI
+) -> None:
+    longer = {"max_completion_tokens": 60, "ignore_eos": True}
+    ask = partial(client.audio.transcriptions.create, model="model", file=("a.wav", TWO_PIECES))
+    calm, told = ask(extra_body=longer), []
+    for event in ask(extra_body={**longer, "cache_salt": "other"}, stream=True):
+        if not told:
+            server.engine.send_signal(signal.SIGKILL)
+        told.append(event)
+    assert told[-1].text == calm.text
+    assert server.status()["restarts"] == 1
+
+
 @pytest.mark.parametrize("number", [HOSTILE, pytest.param(1200, marks=pytest.mark.slow)])
 def test_whatever_is_sent_is_answered_or_refused_and_others_never_notice(
     server: ServerProcess, number: int
 ) -> None:
     """A sound of others' beside them gets the same answer throughout."""
     source = random.Random(number)
-    good = [wav(tone(0.3)), wav(tone(0.3), kind="<f4", rate=44_100, channels=2), mp3_frames(12)]
+    floats = wav(tone(0.3), kind="<f4", rate=44_100, channels=2)
+    good = [wav(tone(0.3)), floats, mp3_frames(12), *FILES.values()]
     sent = [spoilt(source.choice(good), source) for _ in range(number)]
     calm, over = played(wav(tone(1)), "Say something calm."), threading.Event()
 
@@ -169,7 +283,7 @@ def test_whatever_is_sent_is_answered_or_refused_and_others_never_notice(
     with ThreadPoolExecutor(5) as pool:
         others = pool.submit(beside)
         try:
-            got = list(pool.map(lambda data: asked(server, played(data)), sent))
+            got = list(pool.map(partial(heard, server), range(number), sent))
         finally:
             over.set()
         assert len(others.result()) == 1

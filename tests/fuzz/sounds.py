@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 RATE = 16_000
+FILES = {path.suffix[1:]: path.read_bytes() for path in sorted(Path(__file__).parent.glob("tone.*"))}
+"""0.4 seconds of 440 Hz, loudest at one half: FLAC, MP3 (of lame, 16 kbit/s) and Ogg Vorbis (of oggenc)."""
 
 
 def tone(seconds: float, hertz: float = 440.0, *, rate: int = RATE) -> np.ndarray:
@@ -38,6 +41,7 @@ def oddities() -> Iterator[tuple[str, bytes]]:
     yield "a picture's head", b"\x89PNG\r\n\x1a\n" + bytes(1000)
     yield "a head alone", wav(second)[:44]
     yield "no channel", wav(second, channels=1)[:22] + b"\0\0" + wav(second)[24:]
+    yield "1e30", wav(1e30 * second, kind="<f4")
     for number in (float("nan"), float("inf")):
         spoilt = second.copy()
         spoilt[5] = number

@@ -3,14 +3,16 @@ helpers make of the same files."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from openai_cpu_server.contract.media import DEAF, MediaRows, Sound, SoundSize, placed
@@ -19,12 +21,15 @@ from openai_cpu_server.engine_client.client import EngineClient
 from openai_cpu_server.engine_client.supervisor import Supervisor
 from openai_cpu_server.errors import InvalidRequest, StartupError
 from openai_cpu_server.llama.backend import LlamaBackend
+from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
 from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.reader.decoders import decoded_sounds
 from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import ENGINE, running
+from tests.fuzz.sounds import FILES, tone, wav
 from tests.llama.driver import small
-from tests.llama.test_pictures import LENGTH, Kind, Sensing, options, picture
+from tests.llama.test_pictures import LENGTH, Kind, Sensing, files, options, picture
 from tests.tiny_model import tiny_model_path
 
 pytestmark = pytest.mark.native
@@ -136,6 +141,62 @@ def test_a_model_that_only_sees_takes_no_sound() -> None:
     assert seeing.backend.measure(SoundSize(RATE)).why_not == DEAF
     assert not seeing.backend.info.hears
     seeing.backend.close()
+
+
+@pytest.fixture(scope="module")
+def helper() -> Iterator[Callable[[bytes], npt.NDArray[np.float32]]]:
+    """llama.cpp's own decoder."""
+    mtmd, (model, projector) = mtmd_library(), files(KINDS["attention"])
+    loaded = llama_cpp.llama_model_load_from_file(str(model).encode(), llama_cpp.llama_model_default_params())
+    params = mtmd.mtmd_context_params_default()
+    params.use_gpu = params.warmup = False
+    context = mtmd.mtmd_init_from_file(str(projector).encode(), loaded, params)
+
+    def samples(data: bytes) -> npt.NDArray[np.float32]:
+        held = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(context, held, len(data), False)
+        raw = ctypes.string_at(mtmd.mtmd_bitmap_get_data(bitmap), mtmd.mtmd_bitmap_get_n_bytes(bitmap))
+        mtmd.mtmd_bitmap_free(bitmap)
+        return np.frombuffer(raw, "<f4")
+
+    yield samples
+    mtmd.mtmd_free(context)
+    llama_cpp.llama_model_free(loaded)
+
+
+def decoded_samples(data: bytes) -> npt.NDArray[np.float32]:
+    (found,) = decoded_sounds(data, rate=RATE, most_samples=RATE, most_at_once=0)
+    return np.frombuffer(found.samples, "<f4")
+
+
+SIDES = np.stack([tone(0.5, rate=44_100), tone(0.5, 660, rate=44_100)], axis=1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        wav(tone(0.5)),
+        wav(tone(0.5, rate=8000), rate=8000),
+        wav(tone(0.5, rate=48_000), rate=48_000),
+        wav(SIDES.ravel(), rate=44_100, kind="<f4", channels=2),
+        wav(3 * tone(0.5), kind="<f4"),
+        FILES["flac"],
+        FILES["mp3"],
+    ],
+    ids=["wav", "8 kHz", "48 kHz", "stereo floats", "beyond 1", "flac", "mp3"],
+)
+def test_files_are_decoded_as_llama_cpp_does(
+    helper: Callable[[bytes], npt.NDArray[np.float32]], data: bytes
+) -> None:
+    """It may put a zero behind the last sample."""
+    theirs, ours = helper(data), decoded_samples(data)
+    assert 0 <= len(theirs) - len(ours) <= 1
+    assert np.abs(theirs[: len(ours)] - ours).max() < 1e-4
+    assert np.abs(ours).max() > 0.4
+
+
+def test_ogg_vorbis_is_decoded_and_llama_cpp_knows_it_not() -> None:
+    assert np.corrcoef(decoded_samples(FILES["ogg"]), tone(0.4))[0, 1] > 0.98
 
 
 def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 1500) -> Path:

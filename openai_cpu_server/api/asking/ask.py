@@ -36,6 +36,8 @@ class AskedLimit(msgspec.Struct, frozen=True):
     path: str
     is_ceiling: bool = False
     """What the context leaves is enough; else there must be room for all of them."""
+    is_ours: bool = False
+    """The client has named none: nothing of its key's limits is held back for it."""
 
 
 class AskedForm(msgspec.Struct, frozen=True):
@@ -185,6 +187,18 @@ class AskedDocument(msgspec.Struct, frozen=True):
     """It belongs to the question: who cannot read it refuses the call. Others are told in words."""
 
 
+class AskedRecording(msgspec.Struct, frozen=True):
+    """A sound that has come with the body and may be long. It is cut into pieces, each of which gets an
+    answer of its own to the same words. In the text of the one conversation `mark` stands for it."""
+
+    mark: str
+    data: bytes
+    at: str
+    """Its field."""
+    piece_s: float
+    """So long a piece is at most."""
+
+
 AskedMedia = Union[AskedPicture, AskedSound]
 Attached = Union[AskedMedia, AskedDocument]
 
@@ -299,6 +313,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     template: str | None = None
     """The name of one of the model's chat templates; None: the one that suits the conversation."""
     attached: tuple[Attached, ...] = ()
+    recording: AskedRecording | None = None
+    """The prompt is about this, and the model must hear."""
     media: tuple[TakenMedia, ...] = ()
     """The pictures and sounds among them as its model takes them."""
     user: str | None = None

@@ -24,13 +24,16 @@ from openai_cpu_server.api.asking.ask import (
     UPLOAD,
     Ask,
     AskedConversation,
+    AskedConversations,
     AskedDocument,
     AskedMedia,
     AskedMessage,
     AskedPicture,
+    AskedRecording,
     AskedSound,
     Attached,
     TakenMedia,
+    mark_of,
 )
 from openai_cpu_server.contract.media import DEAF, MediaItem, MediaShape, Picture, Sound
 from openai_cpu_server.errors import (
@@ -87,6 +90,8 @@ class AttachmentFinder:
     async def taken(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
         """The ask with the text of its files, and with its pictures and sounds as the model takes them; told
         in words where it takes none. `owner`: of uploads. Raises InvalidRequest, EngineUnavailable."""
+        if ask.recording is not None:
+            return await self._cut(ask, ask.recording, model)
         if not ask.attached:
             return ask
         ask = await self._read(ask, model, owner)
@@ -103,16 +108,19 @@ class AttachmentFinder:
         )
         return msgspec.structs.replace(ask, attached=(), media=tuple(map(TakenMedia, told, items, shapes)))
 
-    async def pieces(
-        self, data: bytes, piece_s: float, model: ServedModel, at: str
-    ) -> list[tuple[Sound, MediaShape]]:
-        """A sound as the model takes it, cut where it is quiet, each piece at most so long. `at`: where the
-        client has sent it. Raises InvalidRequest, EngineUnavailable."""
-        asked = AskedSound("", "", at, at, DEAF)
+    async def _cut(self, ask: Ask, recording: AskedRecording, model: ServedModel) -> Ask:
+        """The ask as one conversation for each piece of the recording, cut where it is quiet."""
+        assert isinstance(ask.prompt, AskedConversation), "there is one for the recording"
+        asked = AskedSound(recording.mark, "", recording.at, recording.at, DEAF)
         with _blamed(asked):
-            pieces = await self._heard(_checked(asked, data, self._options), model, piece_s)
+            data = _checked(asked, recording.data, self._options)
+            pieces = await self._heard(data, model, recording.piece_s)
             shapes = await model.engine.shapes([piece.size for piece in pieces])
-        return list(zip(pieces, shapes, strict=True))
+        marks = [mark_of(piece.digest, "sound") for piece in pieces]
+        each = tuple(_about(ask.prompt, recording.mark, mark) for mark in marks)
+        media = dict(zip(marks, map(TakenMedia, marks, pieces, shapes), strict=True))
+        prompt = AskedConversations(each, recording.at)
+        return msgspec.structs.replace(ask, prompt=prompt, recording=None, media=tuple(media.values()))
 
     async def _read(self, ask: Ask, model: ServedModel, owner: str) -> Ask:
         """With the text of all files in its place. Raises InvalidRequest for one of the question's that has
@@ -337,6 +345,12 @@ def _worded(ask: Ask, words: dict[str, str], named: Sequence[str], left: tuple[A
     prompt = msgspec.structs.replace(ask.prompt, messages=messages)
     names = Ignored((*ask.ignored.names, *named))
     return msgspec.structs.replace(ask, prompt=prompt, attached=left, ignored=names)
+
+
+def _about(conversation: AskedConversation, mark: str, other: str) -> AskedConversation:
+    """With another mark in place of this one."""
+    messages = [_in_words(message, {mark: other}) for message in conversation.messages]
+    return msgspec.structs.replace(conversation, messages=messages)
 
 
 def _in_words(message: AskedMessage, words: dict[str, str]) -> AskedMessage:

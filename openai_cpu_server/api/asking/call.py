@@ -50,6 +50,8 @@ class Prompt(msgspec.Struct, frozen=True):
     media_items: tuple[MediaItem, ...] = ()
     media: tuple[Medium, ...] = ()
     """These three as a `GenerationRequest` has them."""
+    sound_s: float = 0.0
+    """So long its sounds take together."""
 
     def num_rows(self, kind: type[MediaItem]) -> int:
         """Tokens that are rows of media items of this kind."""

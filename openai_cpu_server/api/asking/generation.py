@@ -265,7 +265,8 @@ class _AskOnItsWay:
         ask, allowed = self._ask, self._context.identity.allowed_models
         router = self._models.router(ask.model, allowed)
         if router is None:
-            chosen = choose_able(self._models, ask.model, allowed, Ability.GENERATE, adapter=ask.lora)
+            ability = Ability.GENERATE if ask.recording is None else Ability.HEAR
+            chosen = choose_able(self._models, ask.model, allowed, ability, adapter=ask.lora)
             return AskedModel(chosen)
         if ask.lora is not None:
             message = f"'{router.name}' routes to models of different adapters; name one of them in 'model'."
@@ -288,7 +289,7 @@ class _AskOnItsWay:
     async def _resolved(self, goal: AskedModel) -> Call:
         asking = ModelContext(goal.chosen, goal.chosen.model.loaded(), self._context.sender, self._options)
         ask = _of_chosen(self._ask, goal.chosen)
-        if ask.attached:
+        if ask.attached or ask.recording is not None:
             ask = await self._attachments.taken(ask, goal.chosen.model, self._context.owner)
         call = await in_thread(partial(resolve, ask, asking), is_slow=ask.is_slow)
         if goal.routed is None:

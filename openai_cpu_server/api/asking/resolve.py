@@ -37,7 +37,7 @@ from openai_cpu_server.api.asking.sampling import (
     output_room,
 )
 from openai_cpu_server.api.asking.thinking import ThinkingOutputs
-from openai_cpu_server.contract.media import media_in
+from openai_cpu_server.contract.media import Sound, media_in
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.errors import InvalidRequest, PromptTooLong
@@ -69,6 +69,7 @@ class PreparedPrompts(NamedTuple):
 def resolve(ask: Ask, asking: ModelContext) -> Call:
     """Raises InvalidRequest, PromptTooLong, DeadlyInput."""
     assert not ask.attached, "what is attached is found before"
+    assert ask.recording is None, "likewise"
     try:
         return _resolved(ask, asking)
     except (InvalidRequest, PromptTooLong) as error:
@@ -164,11 +165,20 @@ def _of_conversation(ask: Ask, conversation: AskedConversation, asking: ModelCon
     else:
         outputs = ThinkingOutputs(template.thinking.form, model.tokenizer)
         output = outputs.of(output, maker.thinking, prompt, has_stop=bool(ask.stop))
-    compares = asking.options.compares_turns and ask.cache is not False
+    # What is asked about a picture or a sound is not alike because the words are.
+    compares = asking.options.compares_turns and ask.cache is not False and not ask.media
     turn = last_turn(conversation.messages, lambda told: maker.prompt(told).tokens) if compares else None
     items = tuple(one.item for one in ask.media)
     media = media_in(prompt.tokens, items, [one.shape for one in ask.media]) if items else ()
-    made = Prompt(prompt.tokens, turn=turn, borders=prompt.borders, media_items=items, media=media)
+    samples = sum(item.size.num_samples for item in items if isinstance(item, Sound))
+    made = Prompt(
+        prompt.tokens,
+        turn=turn,
+        borders=prompt.borders,
+        media_items=items,
+        media=media,
+        sound_s=samples / asking.info.sound_rate if samples else 0.0,
+    )
     return PreparedPrompts([made], output, left_out)
 
 
@@ -249,7 +259,7 @@ def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: Nu
 
 def _asked_tokens(ask: Ask, rooms: Sequence[OutputRoom], choices: int) -> int:
     """For all sequences, as far as the client has named a number."""
-    if ask.max_tokens is None:
+    if ask.max_tokens is None or ask.max_tokens.is_ours:
         return 0
     if ask.max_tokens.is_ceiling:
         return choices * sum(room.tokens for room in rooms)

@@ -276,6 +276,7 @@ class Tally:
             prompt_tokens=self._call.prompt_tokens,
             image_tokens=sum(prompt.num_rows(Picture) for prompt in self._call.prompts),
             audio_tokens=sum(prompt.num_rows(Sound) for prompt in self._call.prompts),
+            audio_s=sum(prompt.sound_s for prompt in self._call.prompts),
             cached_tokens=cached_tokens(self._call, self._finishes),
             output_tokens=sum(self._output_tokens(request.id) for request in self._call.requests),
         )

@@ -256,7 +256,13 @@ _rows = (
         errors=(404, 409),
     ),
     _row("GET", f"{OLLAMA}/blobs/{{digest}}", lambda at: at.has_blob, summary="There are none: 404"),
-    _row("POST", f"{OLLAMA}/blobs/{{digest}}", lambda at: at.take_blob, summary="Refused: 400"),
-    _row("POST", f"{OLLAMA}/push", lambda at: at.push, summary="Refused: 400"),
+    _row(
+        "POST",
+        f"{OLLAMA}/blobs/{{digest}}",
+        lambda at: at.take_blob,
+        summary="Refused: 400",
+        errors=(400,),
+    ),
+    _row("POST", f"{OLLAMA}/push", lambda at: at.push, summary="Refused: 400", errors=(400,)),
 )
 ROOM = RouteRoom[ServerParts, OllamaStoreRoutes](OllamaStoreRoutes, _rows, shape=SHAPE)

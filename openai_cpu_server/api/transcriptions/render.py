@@ -1,0 +1,342 @@
+"""What is told of a recording: its text whole, in segments or subtitles, and as events."""
+
+from __future__ import annotations
+
+import unicodedata
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Union
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.renderer import (
+    Chunk,
+    ContentScores,
+    GatheredAnswer,
+    Renderer,
+    content_of,
+    finish_reason,
+    one_line,
+)
+from openai_cpu_server.contract.figures import Figures
+from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.contract.step import TokenLogprob
+from openai_cpu_server.models.served import ShownPieces, finite
+
+_TASK_LANGUAGE = {"transcribe": "und", "translate": "english"}
+"""What is said of the language where the client has named none; `und` is the standard's word for unknown."""
+
+
+class TranscriptForm(NamedTuple):
+    """What a request wants to be told."""
+
+    name: str
+    """`json`, `text`, `verbose_json`, `srt` or `vtt`."""
+    task: str
+    """`transcribe` or `translate`."""
+    language: str | None
+    temperature: float
+    tells_logprobs: bool
+
+
+class ScoredToken(msgspec.Struct, frozen=True):
+    token: str
+    bytes: tuple[int, ...] | None
+    logprob: float
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    audio_tokens: int
+    text_tokens: int
+    cached_tokens: int
+
+
+class TranscriptTokens(msgspec.Struct, frozen=True, kw_only=True):
+    type: str = "tokens"
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_token_details: InputDetails
+
+    @classmethod
+    def of(cls, figures: Figures) -> TranscriptTokens:
+        audio, text = figures.audio_tokens, figures.prompt_tokens - figures.audio_tokens
+        return cls(
+            input_tokens=figures.prompt_tokens,
+            output_tokens=figures.output_tokens,
+            total_tokens=figures.total_tokens,
+            input_token_details=InputDetails(audio, text, figures.cached_tokens),
+        )
+
+
+class SoundDuration(msgspec.Struct, frozen=True, kw_only=True):
+    type: str = "duration"
+    seconds: float
+
+
+class Transcript(msgspec.Struct, frozen=True, kw_only=True):
+    """`json`."""
+
+    text: str
+    logprobs: Union[list[ScoredToken], UnsetType] = UNSET
+    usage: TranscriptTokens
+
+
+class TranscriptSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the recording, and what is said in it."""
+
+    id: int
+    seek: int
+    """Its start, in frames of 10 ms."""
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    """Bytes of its text, over these when zlib has packed them: what repeats itself has a high one."""
+    no_speech_prob: None = None
+    """No model here tells it."""
+
+
+class VerboseTranscript(msgspec.Struct, frozen=True, kw_only=True):
+    """`verbose_json`."""
+
+    task: str
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptSegment]
+    usage: SoundDuration
+
+
+class TranscriptDelta(msgspec.Struct, frozen=True, kw_only=True):
+    type: str = "transcript.text.delta"
+    delta: str
+    logprobs: Union[list[ScoredToken], UnsetType] = UNSET
+
+
+class TranscriptDone(msgspec.Struct, frozen=True, kw_only=True):
+    type: str = "transcript.text.done"
+    text: str
+    logprobs: Union[list[ScoredToken], UnsetType] = UNSET
+    usage: TranscriptTokens
+
+
+class JoinedText:
+    """The texts of pieces as one, without blanks around it."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._blanks = ""
+        """They stand between what is told and what comes, if anything does."""
+        self._is_piece_new = True
+
+    def begin_piece(self) -> None:
+        self._is_piece_new, self._blanks = True, ""
+
+    def add(self, text: str) -> str:
+        """Returns what is to be told of it, and of what was held back before."""
+        if self._is_piece_new:
+            text = text.lstrip()
+            if not text:
+                return ""
+            self._is_piece_new = False
+            self._blanks = " " if self.text and not (_is_wide(self.text[-1]) or _is_wide(text[0])) else ""
+        whole = self._blanks + text
+        told = whole.rstrip()
+        self._blanks = whole[len(told) :]
+        self.text += told
+        return told
+
+
+def _is_wide(character: str) -> bool:
+    """Chinese and Japanese have no blanks between sentences."""
+    return unicodedata.east_asian_width(character) in ("W", "F")
+
+
+class _Piece(NamedTuple):
+    """One piece, written down."""
+
+    start_s: float
+    end_s: float
+    text: str
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+
+
+def _pieces(call: Call, answers: Mapping[str, GatheredAnswer]) -> Iterator[_Piece]:
+    """Raises GenerationFailed for one that has ended otherwise than by itself."""
+    ends_s = [*accumulate(prompt.sound_s for prompt in call.prompts)]
+    for request, start_s, end_s in zip(call.requests, [0.0, *ends_s], ends_s, strict=False):
+        answer = answers[request.id]
+        finish_reason(answer.ended)
+        text = content_of(answer.parts(call.reader())).strip()
+        first = answer.answer_start
+        yield _Piece(start_s, end_s, text, answer.tokens[first:], answer.logprobs[first:])
+
+
+def _scored(entries: Sequence[TokenLogprob], pieces: ShownPieces) -> list[ScoredToken]:
+    shown = [(pieces[entry.token], entry.logprob) for entry in entries]
+    return [ScoredToken(piece.text, piece.bytes, finite(logprob)) for piece, logprob in shown]
+
+
+def _joined(pieces: Sequence[_Piece]) -> str:
+    joined = JoinedText()
+    for piece in pieces:
+        joined.begin_piece()
+        joined.add(piece.text)
+    return joined.text
+
+
+class TranscriptRenderer:
+    """Of one request."""
+
+    def __init__(self, form: TranscriptForm) -> None:
+        self._form = form
+
+    @property
+    def media_type(self) -> str:
+        texts = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
+        return texts.get(self._form.name, "application/json")
+
+    def whole(
+        self, call: Call, shown: ShownPieces, answers: Mapping[str, GatheredAnswer], figures: Figures
+    ) -> bytes:
+        pieces = list(_pieces(call, answers))
+        match self._form.name:
+            case "text":
+                return f"{_joined(pieces)}\n".encode()
+            case "srt":
+                return _subtitles(pieces, ",", is_numbered=True).encode()
+            case "vtt":
+                return f"WEBVTT\n\n{_subtitles(pieces, '.', is_numbered=False)}".encode()
+            case "verbose_json":
+                return msgspec.json.encode(self._verbose(pieces, figures))
+        entries = [entry for piece in pieces for entry in piece.logprobs]
+        logprobs = _scored(entries, shown) if self._form.tells_logprobs else UNSET
+        usage = TranscriptTokens.of(figures)
+        return msgspec.json.encode(Transcript(text=_joined(pieces), logprobs=logprobs, usage=usage))
+
+    def _verbose(self, pieces: Sequence[_Piece], figures: Figures) -> VerboseTranscript:
+        form = self._form
+        language = form.language if form.task == "transcribe" else None
+        spoken = [piece for piece in pieces if piece.text]
+        return VerboseTranscript(
+            task=form.task,
+            language=language or _TASK_LANGUAGE[form.task],
+            duration=round(figures.audio_s, 3),
+            text=_joined(pieces),
+            segments=[_segment(number, piece, form.temperature) for number, piece in enumerate(spoken)],
+            usage=SoundDuration(seconds=round(figures.audio_s, 3)),
+        )
+
+    def stream(self, call: Call, shown: ShownPieces) -> TranscriptStream:
+        return TranscriptStream(call, shown if self._form.tells_logprobs else None)
+
+
+def _segment(number: int, piece: _Piece, temperature: float) -> TranscriptSegment:
+    written = piece.text.encode()
+    logprobs = [finite(entry.logprob) for entry in piece.logprobs]
+    return TranscriptSegment(
+        id=number,
+        seek=round(100 * piece.start_s),
+        start=round(piece.start_s, 3),
+        end=round(piece.end_s, 3),
+        text=piece.text,
+        tokens=list(piece.tokens),
+        temperature=temperature,
+        avg_logprob=sum(logprobs) / max(1, len(logprobs)),
+        compression_ratio=len(written) / len(zlib.compress(written)),
+    )
+
+
+def _subtitles(pieces: Sequence[_Piece], point: str, *, is_numbered: bool) -> str:
+    """An empty line would end one of them."""
+    spoken = [piece for piece in pieces if piece.text]
+    blocks = []
+    for number, piece in enumerate(spoken, 1):
+        times = f"{_clock(piece.start_s, point)} --> {_clock(piece.end_s, point)}"
+        lines = [line for line in piece.text.replace("-->", "->").splitlines() if line.strip()]
+        blocks.append("\n".join([*([str(number)] if is_numbered else []), times, *lines, "", ""]))
+    return "".join(blocks)
+
+
+def _clock(seconds: float, point: str) -> str:
+    minutes, milliseconds = divmod(round(1000 * seconds), 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{milliseconds // 1000:02}{point}{milliseconds % 1000:03}"
+
+
+class _PieceStream:
+    """What has come of one piece and is not told yet."""
+
+    def __init__(self, call: Call) -> None:
+        self._reader = call.reader()
+        self._content_scores = ContentScores()
+        self.text = ""
+        self.scores: list[TokenLogprob] = []
+        self.has_ended = False
+
+    def hear(self, event: TokenEvent) -> None:
+        """Raises GenerationFailed."""
+        self._content_scores.hear(event)
+        self.text += content_of(self._reader.read(event))
+        self.scores += self._content_scores.take()
+        if event.finish is not None:
+            finish_reason(event.finish)
+            self.has_ended = True
+
+
+class TranscriptStream(Renderer):
+    """Pieces are computed side by side. The first that has not ended is told as it comes; what comes of those
+    behind it waits."""
+
+    last_words = b"[DONE]"
+
+    def __init__(self, call: Call, shown: ShownPieces | None) -> None:
+        """`shown`: None, no log-probabilities are told."""
+        self._pieces = {request.id: _PieceStream(call) for request in call.requests}
+        self._untold = [request.id for request in reversed(call.requests)]
+        self._shown = shown
+        self._joined = JoinedText()
+        self._scores: list[ScoredToken] = []
+        self._num_told = 0
+        """How many of these."""
+
+    def event(self, event: TokenEvent) -> Sequence[Chunk]:
+        self._pieces[event.id].hear(event)
+        chunks = []
+        while self._untold:
+            piece = self._pieces[self._untold[-1]]
+            if delta := self._told(piece):
+                chunks.append(_chunk(TranscriptDelta(delta=delta, logprobs=self._new_scores())))
+            if not piece.has_ended:
+                break
+            self._untold.pop()
+            self._joined.begin_piece()
+        return chunks
+
+    def _told(self, piece: _PieceStream) -> str:
+        text, piece.text = piece.text, ""
+        if self._shown is not None:
+            self._scores += _scored(piece.scores, self._shown)
+        piece.scores = []
+        return self._joined.add(text)
+
+    def _new_scores(self) -> list[ScoredToken] | UnsetType:
+        new, self._num_told = self._scores[self._num_told :], len(self._scores)
+        return UNSET if self._shown is None else new
+
+    def end(self, figures: Figures) -> Sequence[Chunk]:
+        scores = UNSET if self._shown is None else self._scores
+        usage = TranscriptTokens.of(figures)
+        return (_chunk(TranscriptDone(text=self._joined.text, logprobs=scores, usage=usage)),)
+
+
+def _chunk(said: msgspec.Struct) -> Chunk:
+    return Chunk(one_line(msgspec.json.encode(said)))

@@ -1,0 +1,244 @@
+"""The form that a recording comes with, the `Ask` that it becomes, and the routes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from openai_cpu_server.api.asking.as_ask import one_form, shared_ask, shared_forms
+from openai_cpu_server.api.asking.ask import (
+    Ask,
+    AskedConversation,
+    AskedLimit,
+    AskedMessage,
+    AskedRecording,
+    AskedThinking,
+    mark_of,
+)
+from openai_cpu_server.api.asking.body import OutputLimit, SharedBody
+from openai_cpu_server.api.asking.generation import CascadeAttempt
+from openai_cpu_server.api.asking.route import EventStream, while_connected
+from openai_cpu_server.api.parts import ServerParts
+from openai_cpu_server.api.transcriptions.render import (
+    Transcript,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptForm,
+    TranscriptRenderer,
+    VerboseTranscript,
+)
+from openai_cpu_server.errors import missing, unknown_parameter, wrong, wrong_value
+from openai_cpu_server.http.body import off_loop
+from openai_cpu_server.http.context import context_of
+from openai_cpu_server.http.keys import CALLS
+from openai_cpu_server.http.parse import parse_form
+from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.http.unheeded import TIER_HINT, TRANSCRIPTION_REFUSALS, Hints, Refusals
+
+_PIECE_S = 29.9
+"""Whisper's encoders hear 30 seconds at once, and of just 30 they make a second part, of silence."""
+_PIECE_TOKENS = 1024
+"""The most that are written of one piece where the client names no number: some five times of what can be
+said in it. Models that hear little repeat themselves without an end."""
+_MOST_FIELDS = 128
+_WORDS = {
+    "transcribe": "Write down what is said in this recording, word for word, in the language that is spoken. "
+    "Answer with these words alone.",
+    "translate": "Translate what is said in this recording into English. Answer with the translation alone.",
+}
+
+
+def _no_words(granularities: list[str]) -> list[str]:
+    if "word" in granularities:
+        raise PydanticCustomError("words", "Input should be 'segment': the times of words are not known")
+    return granularities
+
+
+def _no_tuning(strategy: object) -> object:
+    """Only the kind is known here."""
+    given = [name for name in strategy if name != "type"] if isinstance(strategy, dict) else []
+    if given:
+        raise PydanticCustomError(
+            "tuning", "Input should be 'auto': a recording is always cut where it is quiet, and not otherwise"
+        )
+    return strategy["type"] if isinstance(strategy, dict) and "type" in strategy else strategy
+
+
+_Listed = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+"""With or without the brackets that OpenAI's SDKs write behind the name."""
+_Phrase = Annotated[str, Field(min_length=1, max_length=256)]
+_Language = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z -]{1,39}$")]
+_FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
+
+
+class RecordingBody(SharedBody):
+    """The fields of the form. OpenAI takes some of them for transcriptions alone."""
+
+    hints: ClassVar[Hints] = TIER_HINT
+    refusals: ClassVar[Refusals] = TRANSCRIPTION_REFUSALS
+
+    file: Annotated[str, WithJsonSchema(_FILE)]
+    """Its name; the content comes beside."""
+    language: _Language | None = None
+    """That is spoken: a code of ISO 639-1, or a name."""
+    languages: Annotated[list[_Language], Field(max_length=16), _Listed] | None = None
+    """That may be spoken."""
+    prompt: Annotated[str, Field(max_length=16_384)] | None = None
+    keywords: Annotated[list[_Phrase], Field(max_length=256), _Listed] | None = None
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] | None = None
+    timestamp_granularities: (
+        Annotated[list[Literal["segment", "word"]], Field(max_length=2), _Listed, BeforeValidator(_no_words)]
+        | None
+    ) = None
+    include: Annotated[list[Literal["logprobs"]], Field(max_length=1), _Listed] | None = None
+    chunking_strategy: Annotated[Literal["auto", "server_vad"], BeforeValidator(_no_tuning)] | None = None
+    max_completion_tokens: OutputLimit = None
+    """vLLM's: of each piece."""
+
+    @property
+    def form(self) -> str:
+        return self.response_format or "json"
+
+
+def recording_ask(body: RecordingBody, data: bytes, task: str) -> Ask:
+    """Raises InvalidRequest for what does not go together."""
+    _check_together(body)
+    mark = mark_of(f"{len(data)} {body.file}", "sound")
+    said = [{"type": "text", "text": mark}, {"type": "text", "text": _instruction(body, task)}]
+    prompt = AskedConversation([AskedMessage({"role": "user", "content": said}, path="prompt")], "file")
+    ask = shared_ask(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
+    limit = body.max_completion_tokens
+    is_scored = body.form == "verbose_json" or bool(body.include)
+    return msgspec.structs.replace(
+        ask,
+        sampling=msgspec.structs.replace(ask.sampling, temperature=body.temperature or 0.0),
+        recording=AskedRecording(mark, data, "file", _PIECE_S),
+        max_tokens=AskedLimit(
+            limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_ours=limit is None
+        ),
+        thinking=AskedThinking(is_on=False, is_hidden=True),
+        logprobs=0 if is_scored else None,
+        num_bytes=len(data),
+    )
+
+
+def _check_together(body: RecordingBody) -> None:
+    if body.timestamp_granularities and body.form != "verbose_json":
+        name = "timestamp_granularities"
+        raise wrong(f"'{name}' is only allowed with the response_format 'verbose_json'.", name)
+    if body.include and body.form != "json":
+        raise wrong("'include' is only allowed with the response_format 'json'.", "include")
+    if body.stream and body.form not in ("json", "text"):
+        message = f"'{body.form}' cannot be streamed: events tell the text."
+        raise wrong(message, "response_format")
+
+
+def _instruction(body: RecordingBody, task: str) -> str:
+    languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
+    told = [
+        _WORDS[task],
+        f"Language: {languages}." if languages else "",
+        f"Words that may occur: {', '.join(body.keywords)}." if body.keywords else "",
+        f"What was said before, or is known about it: {body.prompt}" if body.prompt else "",
+    ]
+    return "\n".join(filter(None, told))
+
+
+class RecordingRoutes:
+    def __init__(self, parts: ServerParts) -> None:
+        self._service = parts.generation
+        self._options = parts.options
+
+    async def transcribe(self, request: Request) -> ASGIApp:
+        return await self._answered(request, "transcribe")
+
+    async def translate(self, request: Request) -> ASGIApp:
+        return await self._answered(request, "translate")
+
+    async def _answered(self, request: Request, task: str) -> ASGIApp:
+        ask, renderer = await self._read(request, task)
+        context, do = context_of(request.scope), partial(while_connected, request.receive)
+        running = await self._service.begin(ask, context, CascadeAttempt(do))
+        del ask
+        context.body.release()
+        if running.call.stream:
+            stream = renderer.stream(running.call, running.model.pieces)
+            return EventStream(running, stream, keep_alive_s=self._options.keep_alive_s)
+        async with running:
+            answers = await do(running.gather)
+        figures = running.figures
+        render = partial(renderer.whole, running.call, running.model.pieces, answers, figures)
+        body = await off_loop(64 * figures.output_tokens, render)
+        return Response(body, media_type=renderer.media_type, headers=dict(running.call.headers))
+
+    async def _read(self, request: Request, task: str) -> tuple[Ask, TranscriptRenderer]:
+        """Raises InvalidRequest."""
+        async with request.form(max_files=1, max_fields=_MOST_FIELDS) as form:
+            upload, fields = form.get("file"), list[tuple[str, str]]()
+            for name, value in form.multi_items():
+                if isinstance(value, str):
+                    fields.append((name, value))
+                elif name != "file":
+                    raise unknown_parameter(name)
+            if upload is None:
+                raise missing("file")
+            if not isinstance(upload, UploadFile):
+                raise wrong_value("file", "an upload, with a name")
+            fields.append(("file", upload.filename or "file"))
+            data = await upload.read()
+        body, ignored = parse_form(RecordingBody, fields, lenient=self._options.lenient)
+        ask = msgspec.structs.replace(recording_ask(body, data, task), ignored=ignored)
+        told = TranscriptForm(
+            body.form, task, body.language, body.temperature or 0.0, tells_logprobs=bool(body.include)
+        )
+        return ask, TranscriptRenderer(told)
+
+
+_EVENTS = (
+    "With `stream`: `data: ` and an object of the type `transcript.text.delta`, an empty line, and so on; "
+    "the last is `transcript.text.done`, then `data: [DONE]`."
+)
+_row = partial(
+    RouteRow[RecordingRoutes],
+    access=CALLS,
+    tag="Generation",
+    body=RecordingBody,
+    body_media="multipart/form-data",
+    answer=Transcript,
+    also=(VerboseTranscript,),
+    events=(TranscriptDelta, TranscriptDone),
+    streams=True,
+    stream_form=_EVENTS,
+    errors=GENERATION_ERRORS,
+)
+ROOM = RouteRoom[ServerParts, RecordingRoutes](
+    RecordingRoutes,
+    (
+        _row(
+            "POST",
+            "/v1/audio/transcriptions",
+            lambda at: at.transcribe,
+            summary="Write down what is said in a recording, whole or as server-sent events",
+        ),
+        _row(
+            "POST",
+            "/audio/transcriptions",
+            lambda at: at.transcribe,
+            summary="The same under llama-server's second name",
+        ),
+        _row(
+            "POST",
+            "/v1/audio/translations",
+            lambda at: at.translate,
+            summary="Translate what is said in a recording into English",
+        ),
+    ),
+)

@@ -1,0 +1,311 @@
+"""Recordings that are written down: the form, what it asks for, and what is told in each of its formats."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.api.asking.call import Prompt
+from openai_cpu_server.api.transcriptions.render import TranscriptForm, TranscriptRenderer
+from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.errors import GenerationFailed
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.http.options import ApiOptions, MediaOptions
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
+from openai_cpu_server.reader.decoders import decoded_sounds
+from tests.api.calls import PIECES, call, end, scored, text
+from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, TEMPLATE, api, client, eventually, named
+from tests.api.talking import error_of, events
+from tests.fakes import FAKE_INFO
+from tests.fuzz.sounds import FILES, RATE, tone, wav
+from tests.reading import model_read_here
+
+pytestmark = pytest.mark.anyio
+Json = dict[str, Any]
+HEARING = msgspec.structs.replace(FAKE_INFO, sound_rate=RATE)
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+QUIET = np.zeros(RATE)
+LONG = wav(np.concatenate([tone(25), QUIET, tone(20)]))
+"""46 seconds: two pieces, of which the first ends within the quiet second."""
+
+
+def hearing(engine: FakeEngine, options: ApiOptions = OPTIONS, keys: KeyRing | None = None) -> Starlette:
+    """A model that hears, behind one that does not."""
+
+    def opened(data: bytes, rate: int, most: int, at_once: int) -> Any:
+        return decoded_sounds(data, rate=rate, most_samples=most, most_at_once=at_once)
+
+    ears = model_read_here(
+        names=("ears",),
+        engine=engine,
+        template=TEMPLATE,
+        tool_format=TOOL_FORMATS["generic"],
+        open_sound=opened,
+    )
+    return create_api(ModelRegistry([named(FakeEngine(), "deaf"), ears]), options, keys=keys).app
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(HEARING, says=" Hello there. ")
+
+
+@pytest.fixture
+def app(engine: FakeEngine) -> Starlette:
+    return hearing(engine)
+
+
+Form = list[tuple[str, str]]
+
+
+async def send(
+    http: httpx.AsyncClient, path: str = TRANSCRIPTIONS, data: bytes = LONG, /, *fields: tuple[str, str]
+) -> httpx.Response:
+    parts: list[Any] = [(name, (None, value.encode())) for name, value in fields]
+    return await http.post(path, files=[*parts, ("file", ("a.wav", data))])
+
+
+async def test_json_has_the_text_of_all_pieces_and_what_it_took(http: httpx.AsyncClient) -> None:
+    told = (await send(http)).json()
+    assert told["text"] == "Hello there. Hello there."
+    usage = told["usage"]
+    assert usage["type"] == "tokens"
+    assert usage["input_token_details"]["audio_tokens"] == 8
+    assert usage["input_tokens"] == 8 + usage["input_token_details"]["text_tokens"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+
+
+async def test_segments_are_the_pieces_with_their_times(http: httpx.AsyncClient) -> None:
+    fields = (("response_format", "verbose_json"), ("timestamp_granularities[]", "segment"))
+    told = (await send(http, TRANSCRIPTIONS, LONG, *fields, ("language", "de"))).json()
+    first, second = told["segments"]
+    assert (told["task"], told["language"], told["duration"]) == ("transcribe", "de", 46.0)
+    assert told["usage"] == {"type": "duration", "seconds": 46.0}
+    assert (first["start"], second["end"], first["seek"]) == (0.0, 46.0, 0)
+    assert 25 < first["end"] == second["start"] < 26
+    assert second["seek"] == round(100 * second["start"])
+    assert (first["text"], first["avg_logprob"], first["no_speech_prob"]) == ("Hello there.", -1.0, None)
+    assert bytes(token - 2 for token in first["tokens"]) == b" Hello there. "
+    assert 0 < first["compression_ratio"] < 1
+    assert first["temperature"] == 0.0
+
+
+async def test_texts_and_subtitles(http: httpx.AsyncClient) -> None:
+    async def told(form: str) -> tuple[str, str]:
+        got = await send(http, TRANSCRIPTIONS, LONG, ("response_format", form))
+        return got.text, got.headers["content-type"]
+
+    plain, srt, vtt = [await told(form) for form in ("text", "srt", "vtt")]
+    assert plain == ("Hello there. Hello there.\n", "text/plain; charset=utf-8")
+    lines = srt[0].split("\n")
+    assert (lines[0], lines[2], lines[3], lines[4]) == ("1", "Hello there.", "", "2")
+    assert lines[1].startswith("00:00:00,000 --> 00:00:25,")
+    assert lines[5].endswith(" --> 00:00:46,000")
+    assert vtt[0].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:25.")
+    assert vtt[1] == "text/vtt; charset=utf-8"
+
+
+async def test_a_stream_tells_the_text_and_then_all_of_it(http: httpx.AsyncClient) -> None:
+    got = await send(http, TRANSCRIPTIONS, LONG, ("stream", "true"), ("include[]", "logprobs"))
+    assert got.text.endswith("data: [DONE]\n\n")
+    *deltas, done = events(got)
+    assert {delta["type"] for delta in deltas} == {"transcript.text.delta"}
+    assert "".join(str(delta["delta"]) for delta in deltas) == "Hello there. Hello there."
+    assert len(deltas) > 10
+    assert (done["type"], done["text"]) == ("transcript.text.done", "Hello there. Hello there.")
+    scores: Any = done["logprobs"]
+    assert len(scores) == 2 * len(" Hello there. ")
+    assert scores[1] == {"token": "H", "bytes": [72], "logprob": -1.0}
+    usage: Any = done["usage"]
+    assert usage["input_token_details"]["audio_tokens"] == 8
+
+
+async def test_translations_are_the_same_in_english(http: httpx.AsyncClient) -> None:
+    told = (await send(http, TRANSLATIONS, FILES["flac"], ("response_format", "verbose_json"))).json()
+    assert (told["task"], told["language"], told["text"]) == ("translate", "english", "Hello there.")
+    assert told["duration"] == 0.4
+
+
+class SpyingEngine(FakeEngine):
+    """Keeps what it is asked."""
+
+    def generate(self, requests: Any) -> Any:
+        self.asked = requests
+        return super().generate(requests)
+
+
+async def test_what_the_form_says_is_what_is_asked() -> None:
+    engine = SpyingEngine(HEARING, says="Yes.")
+    fields = [
+        ("prompt", "Ada and Grace"),
+        ("keywords[]", "GGUF"),
+        ("language", "en"),
+        ("temperature", "0.5"),
+        ("seed", "7"),
+        ("priority", "batch"),
+        ("max_completion_tokens", "3"),
+    ]
+    async with client(hearing(engine)) as http:
+        got = await send(http, TRANSCRIPTIONS, FILES["ogg"], ("model", "ears"), *fields)
+    assert got.json()["text"] == "Yes"
+    (asked,) = engine.asked
+    assert (asked.sampling.temperature, asked.sampling.seed, asked.max_tokens) == (0.5, 7, 3)
+    assert asked.priority is Priority.BATCH
+    words = bytes(token - 2 for token in asked.tokens if 2 <= token < 258).decode()
+    for said in ("word for word", "Ada and Grace", "may occur: GGUF", "Language: en"):
+        assert said in words
+    assert asked.media_items[0].size.num_samples == 6400
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param", "code"),
+    [
+        ("timestamp_granularities[]", "word", "timestamp_granularities", "invalid_value"),
+        ("timestamp_granularities[]", "segment", "timestamp_granularities", "invalid_value"),
+        ("response_format", "diarized_json", "response_format", "invalid_value"),
+        ("temperature", "warm", "temperature", "invalid_type"),
+        ("temperature", "NaN", "temperature", "invalid_value"),
+        ("temperature", "3", "temperature", "decimal_above_max_value"),
+        ("stream", "perhaps", "stream", "invalid_type"),
+        ("include[]", "words", "include[0]", "invalid_value"),
+        ("chunking_strategy[threshold]", "0.5", "chunking_strategy", "invalid_value"),
+        ("known_speaker_names[]", "Ada", "known_speaker_names", "unsupported_parameter"),
+        ("language", "<|x|>", "language", "invalid_value"),
+        ("colour", "red", "colour", "unknown_parameter"),
+        ("model", "nobody", "model", "model_not_found"),
+        ("model", "deaf", "model", "wrong_model_kind"),
+        ("priority", "urgent", "priority", "invalid_value"),
+    ],
+)
+async def test_what_is_not_done_is_refused_by_its_name(
+    http: httpx.AsyncClient, field: str, value: str, param: str, code: str
+) -> None:
+    got = await send(http, TRANSCRIPTIONS, FILES["mp3"], (field, value))
+    error = error_of(got)
+    assert (got.status_code, error["param"], error["code"]) == (
+        404 if value == "nobody" else 400,
+        param,
+        code,
+    )
+
+
+async def test_what_does_not_go_together_is_refused(http: httpx.AsyncClient) -> None:
+    async def refused(*fields: tuple[str, str]) -> object:
+        got = await send(http, TRANSCRIPTIONS, FILES["mp3"], *fields)
+        assert got.status_code == 400, got.text
+        return error_of(got)["param"]
+
+    assert await refused(("stream", "true"), ("response_format", "srt")) == "response_format"
+    assert await refused(("include[]", "logprobs"), ("response_format", "text")) == "include"
+    assert await refused(("temperature", "0"), ("temperature", "1")) == "temperature"
+
+
+async def test_what_asks_for_nothing_else_is_taken(http: httpx.AsyncClient) -> None:
+    fields = [("chunking_strategy[type]", "server_vad"), ("model", "ears"), ("include", "logprobs")]
+    got = await send(http, "/audio/transcriptions", FILES["mp3"], *fields)
+    assert got.status_code == 200, got.text
+    assert got.json()["logprobs"][0]["logprob"] == -1.0
+    assert (await send(http, TRANSCRIPTIONS, FILES["mp3"], ("chunking_strategy", "auto"))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [(b"", "invalid_audio"), (b"Hello", "invalid_audio"), (LONG, "audio_too_large")],
+    ids=["empty", "text", "long"],
+)
+async def test_a_file_that_is_no_sound_or_too_long_is_refused(
+    engine: FakeEngine, data: bytes, code: str
+) -> None:
+    options = ApiOptions(media=MediaOptions(max_sound_s=40))
+    async with client(hearing(engine, options)) as http:
+        got = await send(http, TRANSCRIPTIONS, data)
+    assert (got.status_code, error_of(got)["param"], error_of(got)["code"]) == (400, "file", code)
+
+
+async def test_a_form_without_a_file_is_refused(http: httpx.AsyncClient) -> None:
+    as_json = await http.post(TRANSCRIPTIONS, json={"file": "a"})
+    as_text = await http.post(TRANSCRIPTIONS, files=[("file", (None, b"text"))])
+    misnamed = await http.post(TRANSCRIPTIONS, files=[("sound", ("a.wav", LONG))])
+    broken = await http.post(
+        TRANSCRIPTIONS, content=b"--x\r\nno", headers={"content-type": "multipart/form-data; boundary=x"}
+    )
+    assert [one.status_code for one in (as_json, as_text, misnamed, broken)] == [400] * 4
+    assert [error_of(one)["param"] for one in (as_json, as_text, misnamed)] == ["file", "file", "sound"]
+
+
+async def test_a_server_where_nobody_hears_says_so() -> None:
+    async with client(api(FakeEngine())) as http:
+        got = await send(http)
+    assert (got.status_code, error_of(got)["param"]) == (400, "model")
+    assert error_of(got)["message"] == "The model 'fake' cannot hear. No model of this server can."
+
+
+async def test_who_leaves_ends_all_pieces(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+    engine.goes_on.clear()
+    task = asyncio.create_task(send(http))
+    await eventually(lambda: len(engine.requests()) == 2)
+    task.cancel()
+    await eventually(lambda: not engine.requests())
+
+
+async def test_limits_of_keys_count_what_is_heard(engine: FakeEngine, tmp_path: Path) -> None:
+    keys = key_ring(tmp_path, ada="tokens_per_minute = 600", bob="tokens_per_minute = 100")
+    async with client(hearing(engine, keys=keys)) as http:
+        post = partial(http.post, TRANSCRIPTIONS, files=[("file", ("a.wav", LONG))])
+        fine, refused = await post(headers=of("ada")), await post(headers=of("bob"))
+    assert (fine.status_code, refused.status_code) == (200, 429)
+    used = 600 - int(fine.headers["x-ratelimit-remaining-tokens"])
+    assert used >= fine.json()["usage"]["input_tokens"]
+
+
+FORM = TranscriptForm("json", "transcribe", None, 0.0, tells_logprobs=False)
+
+
+def sounding(*seconds: float) -> list[Prompt]:
+    return [Prompt((0,), sound_s=one) for one in seconds]
+
+
+async def test_what_comes_of_later_pieces_waits_for_those_before() -> None:
+    asked = call(*sounding(29, 28, 3))
+    stream = TranscriptRenderer(FORM).stream(asked, PIECES)
+
+    def told(*steps: Any) -> list[str]:
+        chunks = [chunk for step in steps for chunk in stream.event(step)]
+        return [msgspec.json.decode(chunk.json)["delta"] for chunk in chunks]
+
+    assert told(text(1, " two"), end(1)) == []
+    assert told(text(0, " one ")) == ["one"]
+    assert told(text(0, "and a half"), text(2, "三")) == [" and a half"]
+    assert told(end(0)) == [" two", "三"]
+    assert told(text(2, "\n"), text(2, "四 "), end(2)) == ["\n四"]
+
+
+async def test_a_piece_that_failed_fails_the_call() -> None:
+    asked = call(*sounding(29, 28))
+    stream = TranscriptRenderer(FORM).stream(asked, PIECES)
+    with pytest.raises(GenerationFailed, match="broken"):
+        stream.event(end(1, FinishReason.ERROR, error="broken"))
+
+
+async def test_scores_come_with_the_text_that_they_are_of() -> None:
+    asked = call(*sounding(29, 3), logprobs=0)
+    stream = TranscriptRenderer(FORM._replace(tells_logprobs=True)).stream(asked, PIECES)
+    steps = [text(1, "b", scored("b", -2)), end(1), text(0, " ", scored(" ", -1)), text(0, "a"), end(0)]
+    chunks = [msgspec.json.decode(chunk.json) for step in steps for chunk in stream.event(step)]
+    assert [(one["delta"], [score["token"] for score in one["logprobs"]]) for one in chunks] == [
+        ("a", [" "]),
+        (" b", ["b"]),
+    ]
