@@ -9,7 +9,7 @@ from typing import Protocol, Union
 
 import msgspec
 
-from openai_cpu_server.contract.media import MediaItem, Medium
+from openai_cpu_server.contract.media import MediaItem, Medium, Sound
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, NativeModel
 from openai_cpu_server.contract.request import Constraint, Priority, Sampling
 
@@ -305,7 +305,11 @@ class ShownPart(msgspec.Struct, frozen=True, array_like=True):
     output: int = 0
     """Output tokens that came of it, forced ones included."""
     encoding_ms: float = 0.0
-    """What a picture of it took in the step."""
+    """What a picture or a sound of it took in the step."""
+
+    @property
+    def sound_ms(self) -> float:
+        return self.encoding_ms if self.why == Sound.kind else 0.0
 
 
 class ShownHolding(msgspec.Struct, frozen=True, array_like=True):

@@ -117,6 +117,26 @@ async def test_steps_of_a_tenth_of_a_second_come_in_one_event_and_many_short_one
     assert told["dropped"] == 0
 
 
+async def test_pictures_and_sounds_that_are_encoded_are_told_apart(engine: FakeEngine) -> None:
+    """Also in steps that come together, and where they are others'."""
+    async with watching(api(engine), types="step") as one:
+        await one.next()
+        assert engine.see is not None
+        shown = {
+            kind: ShownPart(kind, ANN, Priority.INTERACTIVE, kind, encoding_ms=0.5)
+            for kind in ("picture", "sound")
+        }
+        for kind in [*shown] * MOST_STEPS:
+            figures = msgspec.structs.replace(FIGURES, encoding_ms=0.5, encodes=kind)
+            engine.see(figures, StepTrace(parts=(shown[kind],)))
+        told = await one.next()
+    for step in told["steps"]:
+        assert (step["merged"], step["encoding_ms"], step["sound_ms"]) == (2, 1, 0.5)
+        assert [part.get("sound_ms", 0) for part in step["parts"]] == [0, 0.5]
+    (anonymous,) = EventFilter(identity("bob", Scope.INFERENCE)).parts(list(shown.values()))
+    assert (anonymous.id, anonymous.encoding_ms, anonymous.sound_ms) == (None, 1, 0.5)
+
+
 async def test_a_reader_who_does_not_keep_up_is_told_how_much_it_has_missed(engine: FakeEngine) -> None:
     async with watching(api(engine), types="step") as one:
         await one.next()

@@ -30,6 +30,8 @@ _OPTIONS = [
     "--disable-dev-shm-usage",
     "--disable-sync",
     "--no-first-run",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 _PATIENCE_MS = 30_000

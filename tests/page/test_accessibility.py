@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.fuzz.sounds import tone, wav
 from tests.page.browser import Visit, visiting
 from tests.page.talking import (
     composer,
@@ -53,7 +55,13 @@ def findings(page: Page, axe: str) -> list[str]:
 
 def filled(visit: Visit, folder: Path) -> Page:
     page = visit.page
-    import_file(page, folder / "in.json", conversation("Pretty", "Hi", PRETTY))
+    pretty = conversation("Pretty", "Hi", PRETTY)
+    sound = base64.b64encode(wav(tone(1))).decode()
+    pretty["messages"][0]["files"] = [
+        {"name": "note.txt", "text": "Hello"},
+        {"name": "low.wav", "sound": f"data:audio/wav;base64,{sound}", "seconds": 1},
+    ]
+    import_file(page, folder / "in.json", pretty)
     open_conversation(page, "Pretty")
     expect(page.locator("math").first).to_be_attached()
     return page

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import shutil
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, WebSocketRoute, expect
 
-from tests.page.browser import Visit, visiting
+from tests.fuzz.sounds import RATE, tone, wav
+from tests.page.browser import Visit
 from tests.page.talking import (
     answers,
     composer,
@@ -23,8 +25,6 @@ from tests.page.talking import (
     settings,
     whole_answer,
 )
-from tests.server_process import ServerProcess
-from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
@@ -229,6 +229,48 @@ def test_a_conversation_gets_another_name(visit: Visit, tmp_path: Path) -> None:
     open_conversation(page, "New name")
 
 
+class HeldSocket:
+    """A page's socket. What comes behind the first message about half a prompt is held back until it goes on:
+    what is shown of that message is still to be seen when it is looked for."""
+
+    def __init__(self, page: Page) -> None:
+        self._held: list[str | bytes] = []
+        self._holds, self._has_gone_on = False, False
+        page.route_web_socket(re.compile("/v1/chat/completions"), self._opened)
+
+    def _opened(self, ours: WebSocketRoute) -> None:
+        self._send = ours.send
+        ours.connect_to_server().on_message(self._told)
+
+    def _told(self, message: str | bytes) -> None:
+        if self._holds:
+            self._held.append(message)
+            return
+        self._send(message)
+        progress = json.loads(message).get("prompt_progress")
+        is_half = progress is not None and progress["cache"] < progress["processed"] < progress["total"]
+        self._holds = is_half and not self._has_gone_on
+
+    def go_on(self) -> None:
+        self._holds, self._has_gone_on = False, True
+        for message in self._held:
+            self._send(message)
+
+
+def test_how_far_a_prompt_is_read_is_shown(visit: Visit) -> None:
+    page = visit.tab()
+    socket = HeldSocket(page)
+    page.reload()
+    limit(page, 4)
+    say(page, "Once upon a time. " * 60)
+    waiting = answers(page).last.locator(".waiting")
+    expect(waiting).to_have_text(re.compile(r"Reading your message2\d\d of 4\d\d tokens, .*about \d"))
+    assert 0 < waiting.get_by_role("progressbar").evaluate("bar => bar.value") < 1
+    socket.go_on()
+    expect(whole_answer(page).locator(".figures")).to_be_visible()
+    expect(waiting).to_have_count(0)
+
+
 def test_text_files_go_with_a_message(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     limit(page, 4)
@@ -249,70 +291,105 @@ def test_a_model_without_eyes_is_shown_no_pictures(visit: Visit, tmp_path: Path)
     expect(page.get_by_role("alert")).to_contain_text("red.png is a picture, and this model takes none")
 
 
-def test_pictures_are_picked_pasted_dropped_and_sent(browser: Browser, tmp_path: Path) -> None:
+def test_pictures_are_picked_pasted_dropped_and_sent(media_visit: Visit, tmp_path: Path) -> None:
     """They stand in the message, also after the page is opened anew; a large one is sent smaller."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    shutil.copyfile(tiny_model_path(sees=True), folder / "model.gguf")
-    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), folder / "mmproj.gguf")
+    page = media_visit.page
     picture(tmp_path / "large.png", (3000, 1000))
-    with ServerProcess("--model", str(folder / "model.gguf")) as server, visiting(browser, server) as visit:
-        page = visit.page
-        limit(page, 4)
-        expect(page.get_by_role("button", name="Attach pictures and text files")).to_be_visible()
-        page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
-        for event in ("paste", "drop"):
-            composer(page).evaluate(GIVE, event)
-        chips = page.get_by_role("list", name="Attached files").get_by_role("listitem")
-        expect(chips.locator("img.thumb")).to_have_count(3)
-        page.get_by_role("button", name="Remove drop.png").click()
-        expect(chips).to_have_count(2)
-        say(page, "What are they?")
-        expect(whole_answer(page).locator(".prose")).not_to_be_empty()
-        sizes = page.get_by_role("article", name="You").locator("summary img").evaluate_all(SIZES)
-        assert sizes == [[2048, 683], [8, 6]]
-        page.reload()
-        expect(page.get_by_role("article", name="You").locator("summary img")).to_have_count(2)
-        assert visit.complaints == []
+    limit(page, 4)
+    attachable(page)
+    page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
+    for event in ("paste", "drop"):
+        composer(page).evaluate(GIVE, event)
+    chips = page.get_by_role("list", name="Attached files").get_by_role("listitem")
+    expect(chips.locator("img.thumb")).to_have_count(3)
+    page.get_by_role("button", name="Remove drop.png").click()
+    expect(chips).to_have_count(2)
+    say(page, "What are they?")
+    expect(whole_answer(page).locator(".prose")).not_to_be_empty()
+    sizes = page.get_by_role("article", name="You").locator("summary img").evaluate_all(SIZES)
+    assert sizes == [[2048, 683], [8, 6]]
+    page.reload()
+    expect(page.get_by_role("article", name="You").locator("summary img")).to_have_count(2)
 
 
 def test_pictures_of_a_conversation_are_bounded_and_never_left_behind(
-    browser: Browser, tmp_path: Path
+    media_visit: Visit, tmp_path: Path
 ) -> None:
     """Whoever presses Enter while one is being read sends it too; a model without eyes is sent none; and all
     that a conversation shows can be sent again with each turn."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    shutil.copyfile(tiny_model_path(sees=True), folder / "model.gguf")
-    shutil.copyfile(tiny_projector_path("gemma3", rows_width=256), folder / "mmproj.gguf")
+    page = media_visit.page
     Image.effect_noise((3000, 3000), 90).save(tmp_path / "large.png")
-    models = f"seeing={folder / 'model.gguf'}", f"blind={tiny_model_path()}"
-    options = (option for model in models for option in ("--model", model))
-    with ServerProcess(*options) as server, visiting(browser, server) as visit:
-        page = visit.page
-        limit(page, 4)
-        expect(page.get_by_role("button", name="Attach pictures and text files")).to_be_visible()
-        composer(page).fill("What is it?")
-        page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
-        asked = page.get_by_role("article", name="You")
-        for _ in range(1000):  # some come while it is read
-            composer(page).press("Enter")
-            if asked.count():
-                break
-        expect(asked.locator("summary img")).to_have_count(1)
-        expect(whole_answer(page).locator(".prose")).not_to_be_empty()
-        composer(page).evaluate(GIVE_MANY, 30)
-        thumbs = page.get_by_role("list", name="Attached files").locator("img.thumb")
-        expect(page.get_by_role("alert")).to_contain_text("27.png is one picture too many")
-        expect(thumbs).to_have_count(27)
-        choose(page, "blind")
-        expect(page.get_by_role("alert").last).to_contain_text("This model takes no pictures")
-        expect(page.get_by_role("button", name="Send")).to_be_disabled()
-        choose(page, "seeing")
-        say(page, "And these?")
-        expect(asked).to_have_count(2)
-        expect(whole_answer(page).locator(".prose")).not_to_be_empty()
-        assert visit.complaints == []
+    limit(page, 4)
+    attachable(page)
+    composer(page).fill("What is it?")
+    page.get_by_label("Files", exact=True).set_input_files(tmp_path / "large.png")
+    asked = page.get_by_role("article", name="You")
+    for _ in range(1000):  # some come while it is read
+        composer(page).press("Enter")
+        if asked.count():
+            break
+    expect(asked.locator("summary img")).to_have_count(1)
+    expect(whole_answer(page).locator(".prose")).not_to_be_empty()
+    composer(page).evaluate(GIVE_MANY, 30)
+    thumbs = page.get_by_role("list", name="Attached files").locator("img.thumb")
+    expect(page.get_by_role("alert")).to_contain_text("27.png is one picture too many")
+    expect(thumbs).to_have_count(27)
+    choose(page, "blind")
+    expect(page.get_by_role("alert").last).to_contain_text("This model takes no pictures")
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    choose(page, "seeing")
+    say(page, "And these?")
+    expect(asked).to_have_count(2)
+    expect(whole_answer(page).locator(".prose")).not_to_be_empty()
+
+
+def test_sounds_are_given_with_pictures_played_recorded_and_sent_in_their_order(
+    media_visit: Visit, tmp_path: Path
+) -> None:
+    """A large one is sent as models hear it, and so is what the server does not read: what was recorded."""
+    page = media_visit.page
+    (tmp_path / "low.wav").write_bytes(wav(tone(1)))
+    (tmp_path / "long.wav").write_bytes(wav(tone(12, rate=48_000), rate=48_000))
+    (tmp_path / "none.mp3").write_bytes(b"no sound at all")
+    picture(tmp_path / "red.png", (40, 30))
+    limit(page, 4)
+    attachable(page)
+    names = "low.wav", "red.png", "long.wav", "none.mp3"
+    page.get_by_label("Files", exact=True).set_input_files([tmp_path / name for name in names])
+    chips = page.get_by_role("list", name="Attached files").get_by_role("listitem")
+    expect(page.get_by_role("alert")).to_have_text("none.mp3 is a sound that this browser cannot read.")
+    expect(chips).to_have_text([re.compile(name) for name in ("low.wav 0:01", "red.png", "long.wav 0:12")])
+    page.get_by_role("button", name="Record", exact=True).click()
+    expect(page.locator(".composer-foot")).to_contain_text("0:01")
+    page.get_by_role("button", name="End the recording").click()
+    expect(chips.last).to_contain_text("Recording of")
+    choose(page, "blind")
+    expect(page.get_by_role("alert").last).to_contain_text("This model takes no pictures")
+    page.get_by_role("button", name="Remove red.png").click()
+    expect(page.get_by_role("alert").last).to_contain_text("This model takes no sounds")
+    choose(page, "seeing")
+    composer(page).evaluate(GIVE, "paste")
+    expect(chips).to_have_count(4)
+    sent: list[str] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda data: sent.append(str(data))))
+    say(page, "What do they say?")
+    figures = whole_answer(page).locator(".figures")
+    figures.locator("summary").click()
+    expect(figures).to_contain_text("Of it sounds")
+    parts = json.loads(sent[0])["messages"][0]["content"]
+    assert [part["type"] for part in parts] == [*["input_audio"] * 3, "image_url", "text"]
+    sounds = [base64.b64decode(part["input_audio"]["data"]) for part in parts[:3]]
+    assert sounds[0] == wav(tone(1))
+    assert len(sounds[1]) == 44 + 12 * 2 * RATE
+    assert sounds[2].startswith(b"RIFF")
+    page.reload()
+    players = page.get_by_role("article", name="You").locator("audio")
+    expect(players).to_have_count(3)
+    assert players.first.evaluate("player => player.duration") == 1
+
+
+def attachable(page: Page) -> None:
+    expect(page.get_by_role("button", name="Attach pictures, sounds and text files")).to_be_visible()
 
 
 def choose(page: Page, model: str) -> None:
@@ -368,12 +445,16 @@ def test_a_file_of_anything_harms_nothing(visit: Visit, tmp_path: Path) -> None:
     odd = conversation("Odd", "Hi", "Hello", "And?", "Well.")
     odd["messages"][0]["parent"] = "m3"  # each is its own forebear
     odd["messages"][1] |= {"usage": {"prompt_tokens": "x"}, "timings": {"queue_ms": []}, "toolCalls": [3, {}]}
+    sounds = [{"name": "x", "sound": uri, "seconds": "y"} for uri in ("javascript:1", "data:audio/wav;base64,")]
+    odd["messages"][2] |= {"files": [*sounds, {"picture": "data:text/html,x"}, None, 7]}
     odd["messages"][3] |= {"files": 7, "status": "streaming", "reasoning": "Let me think.", "schema": "{"}
     odd["conversation"] |= {"settings": {"tools": [None, {}], "options": {"stop": 3, "logit_bias": {}}}}
     import_file(page, tmp_path / "in.json", odd)
     open_conversation(page, "Odd")
     last = answers(page).last
     expect(last).to_contain_text("Well.")
+    asked = page.get_by_role("article", name="You").last
+    expect(asked.locator("audio, img")).to_have_count(1)
     last.get_by_text("Thoughts").click()
     expect(last).to_contain_text("Let me think.")
     last.get_by_role("button", name="Delete from here on").click()

@@ -21,6 +21,7 @@ _POLICY = "; ".join(
         "style-src 'self'",
         "connect-src 'self'",
         "img-src 'self' data: blob:",
+        "media-src data: blob:",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
@@ -36,7 +37,7 @@ SECURITY_HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(self), payment=(), usb=()",
 }
 _ALWAYS_ASKED = "no-cache"
 _KEPT_FOR_EVER = "public, max-age=31536000, immutable"

@@ -98,11 +98,13 @@ class StepPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output: int = 0
     """Output tokens that came of it."""
     encoding_ms: float = 0
-    """What a picture of it took."""
+    """What a picture or a sound of it took."""
+    sound_ms: float = 0
+    """How much of that a sound took."""
     why: str | None = None
     """Why most of its tokens are computed: `decode`, `prompt`, `forced`, `draft`, `least` (beyond the time of
     the step, so that nobody is locked out), `tile` (they cost next to nothing), `batch-floor` (batch work's
-    share of the time has paid for them); `picture`: one of it is encoded."""
+    share of the time has paid for them); `picture`, `sound`: one of it is encoded."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,7 +119,9 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int = 0
     """Tokens computed, padding not counted; 0: the step only moved cells."""
     encoding_ms: float = 0
-    """The part of `ms` in which a picture was encoded."""
+    """The part of `ms` in which pictures or sounds were encoded."""
+    sound_ms: float = 0
+    """The part of that in which sounds were."""
     padding: int = 0
     """Throw-away tokens that made it faster."""
     merged: int = 1

@@ -30,6 +30,7 @@ from openai_cpu_server.api.events.objects import (
     Waiting,
 )
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LastDeath, LiveRequest, RequestState
+from openai_cpu_server.contract.media import Sound
 from openai_cpu_server.contract.messages import KVStats
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import ShownHolding, ShownPart, ShownState
@@ -102,7 +103,7 @@ class EventFilter:
         )
 
 
-_COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms")
+_COUNTS = ("prompt", "decode", "forced", "draft", "accepted", "output", "encoding_ms", "sound_ms")
 
 
 def _sums(parts: Sequence[ShownPart | StepPart]) -> dict[str, Any]:
@@ -160,6 +161,7 @@ def _step(seen: SeenStep, event_filter: EventFilter, wall_s: float) -> StepRepor
         predicted_ms=round(figures.predicted_ms, 3),
         tokens=figures.tokens,
         encoding_ms=round(figures.encoding_ms, 3) or 0,
+        sound_ms=round(figures.encoding_ms, 3) or 0 if figures.encodes == Sound.kind else 0,
         padding=figures.padding,
         interrupted=figures.is_interrupted,
         preemptions=figures.preemptions,
@@ -190,6 +192,7 @@ def _merged(steps: Sequence[StepReport]) -> StepReport:
         predicted_ms=round(sum(step.predicted_ms for step in steps), 3),
         tokens=sum(step.tokens for step in steps),
         encoding_ms=round(sum(step.encoding_ms for step in steps), 3) or 0,
+        sound_ms=round(sum(step.sound_ms for step in steps), 3) or 0,
         padding=sum(step.padding for step in steps),
         merged=len(steps),
         interrupted=any(step.interrupted for step in steps),

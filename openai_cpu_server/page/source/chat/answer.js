@@ -19,7 +19,7 @@ export function blank(parent, settings) {
 
 /** Adds what several chunks say, at once. */
 export function grown(message, chunks) {
-  const after = { ...message, status: "streaming", wait: undefined, beat: Date.now() };
+  const after = { ...message, status: "streaming", beat: Date.now() };
   for (const chunk of chunks) take(after, chunk);
   return after;
 }
@@ -28,6 +28,7 @@ function take(message, chunk) {
   if (chunk.model) message.model = chunk.model;
   if (chunk.usage) message.usage = summed(message.usage, chunk.usage);
   if (chunk.timings) message.timings = chunk.timings;
+  message.wait = chunk.prompt_progress && reading(chunk.prompt_progress);
   const choice = chunk.choices?.[0];
   if (!choice) return;
   const { delta } = choice;
@@ -36,6 +37,12 @@ function take(message, chunk) {
   for (const call of delta.tool_calls ?? []) message.toolCalls = withCall(message.toolCalls, call);
   if (delta.content || delta.reasoning_content || delta.tool_calls) message.firstTokenMs ??= Date.now() - message.begun;
   if (choice.finish_reason) message.finish = choice.finish_reason;
+}
+
+/** How far the prompt is read. What is left takes as long as what was read so far. */
+function reading({ processed, total, cache: cached, time_ms: takenMs }) {
+  const leftMs = processed > cached ? (takenMs * (total - processed)) / (processed - cached) : null;
+  return { why: "prompt", processed, total, cached, until: leftMs === null ? null : Date.now() + leftMs };
 }
 
 function withCall(calls, { index, id, function: said }) {

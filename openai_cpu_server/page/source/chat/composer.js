@@ -3,15 +3,16 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Choice, IconButton } from "../base/controls.js";
 import { Icon } from "../base/icons.js";
-import { bytes, count } from "../base/numbers.js";
+import { bytes, count, playingTime } from "../base/numbers.js";
 import { models } from "../api/server.js";
 import { isAbandoned, isRunning } from "./answer.js";
 import { giveResults, say, stop } from "./asking.js";
 import { changeSettings, current, path, watched } from "./conversations.js";
 import { readFiles } from "./files.js";
 import { showsPanel } from "./layout.js";
-import { chosenModel, sees } from "./model_picker.js";
+import { chosenModel, takenBy } from "./model_picker.js";
 import { jsonProblem } from "./options.js";
+import { RecordButton } from "./record_button.js";
 import { obstacle } from "./request.js";
 
 const PRIORITIES = [
@@ -43,8 +44,9 @@ export function Composer() {
   const last = path.value.length ? watched(path.value.at(-1).id).value : null;
   const running = last && isRunning(last) && !isAbandoned(last, Date.now());
   const wantsResults = last?.role === "assistant" && last.toolCalls?.length > 0 && !running;
-  const isBlind = chosenModel() && !sees(chosenModel()) && files.some((file) => file.picture);
-  const wrong = obstacle(settings, jsonProblem) ?? (isBlind ? "This model takes no pictures: remove them, or choose another model." : null);
+  const takes = takenBy(chosenModel());
+  const lacking = chosenModel() ? ["picture", "sound"].find((kind) => !takes[kind] && files.some((file) => file[kind])) : undefined;
+  const wrong = obstacle(settings, jsonProblem) ?? (lacking ? `This model takes no ${lacking}s: remove them, or choose another model.` : null);
   const isUnready = (!text.trim() && !files.length) || numRead > 0;
 
   const send = () => {
@@ -60,7 +62,7 @@ export function Composer() {
     setNumRead((before) => before + 1); // who presses Enter meanwhile wants them to be sent, too
     reading.current = reading.current.then(async () => { // in the order in which they are given, large or small
       const shown = [...path.value, { files: held.current }].flatMap((message) => message.files ?? []);
-      const read = await readFiles(given, { sees: sees(chosenModel()), shown });
+      const read = await readFiles(given, { takes: takenBy(chosenModel()), shown });
       held.current = [...held.current, ...read.files];
       setFiles(held.current);
       setProblems(read.problems);
@@ -90,7 +92,7 @@ export function Composer() {
     onDrop=${onDrop}
   >
     ${files.length > 0 && html`<ul class="chips" aria-label="Attached files">${files.map(
-      (file, index) => html`<li class="chip">${file.picture ? html`<img class="thumb" src=${file.picture} alt="" />` : html`<${Icon} name="clip" size=${14} />`}<span>${file.name}</span> ${file.text !== undefined && html`<span class="soft">${bytes(file.text.length)}</span>`}
+      (file, index) => html`<li class="chip">${file.picture ? html`<img class="thumb" src=${file.picture} alt="" />` : html`<${Icon} name=${file.sound ? "sound" : "clip"} size=${14} />`}<span>${file.name}</span> ${sizeOf(file)}
         <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, other) => other !== index))}><${Icon} name="close" size=${12} /></button></li>`,
     )}</ul>`}
     ${problems.length > 0 && html`<p class="composer-problem" role="alert">${problems.join(" ")}</p>`}
@@ -106,19 +108,32 @@ export function Composer() {
       onPaste=${onPaste}
     ></textarea>
     <div class="composer-foot">
-      <${IconButton} icon="clip" label=${sees(chosenModel()) ? "Attach pictures and text files" : "Attach text files"} onClick=${() => picker.current.click()} />
+      <${IconButton} icon="clip" label=${`Attach ${attachable(takes)}`} onClick=${() => picker.current.click()} />
       <input type="file" multiple hidden ref=${picker} aria-label="Files" onChange=${(event) => (attach([...event.target.files]), (event.target.value = ""))} />
+      ${takes.sound && html`<${RecordButton} onFile=${(file) => attach([file])} onProblem=${(problem) => setProblems([problem])} />`}
       <${IconButton} icon="braces" label="JSON schema" pressed=${settings.form === "schema"} onClick=${() => toggle({ form: settings.form === "schema" ? "text" : "schema" })} />
       <${IconButton} icon="tool" label="Tools" pressed=${settings.usesTools} onClick=${() => toggle({ usesTools: !settings.usesTools })} />
       <${Choice} label="Priority" value=${settings.priority} options=${PRIORITIES} onChange=${(priority) => changeSettings({ priority })} />
-      <span class="bar-space"></span>
-      <${ContextMeter} last=${last} />
-      ${running
-        ? html`<${IconButton} icon="stop" label="Stop" shortcut="Esc" kind="send" onClick=${() => stop(last.id)} />`
-        : html`<${IconButton} icon="send" label="Send" shortcut="Enter" kind="send" type="submit" disabled=${isUnready || Boolean(wrong) || wantsResults} />`}
+      <span class="composer-end">
+        <${ContextMeter} last=${last} />
+        ${running
+          ? html`<${IconButton} icon="stop" label="Stop" shortcut="Esc" kind="send" onClick=${() => stop(last.id)} />`
+          : html`<${IconButton} icon="send" label="Send" shortcut="Enter" kind="send" type="submit" disabled=${isUnready || Boolean(wrong) || wantsResults} />`}
+      </span>
     </div>
     ${wrong && html`<p class="composer-problem" role="alert">${wrong}</p>`}
   </form>`;
+}
+
+function sizeOf({ text, sound, seconds }) {
+  if (sound) return html`<span class="soft">${playingTime(seconds)}</span>`;
+  return text !== undefined && html`<span class="soft">${bytes(text.length)}</span>`;
+}
+
+/** "pictures, sounds and text files" */
+function attachable(takes) {
+  const media = ["picture", "sound"].filter((kind) => takes[kind]).map((kind) => `${kind}s`);
+  return media.length ? `${media.join(", ")} and text files` : "text files";
 }
 
 function toggle(fields) {

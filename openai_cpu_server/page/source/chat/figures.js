@@ -6,6 +6,8 @@ export function Figures({ message }) {
   const { usage, timings, firstTokenMs, model, priority } = message;
   if (!usage) return null;
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const { image_tokens: seen, audio_tokens: heard } = usage.prompt_tokens_details ?? {};
+  const shown = [["Of it pictures", seen], ["Of it sounds", heard]].filter(([, tokens]) => tokens > 0);
   const share = usage.prompt_tokens ? cached / usage.prompt_tokens : 0;
   const thoughts = usage.completion_tokens_details?.reasoning_tokens;
   const rate = timings && timings.generation_ms > 0 ? (1000 * timings.tokens_generated) / timings.generation_ms : null;
@@ -14,6 +16,7 @@ export function Figures({ message }) {
     ${timings && html`<${Times} timings=${timings} />`}
     <dl>
       <${Figure} name="Prompt">${count(usage.prompt_tokens)} tokens</${Figure}>
+      ${shown.map(([name, tokens]) => html`<${Figure} name=${name}>${count(tokens)} tokens</${Figure}>`)}
       <${Figure} name="Of it cached">${count(cached)} tokens (${percent(share)})</${Figure}>
       <${Figure} name="Answer">${count(usage.completion_tokens)} tokens</${Figure}>
       ${thoughts > 0 && html`<${Figure} name="Of it thoughts">${count(thoughts)} tokens</${Figure}>`}

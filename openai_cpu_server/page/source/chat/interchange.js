@@ -2,6 +2,7 @@
 import { newId } from "../base/ids.js";
 import { adopt } from "./conversations.js";
 import { FRESH } from "./request.js";
+import { SOUND_URI } from "./sounds.js";
 import * as store from "./store.js";
 
 const FORMAT = "openai-cpu-server.conversations";
@@ -99,9 +100,11 @@ function cleaned(message) {
 }
 
 function fileOf(file) {
-  const picture = string(file.picture);
-  const isShown = /^data:image\/(png|jpeg|webp|gif|bmp);base64,/.test(picture);
-  return isShown ? { name: string(file.name), picture } : { name: string(file.name), text: string(file.text) };
+  const name = string(file.name);
+  const [picture, sound] = [string(file.picture), string(file.sound)];
+  if (/^data:image\/(png|jpeg|webp|gif|bmp);base64,/.test(picture)) return { name, picture };
+  if (SOUND_URI.test(sound)) return { name, sound, seconds: Math.max(0, number(file.seconds) ?? 0) };
+  return { name, text: string(file.text) };
 }
 
 function usageOf(given) {
@@ -110,7 +113,11 @@ function usageOf(given) {
     prompt_tokens: number(given.prompt_tokens) ?? 0,
     completion_tokens: number(given.completion_tokens) ?? 0,
     total_tokens: number(given.total_tokens) ?? 0,
-    prompt_tokens_details: { cached_tokens: number(given.prompt_tokens_details?.cached_tokens) ?? 0 },
+    prompt_tokens_details: {
+      cached_tokens: number(given.prompt_tokens_details?.cached_tokens) ?? 0,
+      image_tokens: number(given.prompt_tokens_details?.image_tokens),
+      audio_tokens: number(given.prompt_tokens_details?.audio_tokens),
+    },
     completion_tokens_details: { reasoning_tokens: number(given.completion_tokens_details?.reasoning_tokens) ?? 0 },
   };
 }

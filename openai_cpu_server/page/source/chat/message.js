@@ -49,6 +49,9 @@ function Attached({ file }) {
   if (file.picture) {
     return html`<li class="attached"><details class="shown"><summary><img src=${file.picture} alt=${file.name} /></summary><img src=${file.picture} alt="" /></details></li>`;
   }
+  if (file.sound) {
+    return html`<li class="attached heard"><audio controls preload="metadata" src=${file.sound} aria-label=${file.name}></audio><span class="soft">${file.name}</span></li>`;
+  }
   return html`<li class="attached"><details><summary class="chip"><${Icon} name="clip" size=${14} /><span>${file.name}</span> <span class="soft">${bytes(file.text.length)}</span></summary><pre tabindex="0">${file.text}</pre></details></li>`;
 }
 

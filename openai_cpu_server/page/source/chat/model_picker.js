@@ -50,8 +50,10 @@ export function chosenModel() {
   return cards.find((one) => one.id === current.value.settings.model) ?? byDefault(cards);
 }
 
-export function sees(card) {
-  return card?.architecture?.input_modalities?.includes("image") ?? false;
+/** What it takes beside text: {picture, sound}. */
+export function takenBy(card) {
+  const modalities = card?.architecture?.input_modalities ?? [];
+  return { picture: modalities.includes("image"), sound: modalities.includes("audio") };
 }
 
 function chattable(cards) {

@@ -1,5 +1,6 @@
 // From what a conversation says and how it is set to the body of a request. Pure.
 import { optionFields } from "./options.js";
+import { soundPart } from "./sounds.js";
 
 /** What a new conversation begins with. */
 export const FRESH = {
@@ -21,6 +22,7 @@ export function bodyOf(settings, path, begun = null) {
     messages: messagesOf(settings, path, begun),
     stream: true,
     stream_options: { include_usage: true },
+    return_progress: true,
     priority: settings.priority,
     ...optionFields(settings.options),
   };
@@ -59,18 +61,22 @@ function assistantMessage({ content, reasoning, toolCalls }) {
   return said;
 }
 
-/** Pictures stand before what is said about them. */
+/** Pictures and sounds stand before what is said about them, in the order in which they were given. */
 function contentOf(message) {
   const text = contentWithFiles(message);
-  const pictures = (message.files ?? []).filter((file) => file.picture);
-  if (!pictures.length) return text;
-  const parts = pictures.map((file) => ({ type: "image_url", image_url: { url: file.picture } }));
+  const parts = (message.files ?? []).map(partOf).filter(Boolean);
+  if (!parts.length) return text;
   return text ? [...parts, { type: "text", text }] : parts;
+}
+
+function partOf({ picture, sound }) {
+  if (picture) return { type: "image_url", image_url: { url: picture } };
+  return sound ? soundPart(sound) : null;
 }
 
 /** Attached texts stand before the question, each under its name. */
 export function contentWithFiles({ content, files }) {
-  const texts = (files ?? []).filter((file) => !file.picture);
+  const texts = (files ?? []).filter((file) => file.text !== undefined);
   const parts = texts.map((file) => `File ${file.name}:\n${fence(file.text)}`);
   return [...parts, content].filter(Boolean).join("\n\n");
 }

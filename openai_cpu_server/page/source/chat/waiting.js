@@ -1,16 +1,17 @@
 // Why nothing comes yet, in words for people.
 import { html } from "../base/html.js";
-import { percent, seconds } from "../base/numbers.js";
+import { count, percent, seconds } from "../base/numbers.js";
 import { serverState } from "../api/server.js";
 
 export function Waiting({ message, now }) {
-  const { text, share } = reason(message, now);
+  const { text, share, detail } = reason(message, now);
   if (text === null) return null; // the text itself shows that it grows
-  return html`<div class="waiting" role="status">
+  return html`<div class="waiting">
     <span class="pulse" aria-hidden="true"></span>
-    <span>${text}</span>
-    ${share !== undefined && html`<progress max="1" value=${share} aria-label="Loaded"></progress>`}
-  </div>`;
+    <span role="status">${text}</span>
+    ${share !== undefined && html`<progress max="1" value=${share} aria-label=${text}></progress>`}
+    ${detail && html`<span class="soft">${detail}</span>`}
+  </div>`; // screen readers are told the text alone: the figures change all the time
 }
 
 function reason({ wait, status }, now) {
@@ -21,14 +22,24 @@ function reason({ wait, status }, now) {
     case "gone":
       return { text: "The server does not answer. This goes on when it is back." };
     case "loading":
-      return { text: `The model is loading: ${percent(wait.share)}`, share: wait.share };
+      return { text: "The model is loading", share: wait.share, detail: percent(wait.share) };
     case "queue":
-      return { text: `${place(wait.position)} in the queue${left ? `, first words in about ${seconds(left)}` : ""}` };
+      return { text: `${place(wait.position)} in the queue`, detail: left && `first words in about ${seconds(left)}` };
+    case "prompt":
+      return { text: "Reading your message", share: wait.processed / wait.total, detail: howFar(wait, left) };
     case "queue_full":
       return { text: `The queue is full. The next try is in ${seconds(left)}.` };
     default:
       return { text: `${wait.text} The next try is in ${seconds(left)}.` };
   }
+}
+
+/** "1,200 of 4,000 tokens, 800 of them from the cache, about 3 s left" */
+function howFar({ processed, total, cached }, left) {
+  const parts = [`${count(processed)} of ${count(total)} tokens`];
+  if (cached) parts.push(`${count(cached)} of them from the cache`);
+  if (left) parts.push(`about ${seconds(left)} left`);
+  return parts.join(", ");
 }
 
 function place(position) {

@@ -7,7 +7,7 @@ import { call } from "../api/client.js";
 import { announce } from "../shell/announce.js";
 import { changes, lastParts } from "./steps.js";
 import { hello, models, queue, running, serverNow } from "./stream.js";
-import { WAITS, kindsOf, shortId } from "./words.js";
+import { WAITS, doingOf, kindsOf, shortId } from "./words.js";
 
 const LEFT_OUT_S = 1.5;
 const ASKS_MS = 5000;
@@ -72,7 +72,7 @@ function Doing({ one }) {
   const idleS = serverNow() - part.at;
   if (idleS > LEFT_OUT_S) return html`<span class="control-doing out">left out ${seconds(idleS)}</span>`;
   const kind = part.prompt ? "prompt" : "decode";
-  return html`<span class=${`control-doing ${kind} ${one.priority}`}>${part.prompt ? "reads" : part.encoding_ms ? "looks" : "writes"}</span> <span class="soft control-sub">${kindsOf(part)}</span>`;
+  return html`<span class=${`control-doing ${kind} ${one.priority}`}>${doingOf(part)}</span> <span class="soft control-sub">${kindsOf(part)}</span>`;
 }
 
 /** The first press asks, the second ends it: it may be somebody else's. */

@@ -77,6 +77,7 @@ function Legend() {
   return html`<ul class="control-legend" aria-label="Colours, from the bottom of a column to its top">
     ${LAYERS.map((layer) => html`<li><span class=${`control-swatch layer-${layer.key}`}></span>${layer.label}</li>`)}
     <li><span class="control-swatch layer-picture"></span>A picture, in the times below</li>
+    <li><span class="control-swatch layer-sound"></span>A sound, there too</li>
     <li><span class="control-swatch layer-interrupted"></span>Thrown away</li>
   </ul>`;
 }

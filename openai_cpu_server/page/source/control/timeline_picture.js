@@ -2,6 +2,7 @@
 import { milliseconds } from "../base/numbers.js";
 import { colour } from "./canvas.js";
 import { LAYERS } from "./steps.js";
+import { encodingOf } from "./words.js";
 
 export const MARGIN = { left: 52, right: 8, top: 10, bottom: 20, between: 22 };
 const TIME_SHARE = 0.3;
@@ -121,13 +122,30 @@ function columns(context, at, steps) {
     const height = Math.max(1, (step.ms / (step.merged ?? 1)) * perMs);
     context.fillRect(x, at.times.bottom - height, width, height);
   }
-  context.fillStyle = colour("--step-picture");
-  for (const { step, x, width } of drawn) {
-    const height = ((step.encoding_ms ?? 0) / (step.merged ?? 1)) * perMs;
-    if (height) context.fillRect(x, at.times.bottom - height, width, height);
-  }
+  encodings(context, at, drawn, perMs);
   sequences(context, at, drawn);
   interrupted(context, at, drawn);
+}
+
+/** In the time of a step: pictures below, sounds above them, striped, for colours alone do not tell. */
+function encodings(context, at, drawn, perMs) {
+  for (const { step, x, width } of drawn) {
+    const { picture, sound } = encodingOf(step);
+    const scale = perMs / (step.merged ?? 1);
+    if (picture) bar(context, "--step-picture", x, at.times.bottom - picture * scale, width, picture * scale);
+    if (sound) striped(context, x, at.times.bottom - (picture + sound) * scale, width, sound * scale, at.times.bottom);
+  }
+}
+
+function bar(context, name, x, y, width, height) {
+  context.fillStyle = colour(name);
+  context.fillRect(x, y, width, height);
+}
+
+/** Stripes go through from one step to the next. */
+function striped(context, x, y, width, height, bottom) {
+  bar(context, "--step-sound", x, y, width, height);
+  for (let stripe = bottom - 4; stripe > y; stripe -= 4) if (stripe < y + height) bar(context, "--surface", x, stripe, width, 1);
 }
 
 /** Wide columns show where one sequence ends and the next begins. */

@@ -17,14 +17,22 @@ export const REASONS = {
   "batch-floor": "batch work's share of the time",
   draft: "tokens that may follow",
   picture: "what the model sees, a slice at a time",
+  sound: "what the model hears, a part at a time",
 };
 
 const KINDS = ["prompt", "decode", "forced", "draft"];
 
+/** Milliseconds of encoders in a step, or in a part of one. */
+export function encodingOf({ encoding_ms: all = 0, sound_ms: sound = 0 }) {
+  return { picture: all - sound, sound };
+}
+
 /** "64 prompt" or "1 decode, 4 draft". */
 export function kindsOf(part) {
   const found = KINDS.filter((kind) => part[kind]).map((kind) => `${count(part[kind])} ${kind}`);
-  if (part.encoding_ms) found.push(`${milliseconds(part.encoding_ms)} of a picture`);
+  const { picture, sound } = encodingOf(part);
+  if (picture) found.push(`${milliseconds(picture)} of a picture`);
+  if (sound) found.push(`${milliseconds(sound)} of a sound`);
   return found.join(", ") || "no tokens";
 }
 
@@ -37,6 +45,13 @@ export function nameOf(part) {
 export function stepTitle(step) {
   const many = step.merged > 1 ? `${step.merged} steps, ` : "";
   return `${many}${count(step.tokens ?? 0)} tokens in ${milliseconds(step.ms)}, predicted ${milliseconds(step.predicted_ms)}`;
+}
+
+/** What a request does by its part in a step. */
+export function doingOf(part) {
+  if (part.prompt) return "reads";
+  const { picture, sound } = encodingOf(part);
+  return sound ? "listens" : picture ? "looks" : "writes";
 }
 
 export function stepNotes(step) {

@@ -1,0 +1,61 @@
+// Records what somebody says, where the browser lets pages hear: those of this machine, and those over HTTPS.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { html } from "../base/html.js";
+import { IconButton } from "../base/controls.js";
+import { playingTime } from "../base/numbers.js";
+import { useNow } from "./now.js";
+
+/** `onFile` gets what was recorded, `onProblem` why nothing is. */
+export function RecordButton({ onFile, onProblem }) {
+  const [recorder, setRecorder] = useState(null);
+  const left = useRef(false); // another conversation or another model was chosen
+  const open = useRef(null);
+  useEffect(() => () => {
+    left.current = true;
+    release(open.current);
+  }, []);
+  if (!navigator.mediaDevices?.getUserMedia || !globalThis.MediaRecorder) return null;
+
+  const begin = async () => {
+    try {
+      open.current = await navigator.mediaDevices.getUserMedia({ audio: true });
+      if (left.current) release(open.current);
+      else setRecorder(recording(open.current, end));
+    } catch (error) {
+      release(open.current);
+      onProblem(`This browser does not let the page hear: ${error.message}.`);
+    }
+  };
+  const end = (file) => {
+    release(open.current);
+    if (left.current) return;
+    setRecorder(null);
+    onFile(file);
+  };
+  const isOn = recorder !== null;
+  return html`<${IconButton} icon=${isOn ? "stop" : "microphone"} label=${isOn ? "End the recording" : "Record"} kind=${isOn ? "recording" : ""} pressed=${isOn} onClick=${isOn ? () => recorder.stop() : begin} />
+    ${isOn && html`<${Length} />`}`;
+}
+
+/** How long it lasts already. */
+function Length() {
+  const [begun] = useState(Date.now());
+  const now = useNow(250);
+  return html`<span class="soft recorded">${playingTime(Math.max(0, now - begun) / 1000)}</span>`;
+}
+
+/** A recorder that has begun. `end` gets the file when it is stopped, or when the stream ends by itself. */
+function recording(stream, end) {
+  const recorder = new MediaRecorder(stream);
+  const pieces = [];
+  const name = `Recording of ${new Date().toLocaleTimeString("en-GB")}`;
+  recorder.ondataavailable = ({ data }) => pieces.push(data);
+  recorder.onstop = () => end(new File(pieces, name, { type: recorder.mimeType }));
+  recorder.start();
+  return recorder;
+}
+
+/** Nobody listens any more. */
+function release(stream) {
+  for (const track of stream?.getTracks() ?? []) track.stop();
+}
