@@ -445,7 +445,8 @@ def test_a_file_of_anything_harms_nothing(visit: Visit, tmp_path: Path) -> None:
     odd = conversation("Odd", "Hi", "Hello", "And?", "Well.")
     odd["messages"][0]["parent"] = "m3"  # each is its own forebear
     odd["messages"][1] |= {"usage": {"prompt_tokens": "x"}, "timings": {"queue_ms": []}, "toolCalls": [3, {}]}
-    sounds = [{"name": "x", "sound": uri, "seconds": "y"} for uri in ("javascript:1", "data:audio/wav;base64,")]
+    uris = "javascript:1", "data:audio/wav;base64,"
+    sounds = [{"name": "x", "sound": uri, "seconds": "y"} for uri in uris]
     odd["messages"][2] |= {"files": [*sounds, {"picture": "data:text/html,x"}, None, 7]}
     odd["messages"][3] |= {"files": 7, "status": "streaming", "reasoning": "Let me think.", "schema": "{"}
     odd["conversation"] |= {"settings": {"tools": [None, {}], "options": {"stop": 3, "logit_bias": {}}}}
