@@ -31,6 +31,7 @@ from openai_cpu_server.api.ollama import store as ollama_store
 from openai_cpu_server.api.parts import FindAdapter, ModelKeeping, ModelStore, ServerParts
 from openai_cpu_server.api.pooling import ollama as ollama_pooling
 from openai_cpu_server.api.pooling import routes as pooling
+from openai_cpu_server.api.responses import kept_conversations
 from openai_cpu_server.api.responses import routes as responses
 from openai_cpu_server.api.transcriptions import routes as transcriptions
 from openai_cpu_server.http.application import application
@@ -53,6 +54,7 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     completions.ROOM,
     transcriptions.ROOM,
     responses.ROOM,
+    kept_conversations.ROOM,
     messages.ROOM,
     pooling.EMBEDDING_ROOM,
     pooling.RERANKING_ROOM,

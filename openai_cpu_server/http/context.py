@@ -321,6 +321,11 @@ class RequestContext:
         if self.lease is not None:
             await self.lease.reserve(prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
+    async def settle(self) -> None:
+        """A generation of the call has ended, and another one follows: what it wrote is counted."""
+        if self.lease is not None:
+            await self.lease.settle()
+
     async def refund(self) -> None:
         """The call was refused after all, so it uses nothing."""
         if self.lease is not None:

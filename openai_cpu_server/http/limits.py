@@ -125,9 +125,15 @@ class Lease:
     async def end(self) -> None:
         """The call has ended: its output tokens are counted."""
         self._account.num_running -= 1
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Counts what was written so far. The call may go on, and reserve again."""
         self._account.held_tokens -= self._held_tokens
+        self._held_tokens = 0
         for quota in _quotas(self._allowance, Unit.TOKENS):
             await self._charge(quota)
+        self.output_tokens = 0
 
     async def reserve(self, *, prompt_tokens: int, output_tokens: int) -> None:
         """Counts the prompt, and holds back room for the output. Raises TokensLimited."""

@@ -86,9 +86,7 @@ REASONING_REFUSALS: Refusals = {
     "mode": Refusal("a model thinks in one way", ("standard",)),
 }
 RESPONSES_REFUSALS: Refusals = {
-    "conversation": Refusal("go on from a response with 'previous_response_id'"),
     "prompt": Refusal("there are no stored templates of prompts"),
-    "context_management": Refusal("a conversation is not summarised; see 'truncation'", ([],)),
     "moderation": Refusal("the server does not judge contents"),
 }
 

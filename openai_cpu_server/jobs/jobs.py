@@ -21,11 +21,12 @@ from openai_cpu_server.jobs.records import (
     StorageLimits,
     StoredAmount,
 )
-from openai_cpu_server.jobs.responses import KeptResponses, storable, storable_page
+from openai_cpu_server.jobs.responses import KeptResponses
 from openai_cpu_server.jobs.run.batch import BatchParts, FileReader
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.run.runner import BatchRunner
 from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore, new_holder
+from openai_cpu_server.jobs.store.database import storable, storable_page
 from openai_cpu_server.jobs.store.files import FileStore, UploadSource, prune, upload
 from openai_cpu_server.jobs.store.storage import DiskSpace, StorageRoom, disk_space
 from openai_cpu_server.jobs.usage import UsageBook

@@ -243,6 +243,42 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: float | None = None
 
 
+class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    owner: str
+    """As in `FileRecord`."""
+    created_at: int
+    expires_at: int
+    metadata: dict[str, str]
+
+
+class KeptItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One item of a conversation."""
+
+    id: str
+    content: bytes
+    """JSON."""
+    answer_id: str | None = None
+    """The response that it came out of."""
+    written: bytes = b""
+    """The tokens of that response's output, which the first of its items has."""
+    vocabulary: str = ""
+    """The model whose tokens these are."""
+
+
+class ConversationTurn(msgspec.Struct, frozen=True):
+    """What is added to a conversation."""
+
+    conversation_id: str
+    items: tuple[KeptItem, ...]
+    expires_at: int
+    """When the conversation expires from then on."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(item.content) + len(item.written) for item in self.items)
+
+
 class ChainedResponse(msgspec.Struct, frozen=True):
     """A response in a chain of responses, with its own items."""
 

@@ -12,8 +12,10 @@ import msgspec
 from sqlalchemy import CTE, ColumnElement, Connection, and_, delete, func, insert, select, update
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
+from openai_cpu_server.jobs.conversations import KeptConversations, add_turn
 from openai_cpu_server.jobs.records import (
     ChainedResponse,
+    ConversationTurn,
     ItemRecord,
     PageQuery,
     ResponseRecord,
@@ -26,6 +28,8 @@ from openai_cpu_server.jobs.store.database import (
     response_events,
     response_items,
     responses,
+    storable,
+    storable_page,
 )
 from openai_cpu_server.jobs.store.storage import StorageRoom
 from openai_cpu_server.storage.database import Database, DatabaseThreads
@@ -40,21 +44,34 @@ class ResponseStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, record: ResponseRecord, items: Sequence[ItemRecord]) -> None:
-        """Store a response with what went into it and, if it has ended, what came out."""
+    def add(
+        self, record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None = None
+    ) -> None:
+        """Store a response with what went into it and, if it has ended, what came out. `turn`: what it adds
+        to its conversation, if that is still there."""
         with self._database.write() as connection:
             connection.execute(insert(responses).values(**_row(record)))
             _add_items(connection, record.id, items, first=0)
             if record.previous_id is not None:
                 _keep_as_long(connection, record)
+            if turn is not None:
+                add_turn(connection, record.owner, turn, record.created_at, only_new=True)
 
-    def finish(self, record: ResponseRecord, outputs: Sequence[ItemRecord], events: bytes) -> bool:
+    def finish(
+        self,
+        record: ResponseRecord,
+        outputs: Sequence[ItemRecord],
+        events: bytes,
+        turn: ConversationTurn | None = None,
+    ) -> bool:
         """Store the end of a background response. False if it has ended otherwise or is deleted."""
         with self._database.write() as connection:
             if not _changed(connection, record.id, _row(record)):
                 return False
             _add_items(connection, record.id, outputs, first=_num_items(connection, record.id))
             connection.execute(insert(response_events).values(response_id=record.id, content=events))
+            if turn is not None:
+                add_turn(connection, record.owner, turn, record.created_at, only_new=True)
         return True
 
     def get(self, owner: str, response_id: str, now_s: float) -> ResponseRecord:
@@ -267,6 +284,7 @@ class KeptResponses:
         self.storage = storage
         self._lifetime_s = lifetime_s
         self._clock = clock
+        self.conversations = KeptConversations(database, threads, storage, lifetime_s=lifetime_s, clock=clock)
         self._holder = new_holder()
         self._purge_at_s = 0.0
 
@@ -286,17 +304,23 @@ class KeptResponses:
     def expiry(self, created_at: int) -> int:
         return created_at + int(self._lifetime_s)
 
-    async def add(self, record: ResponseRecord, items: Sequence[ItemRecord]) -> None:
-        await self._purge()
-        await self._threads.write(self._store.add, record, items)
-        self.storage.grew(record.owner, _size(record, items))
+    async def add(
+        self, record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None = None
+    ) -> None:
+        await self.purge()
+        await self._threads.write(self._store.add, record, items, turn)
+        self.storage.grew(record.owner, _size(record, items, turn))
 
     async def finish(
-        self, record: ResponseRecord, outputs: Sequence[ItemRecord], events: Sequence[bytes]
+        self,
+        record: ResponseRecord,
+        outputs: Sequence[ItemRecord],
+        events: Sequence[bytes],
+        turn: ConversationTurn | None = None,
     ) -> bool:
         packed = await asyncio.to_thread(_packed, events)
-        self.storage.grew(record.owner, _size(record, outputs) + len(packed))
-        return await self._threads.write(self._store.finish, record, outputs, packed)
+        self.storage.grew(record.owner, _size(record, outputs, turn) + len(packed))
+        return await self._threads.write(self._store.finish, record, outputs, packed, turn)
 
     async def end(self, record: ResponseRecord) -> bool:
         return await self._threads.write(self._store.end, record)
@@ -327,18 +351,20 @@ class KeptResponses:
         await self._threads.write(self._store.delete, owner, storable(response_id), self._clock())
         self.storage.changed(owner)
 
-    async def _purge(self) -> None:
-        """Delete what has expired, now and then."""
+    async def purge(self) -> None:
+        """Delete what has expired, conversations too, now and then."""
         now_s = self._clock()
         if now_s < self._purge_at_s:
             return
         self._purge_at_s = now_s + _PURGE_EVERY_S
         while await self._threads.write(self._store.purge, now_s):
             pass
+        await self.conversations.purge()
 
 
-def _size(record: ResponseRecord, items: Sequence[ItemRecord]) -> int:
-    return len(record.response) + len(record.written) + sum(len(item.content) for item in items)
+def _size(record: ResponseRecord, items: Sequence[ItemRecord], turn: ConversationTurn | None) -> int:
+    added = 0 if turn is None else turn.num_bytes
+    return added + len(record.response) + len(record.written) + sum(len(item.content) for item in items)
 
 
 def _packed(events: Sequence[bytes]) -> bytes:
@@ -347,12 +373,3 @@ def _packed(events: Sequence[bytes]) -> bytes:
 
 def _unpacked(packed: bytes) -> list[bytes]:
     return msgspec.msgpack.decode(zlib.decompress(packed), type=list[bytes])
-
-
-def storable(text: str) -> str:
-    """The text without NUL, which PostgreSQL cannot store; no id of ours has one."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def storable_page(page: PageQuery) -> PageQuery:
-    return page if page.after is None else msgspec.structs.replace(page, after=storable(page.after))

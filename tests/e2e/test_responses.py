@@ -147,6 +147,27 @@ def test_later_turns_find_their_prompts_computed(client: openai.OpenAI) -> None:
         previous = response.id
 
 
+def test_a_conversation_is_kept_and_summed_up(client: openai.OpenAI) -> None:
+    talk = client.conversations.create(metadata={"about": "rivers"})
+    first = client.responses.create(**HI, conversation=talk.id)
+    managed: Any = [{"type": "compaction", "compact_threshold": 1}]
+    second = client.responses.create(
+        **{**HI, "max_output_tokens": 8}, conversation=talk.id, context_management=managed
+    )
+    assert first.conversation.id == second.conversation.id == talk.id
+    items = list(client.conversations.items.list(talk.id, order="asc", limit=2))
+    assert [item.type for item in items] == ["message"] * 3 + ["compaction", "message"]
+    assert items[-1].id == second.output[-1].id
+    added = client.conversations.items.create(talk.id, items=[{"role": "user", "content": "Bye."}])
+    assert client.conversations.items.retrieve(added.first_id, conversation_id=talk.id) == added.data[0]
+    client.conversations.items.delete(added.first_id, conversation_id=talk.id)
+    told = client.conversations.update(talk.id, metadata={"about": "bridges"})
+    assert client.conversations.retrieve(talk.id) == told
+    assert client.conversations.delete(talk.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(**HI, conversation=talk.id)
+
+
 def test_a_response_in_the_background_is_found_again(client: openai.OpenAI) -> None:
     stream = client.responses.create(**HI, background=True, stream=True)
     first = next(iter(stream))

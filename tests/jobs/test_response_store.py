@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound
-from openai_cpu_server.jobs.records import ItemRecord, PageQuery, ResponseRecord, ResponseStatus
+from openai_cpu_server.jobs.conversations import ConversationStore
+from openai_cpu_server.jobs.records import (
+    ConversationRecord,
+    ConversationTurn,
+    ItemRecord,
+    KeptItem,
+    PageQuery,
+    ResponseRecord,
+    ResponseStatus,
+)
 from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.storage.database import Database
@@ -20,6 +29,13 @@ DAY_S = 24 * 3600
 def store(where: str) -> Iterator[ResponseStore]:
     database: Database = open_database(where)
     yield ResponseStore(database)
+    database.close()
+
+
+@pytest.fixture
+def conversations(where: str) -> Iterator[ConversationStore]:
+    database: Database = open_database(where)
+    yield ConversationStore(database)
     database.close()
 
 
@@ -121,3 +137,37 @@ def test_the_end_brings_outputs_and_events(store: ResponseStore) -> None:
     listed, has_more = store.inputs("ann", "a", PageQuery(limit=1), 0)
     assert [item.id for item in listed] == ["a1"]
     assert not has_more
+
+
+def kept(name: str, answer: str | None = None) -> KeptItem:
+    written = b"\x01" if name.endswith("1") and answer else b""
+    return KeptItem(id=name, content=name.encode(), answer_id=answer, written=written, vocabulary="v")
+
+
+def test_a_conversation_keeps_its_order_and_knows_which_answers_are_whole(
+    conversations: ConversationStore,
+) -> None:
+    record = ConversationRecord(id="c", owner="ann", created_at=0, expires_at=5, metadata={"a": "b"})
+    conversations.create(record, [kept("i1"), kept("i2")])
+    turn = ConversationTurn("c", (kept("i2"), kept("i3"), kept("o1", "r"), kept("o2", "r")), expires_at=9)
+    with pytest.raises(InvalidRequest):
+        conversations.append("ann", turn, 0, only_new=False)
+    conversations.append("ann", turn, 0, only_new=True)
+    items = conversations.items("ann", "c", 6, max_bytes=100)
+    assert [item.id for item in items] == ["i1", "i2", "i3", "o1", "o2"]
+    assert items[3] == kept("o1", "r")
+    assert conversations.found("ann", ["o2", "x"], 0) == {"o2": b"o2"}
+    conversations.delete_item("ann", "c", "o2", 0)
+    assert conversations.item("ann", "c", "o1", 0).written == b""
+    with pytest.raises(InvalidRequest):
+        conversations.items("ann", "c", 0, max_bytes=3)
+    for look in (
+        lambda: conversations.get("bob", "c", 0),
+        lambda: conversations.append("bob", turn, 0, only_new=True),
+        lambda: conversations.delete_item("ann", "c", "o2", 0),
+        lambda: conversations.get("ann", "c", 9),
+    ):
+        with pytest.raises(JobObjectNotFound):
+            look()
+    assert conversations.purge(9) == 1
+    assert conversations.found("ann", ["i1"], 0) == {}

@@ -312,7 +312,14 @@ def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tm
     database = open_database(str(path))
     store_file(FileStore(database), a_file(), b"kept")
     database.close()
-    tables = ("responses", "response_items", "response_events", "usage")
+    tables = (
+        "responses",
+        "response_items",
+        "response_events",
+        "usage",
+        "conversations",
+        "conversation_items",
+    )
     _execute(path, *(f"DROP TABLE {table}" for table in tables), "UPDATE schema_version SET version = 1")
     for _ in range(2):
         database = open_database(str(path))
@@ -325,7 +332,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     open_database(str(path)).close()
     _execute(path, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StartupError, match="of version 99, this program needs 3"):
+    with pytest.raises(StartupError, match="of version 99, this program needs 4"):
         open_database(str(path))
 
 

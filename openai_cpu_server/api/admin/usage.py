@@ -19,7 +19,7 @@ from openai_cpu_server.http.keys import INFERENCE, Identity, Scope
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.jobs.jobs import Jobs
-from openai_cpu_server.jobs.responses import storable
+from openai_cpu_server.jobs.store.database import storable
 from openai_cpu_server.jobs.usage import GROUPS, UsageQuery, UsageSum
 
 _LISTED, _MAX_LISTED = 100, 1000

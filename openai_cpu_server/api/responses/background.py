@@ -147,7 +147,9 @@ class Background:
             self._endings.end(ticket)
         try:
             told = [*live.log.events, *(events([chunk]) for chunk in last)]
-            await self._kept.finish(making.record(self._kept), making.outputs(), told)
+            await self._kept.finish(
+                making.record(self._kept), making.outputs(), told, making.turn(making.response)
+            )
         except JobsUnavailable as error:
             logger.error("response %s was not stored: %s", making.response.id, error.reason)
         finally:

@@ -18,6 +18,7 @@ from openai_cpu_server.api.asking.body import (
     JsonObject,
     Listed,
     Name,
+    NonEmpty,
     OutputLimit,
     Several,
     SharedBody,
@@ -25,6 +26,7 @@ from openai_cpu_server.api.asking.body import (
     TextOrList,
     TopLogprobs,
     by_type,
+    text_or_object,
 )
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import (
@@ -337,6 +339,26 @@ class ResponsesStreamOptions(Body):
     """Events carry no random padding."""
 
 
+class ConversationName(Body):
+    id: NonEmpty
+
+
+NamedConversation = Annotated[
+    Union[Annotated[NonEmpty, Tag("<text>")], Annotated[ConversationName, Tag("<object>")]],
+    Discriminator(
+        text_or_object,
+        custom_error_type="text_or_object",
+        custom_error_message="Input should be the id of a conversation, or an object with 'id'",
+    ),
+]
+
+
+class ContextManagement(Body):
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Field(ge=1)] | None = None
+    """A longer prompt is summed up. None: one of more tokens than three quarters of the context."""
+
+
 class TurnFields(Body):
     """The fields that say what a response's prompt is."""
 
@@ -347,6 +369,8 @@ class TurnFields(Body):
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: NamedConversation | None = None
+    """The conversation that it goes on, and that gets its items at its end."""
     text: TextOptions | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
@@ -359,6 +383,11 @@ class TurnFields(Body):
     chat_template: str | None = None
     """The name of one of the model's templates, such as `tool_use`."""
     chat_template_kwargs: Annotated[JsonObject, Field(max_length=64)] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationName) else given
 
     @property
     def is_compacting(self) -> bool:
@@ -380,6 +409,7 @@ class InputTokensBody(TurnFields):
 class ResponsesBody(SharedBody, TurnFields):
     store: bool | None = None
     background: bool | None = None
+    context_management: Annotated[list[ContextManagement], Field(max_length=1)] | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_tool_calls: Several | None = None
     """Counts calls of tools that the server runs itself; there are none."""
@@ -394,4 +424,5 @@ class ResponsesBody(SharedBody, TurnFields):
         items = [SentMessageItem(role="user", content=given)] if isinstance(given, str) else given
         trigger = CompactionTrigger(type="compaction_trigger")
         alone = {"store": False, "stream": None, "background": None, "stream_options": None}
+        alone["context_management"] = None
         return self.model_copy(update={"input": [*items, trigger], **alone})

@@ -52,6 +52,8 @@ _SUM_UP = """\
 Sum up this conversation for somebody who goes on with it and has read nothing of it. Tell what is wanted, \
 what was decided and done, which files and facts matter, and what is left to do. Answer with the summary \
 alone."""
+_TRIGGER = (InputText(_SUM_UP),)
+_RULES = ("system", "developer")
 _SUMMARY = "This is a summary of the conversation so far:\n"
 _CALLS = (FunctionCallItem, CustomCallItem)
 _OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
@@ -124,6 +126,53 @@ def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
         msgspec.structs.replace(one, own=None) if alone else one
         for one, alone in zip(messages, is_part, strict=True)
     ]
+
+
+def current(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
+    """What of a conversation is to be shown: what its last summary has summed up is left out.
+
+    A summary that an answer follows was made on the way to it, and it answers what stood last before the
+    summary. Before any other summary stands what users have said word for word.
+    """
+    found = [at for at, one in enumerate(items) if isinstance(one.item, CompactionItem)]
+    if not found:
+        return items
+    before, summary, after = items[: found[-1]], items[found[-1]], items[found[-1] + 1 :]
+    if after and _is_assistants(after[0].item):
+        return [*summed_up(before, summary), *after]
+    return [*(one for one in before if _is_said(one.item)), summary, *after]
+
+
+def summed_up(items: Sequence[SourcedItem], summary: SourcedItem) -> list[SourcedItem]:
+    """What is still to be shown to the model that is to answer now: the system's messages, the summary, and
+    what nobody has answered yet."""
+    rules = [one for one in items if isinstance(one.item, MessageItem) and one.item.role in _RULES]
+    return [*rules, summary, *(one for one in _unanswered(items) if one not in rules)]
+
+
+def _unanswered(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
+    """What stands behind the assistant's last item; results of tools come with their calls."""
+    first = len(items)
+    while first and not _is_assistants(items[first - 1].item):
+        first -= 1
+    if any(isinstance(one.item, _OUTPUTS) for one in items[first:]):
+        while first and _is_assistants(items[first - 1].item):
+            first -= 1
+    return [one for one in items[first:] if not isinstance(one.item, CompactionItem)]
+
+
+def is_answered(items: Iterable[SourcedItem]) -> bool:
+    """The assistant has said something already."""
+    return any(_is_assistants(one.item) for one in items)
+
+
+def _is_said(item: Item) -> bool:
+    return isinstance(item, MessageItem) and item.role != "assistant" and not is_trigger(item)
+
+
+def is_trigger(item: Item) -> bool:
+    """It asked for a summary, and is no part of what was said."""
+    return isinstance(item, MessageItem) and item.content == _TRIGGER
 
 
 def with_instructions(messages: Sequence[AskedMessage], instructions: str | None) -> list[AskedMessage]:
@@ -277,8 +326,7 @@ def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Ite
         case schema.SentCompaction(encrypted_content=content):
             return CompactionItem(id=given.id or new_item_id(CompactionItem), encrypted_content=content)
         case schema.CompactionTrigger():
-            asked = (InputText(_SUM_UP),)
-            return MessageItem(id=new_item_id(MessageItem), role="user", content=asked)
+            return trigger_item()
         case schema.ItemReference():
             if given.id not in found:
                 message = f"Item with id '{given.id}' not found."
@@ -286,6 +334,10 @@ def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Ite
             return found[given.id]
         case _:
             raise AssertionError("the schema refuses other items")
+
+
+def trigger_item() -> MessageItem:
+    return MessageItem(id=new_item_id(MessageItem), role="user", content=_TRIGGER)
 
 
 def _call_item(given: schema.SentFunctionCall | schema.SentCustomCall) -> CallItem:

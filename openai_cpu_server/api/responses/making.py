@@ -11,22 +11,36 @@ from functools import partial
 import anyio
 import msgspec
 
-from openai_cpu_server.api.asking.ask import EarlierAnswer
+from openai_cpu_server.api.asking.ask import AskedLimit, EarlierAnswer
 from openai_cpu_server.api.asking.call import fingerprint
 from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
 from openai_cpu_server.api.asking.renderer import Chunk
-from openai_cpu_server.api.asking.running import RunningCall, Said
-from openai_cpu_server.api.responses.conversation import SourcedItem
-from openai_cpu_server.api.responses.objects import Item, ResponseObject, new_response
+from openai_cpu_server.api.asking.running import RunningCall, Said, TimedEvent
+from openai_cpu_server.api.responses.body import OWN_SUMMARY
+from openai_cpu_server.api.responses.conversation import SourcedItem, is_answered, is_trigger
+from openai_cpu_server.api.responses.objects import (
+    CompactionItem,
+    Item,
+    ResponseObject,
+    WrittenSummary,
+    new_response,
+)
 from openai_cpu_server.api.responses.stream import ResponseStream, encoded
-from openai_cpu_server.api.responses.turns import AskedResponse, LastResponse
-from openai_cpu_server.errors import JobsUnavailable
+from openai_cpu_server.api.responses.turns import USABLE, AskedResponse, LastResponse
+from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable
 from openai_cpu_server.http.body import off_loop
-from openai_cpu_server.http.context import RequestContext
+from openai_cpu_server.http.context import EndedRequests, RequestContext, served
 from openai_cpu_server.http.errors import error_object
 from openai_cpu_server.http.options import ApiOptions
-from openai_cpu_server.jobs.records import ItemRecord, ResponseRecord, ResponseStatus
+from openai_cpu_server.jobs.records import (
+    ConversationTurn,
+    ItemRecord,
+    KeptItem,
+    ResponseRecord,
+    ResponseStatus,
+)
 from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.models.registry import Ability, choose_able
 
 
 async def alive(
@@ -84,11 +98,16 @@ class RunningResponse:
         self.read = read
         self.running = running
         self._kept = kept if read.is_stored else None
+        self._conversations = kept.conversations if kept and read.adds_to else None
         self._keep_alive_s = keep_alive_s
         self._request_id = request_id
         response = new_response(read.body, running.call, status, is_stored=read.is_stored)
         self.stream = ResponseStream(
-            running.call, running.model.pieces, response, is_compacting=read.body.is_compacting
+            running.call,
+            running.model.pieces,
+            response,
+            is_compacting=read.body.is_compacting,
+            summary=read.summary,
         )
 
     @property
@@ -151,7 +170,7 @@ class RunningResponse:
         )
 
     def inputs(self) -> list[ItemRecord]:
-        return [_record(one.item, is_output=False) for one in self.read.items]
+        return [_record(one.item, is_output=False) for one in self.read.items if not is_trigger(one.item)]
 
     def outputs(self) -> list[ItemRecord]:
         return _outputs(self.response)
@@ -159,12 +178,26 @@ class RunningResponse:
     async def _keep(self, response: ResponseObject | None = None) -> None:
         """An answer that was computed is given also where it cannot be stored."""
         kept, response = self._kept, response or self.response
-        if kept is None:
-            return
         try:
-            await kept.add(self.record(kept, response), [*self.inputs(), *_outputs(response)])
-        except JobsUnavailable as error:
-            logger.error("response %s was not stored: %s", self.response.id, error.reason)
+            if kept is not None:
+                items = [*self.inputs(), *_outputs(response)]
+                await kept.add(self.record(kept, response), items, self.turn(response))
+            elif self._conversations is not None and (turn := self.turn(response)) is not None:
+                await self._conversations.append(self.read.owner, turn, only_new=True)
+        except (JobsUnavailable, JobObjectNotFound) as error:
+            logger.error("response %s was not stored: %s", self.response.id, error)
+
+    def turn(self, response: ResponseObject) -> ConversationTurn | None:
+        """What its conversation gets, if it is one of one and has come to an end of its own."""
+        named, conversations = self.read.adds_to, self._conversations
+        if named is None or conversations is None or ResponseStatus(response.status) not in USABLE:
+            return None
+        inputs = [_kept_item(one.item) for one in self.read.items]
+        outputs = [_kept_item(item, response.id) for item in response.output]
+        if outputs and self.stream.written:
+            written = msgspec.msgpack.encode(self.stream.written)
+            outputs[0] = msgspec.structs.replace(outputs[0], written=written, vocabulary=self._vocabulary())
+        return conversations.turn(named, [*inputs, *outputs])
 
     def _vocabulary(self) -> str:
         info = self.running.model.engine.info
@@ -177,13 +210,28 @@ _SHOWN = 4
 """About as many bytes a token has in an answer."""
 
 
+_MOST_SUMMARY = 2048
+"""A summary has at most so many tokens, thoughts included."""
+_FULL = 0.75
+"""The share of the context from which on a conversation is summed up, where no threshold is named."""
+_SUMMARY_ROUTE = "/v1/responses/compact"
+"""What the log calls the making of a summary."""
+
+
 class ResponseMaker:
     """Begins responses on the way of all generating calls."""
 
-    def __init__(self, service: GenerationService, options: ApiOptions, kept: KeptResponses | None) -> None:
+    def __init__(
+        self,
+        service: GenerationService,
+        options: ApiOptions,
+        kept: KeptResponses | None,
+        endings: EndedRequests,
+    ) -> None:
         self._service = service
         self._options = options
         self._kept = kept
+        self._endings = endings
 
     async def begin(
         self,
@@ -193,6 +241,9 @@ class ResponseMaker:
         *,
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
     ) -> RunningResponse:
+        """Where `context_management` asks for it, what was said is summed up first."""
+        if await self._is_to_sum_up(read, context):
+            read = await self._summed_up(read, context, attempt)
         running = await self._service.begin(read.ask(), context, attempt)
         return RunningResponse(
             read,
@@ -203,9 +254,60 @@ class ResponseMaker:
             request_id=context.ticket.id,
         )
 
+    async def _is_to_sum_up(self, read: AskedResponse, context: RequestContext) -> bool:
+        """A prompt that exceeds the threshold is. Where nothing was answered yet, nothing can be left out."""
+        asked = read.body.context_management
+        if not asked or not is_answered([*read.earlier, *read.items]):
+            return False
+        allowed, body = context.identity.allowed_models, read.body
+        chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
+        limit = asked[0].compact_threshold or int(_FULL * chosen.model.loaded().context_limit)
+        counted = await self._service.prompt_tokens(read.ask(), chosen, context)
+        return counted.num_tokens > limit
+
+    async def _summed_up(
+        self, read: AskedResponse, context: RequestContext, attempt: CascadeAttempt
+    ) -> AskedResponse:
+        """With a summary that the model writes now. One that says nothing changes nothing."""
+        ticket = context.ticket.inner(context.ticket.origin, path=_SUMMARY_ROUTE)
+        ticket.client = context.ticket.client
+        asking = read.summing_up()
+        limit = AskedLimit(_MOST_SUMMARY, "context_management", is_ceiling=True)
+        ask = msgspec.structs.replace(asking.ask(), max_tokens=limit)
+        async with served(ticket, self._endings.end) as summing:
+            inner = RequestContext(ticket, context.sender, context.lease, timeout_s=context.timeout_s)
+            running = await self._service.begin(ask, inner)
+            attempt.submitted(running)
+            async with running:
+                heard = await attempt.watched(running.hold)
+        if summing.error is not None:
+            raise summing.error
+        await context.settle()
+        summary = _summary(asking, running, heard)
+        return read if summary is None else read.summed_up(summary)
+
+
+def _summary(
+    asking: AskedResponse, running: RunningCall, heard: Sequence[TimedEvent]
+) -> WrittenSummary | None:
+    """What was written, as an item. None: nothing was."""
+    response = new_response(asking.body, running.call, ResponseStatus.IN_PROGRESS, is_stored=False)
+    stream = ResponseStream(running.call, running.model.pieces, response, is_compacting=True)
+    for event, _ in heard:
+        stream.event(event)
+    stream.end(running.figures)
+    (item,), usage = stream.response.output, stream.response.usage
+    assert isinstance(item, CompactionItem), "a summary is one"
+    assert usage is not None, "it has ended"
+    return WrittenSummary(item, usage) if item.encrypted_content[len(OWN_SUMMARY) :].strip() else None
+
 
 def _outputs(response: ResponseObject) -> list[ItemRecord]:
     return [_record(item, is_output=True) for item in response.output]
+
+
+def _kept_item(item: Item, answer_id: str | None = None) -> KeptItem:
+    return KeptItem(id=item.id, content=msgspec.json.encode(item), answer_id=answer_id)
 
 
 def _record(item: Item, *, is_output: bool) -> ItemRecord:

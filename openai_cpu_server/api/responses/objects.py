@@ -218,6 +218,13 @@ class ResponseInputDetails(msgspec.Struct, frozen=True):
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
     """Those of sounds, likewise."""
 
+    def __add__(self, other: ResponseInputDetails) -> ResponseInputDetails:
+        return ResponseInputDetails(
+            self.cached_tokens + other.cached_tokens,
+            image_tokens=(self.image_tokens or 0) + (other.image_tokens or 0) or msgspec.UNSET,
+            audio_tokens=(self.audio_tokens or 0) + (other.audio_tokens or 0) or msgspec.UNSET,
+        )
+
 
 class ResponseOutputDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
@@ -244,6 +251,17 @@ class ResponseUsage(msgspec.Struct, frozen=True):
             total_tokens=figures.total_tokens,
         )
 
+    def __add__(self, other: ResponseUsage) -> ResponseUsage:
+        """Of both together."""
+        thought = self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
+        return ResponseUsage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            input_tokens_details=self.input_tokens_details + other.input_tokens_details,
+            output_tokens=self.output_tokens + other.output_tokens,
+            output_tokens_details=ResponseOutputDetails(thought),
+            total_tokens=self.total_tokens + other.total_tokens,
+        )
+
 
 class ResponseError(msgspec.Struct, frozen=True):
     code: str
@@ -264,12 +282,17 @@ class TextSettings(msgspec.Struct, frozen=True):
     verbosity: str = "medium"
 
 
+class ConversationRef(msgspec.Struct, frozen=True):
+    id: str
+
+
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "response"
     created_at: int
     status: str
     background: bool
+    conversation: ConversationRef | msgspec.UnsetType = msgspec.UNSET
     completed_at: int | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -297,6 +320,13 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
 
 
+class WrittenSummary(msgspec.Struct, frozen=True):
+    """A conversation was summed up on the way to a response, whose first item is the summary."""
+
+    item: CompactionItem
+    usage: ResponseUsage
+
+
 class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
     """What users have said, word for word, and a summary of all else."""
 
@@ -322,7 +352,12 @@ MAX_OUTPUT_TOKENS = "max_output_tokens"
 
 
 def ended(
-    response: ResponseObject, output: Sequence[OutputItem], figures: Figures, *, is_whole: bool, now_s: int
+    response: ResponseObject,
+    output: Sequence[OutputItem],
+    usage: ResponseUsage,
+    *,
+    is_whole: bool,
+    now_s: int,
 ) -> ResponseObject:
     """`is_whole`: it ended by itself, not for the want of tokens."""
     status = ResponseStatus.COMPLETED if is_whole else ResponseStatus.INCOMPLETE
@@ -332,7 +367,7 @@ def ended(
         completed_at=now_s if is_whole else None,
         incomplete_details=None if is_whole else IncompleteDetails(MAX_OUTPUT_TOKENS),
         output=tuple(output),
-        usage=ResponseUsage.of(figures),
+        usage=usage,
     )
 
 
@@ -364,6 +399,7 @@ def new_response(
         created_at=call.created,
         status=status.value,
         background=bool(body.background),
+        conversation=ConversationRef(named) if (named := body.conversation_id) else msgspec.UNSET,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,

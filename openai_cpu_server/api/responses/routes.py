@@ -48,7 +48,7 @@ class ResponsesRoutes:
         if self._background is not None:
             parts.at_end.append(self._background.close)
         self._reader = ResponseReader(kept, self._options)
-        self._maker = ResponseMaker(parts.generation, self._options, kept)
+        self._maker = ResponseMaker(parts.generation, self._options, kept, parts.endings)
         self.stored = StoredResponses(kept, self._background, self._options)
         self.socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
 

@@ -36,6 +36,8 @@ from openai_cpu_server.api.responses.objects import (
     ReasoningItem,
     ReasoningText,
     ResponseObject,
+    ResponseUsage,
+    WrittenSummary,
     cancelled,
     ended,
     failed,
@@ -99,6 +101,7 @@ class ItemWriting:
         self._new_id = new_id
         self._open: ItemWriter | None = None
         self._done: list[OutputItem] = []
+        self._num_given = 0
 
     def write(self, part: Part, scores: Sequence[TokenEntry] = ()) -> list[Chunk]:
         if self._is_compacting:
@@ -115,10 +118,18 @@ class ItemWriting:
             case CallArguments(text) | CallText(text):
                 return self._more(text, ())
 
+    def give(self, item: CompactionItem) -> list[Chunk]:
+        """Tells an item that is there before anything is written."""
+        place = _ItemPlace(self._numbers, item.id, len(self._done))
+        self._done.append(item)
+        self._num_given += 1
+        return [place.item(_ADDED, item), place.item(_DONE, item)]
+
     def end(self, *, is_whole: bool) -> list[Chunk]:
         """Ends the last item. A response without any has an empty message."""
         kind = CompactionItem if self._is_compacting else MessageItem
-        chunks = [] if self._open is not None or self._done else self._opened(kind)
+        is_empty = self._open is None and len(self._done) == self._num_given
+        chunks = self._opened(kind) if is_empty else []
         return chunks + self._closed("completed" if is_whole else "incomplete")
 
     def items(self, *, is_whole: bool = False) -> list[OutputItem]:
@@ -325,8 +336,10 @@ class ResponseStream(Renderer):
         new_call_id: NewId = new_tool_call_id,
         new_item_id: NewItemId = new_item_id,
         is_compacting: bool = False,
+        summary: WrittenSummary | None = None,
     ) -> None:
-        """`response`: as it is before anything has come. `is_compacting`: it is to be a summary."""
+        """`response`: as it is before anything has come. `is_compacting`: it is to be a summary. `summary`:
+        the one that was made on the way to it."""
         self.response = response
         """As it is now; complete when the call has ended."""
         self._call = call
@@ -334,6 +347,7 @@ class ResponseStream(Renderer):
         self._reader = call.reader()
         self._numbers = EventNumbers()
         self._writing = ItemWriting(self._numbers, new_call_id, new_item_id, is_compacting=is_compacting)
+        self._summary = summary
         self._now = now
         self._content_scores = ContentScores()
         self._tokens: list[int] = []
@@ -394,13 +408,17 @@ class ResponseStream(Renderer):
     def end(self, figures: Figures) -> Sequence[Chunk]:
         chunks = self._writing.end(is_whole=self._is_whole)
         items, now_s = self._writing.items(is_whole=self._is_whole), int(self._now())
-        self.response = ended(self.response, items, figures, is_whole=self._is_whole, now_s=now_s)
+        usage = ResponseUsage.of(figures)
+        if self._summary is not None:
+            usage += self._summary.usage
+        self.response = ended(self.response, items, usage, is_whole=self._is_whole, now_s=now_s)
         return [*chunks, self._about(f"response.{self.response.status}")]
 
     def warmed(self, figures: Figures) -> Sequence[Chunk]:
         """All that is told of a response whose prompt was read, and nothing more."""
         chunks = [*self.begin(), *self._started()]
-        self.response = ended(self.response, (), figures, is_whole=True, now_s=int(self._now()))
+        usage = ResponseUsage.of(figures)
+        self.response = ended(self.response, (), usage, is_whole=True, now_s=int(self._now()))
         return [*chunks, self._about("response.completed")]
 
     def failed(self, error: ErrorObject) -> ResponseObject:
@@ -419,9 +437,11 @@ class ResponseStream(Renderer):
         return [self._about("response.failed")]
 
     def _started(self) -> Sequence[Chunk]:
+        if self._stage is StreamStage.SPEAKING:
+            return ()
         chunks = () if self._stage is StreamStage.IN_PROGRESS else self.lives()
         self._stage = StreamStage.SPEAKING
-        return chunks
+        return chunks if self._summary is None else [*chunks, *self._writing.give(self._summary.item)]
 
     def _part(self, part: Part) -> list[Chunk]:
         self._has_reasoned |= isinstance(part, ThinkingText)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import msgspec
+from msgspec import UNSET
 
 from openai_cpu_server.api.asking.as_ask import adapted_names
 from openai_cpu_server.api.asking.ask import Ask, AskedMessage, Attached, EarlierAnswer
@@ -14,23 +15,33 @@ from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import (
     SourcedItem,
     attached_in,
+    current,
     new_items,
     references,
+    summed_up,
     told_in_words,
+    trigger_item,
     turns,
     with_instructions,
 )
-from openai_cpu_server.api.responses.objects import Item, decoded
+from openai_cpu_server.api.responses.objects import ConversationRef, Item, WrittenSummary, decoded
 from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse
-from openai_cpu_server.jobs.records import ChainedResponse, ResponseStatus, StorageLimits, StoredAmount
+from openai_cpu_server.jobs.records import (
+    ChainedResponse,
+    KeptItem,
+    ResponseStatus,
+    StorageLimits,
+    StoredAmount,
+)
 from openai_cpu_server.jobs.responses import KeptResponses
 
 NO_DATABASE = "this server keeps no responses, for it has no jobs database (--jobs-db)"
-_USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
+_MANAGEMENT = "context_management"
+USABLE = (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE)
 
 
 class AskedResponse(msgspec.Struct, frozen=True):
@@ -47,6 +58,13 @@ class AskedResponse(msgspec.Struct, frozen=True):
     """The size of all that was read for it."""
     owner: str
     is_stored: bool
+    summary: WrittenSummary | None = None
+    """Stands in the prompt in place of what was said."""
+
+    @property
+    def adds_to(self) -> str | None:
+        """The conversation that gets its items. A mere summary changes none: its client goes on from it."""
+        return None if self.body.is_compacting else self.body.conversation_id
 
     def ask(self) -> Ask:
         return msgspec.structs.replace(
@@ -54,6 +72,24 @@ class AskedResponse(msgspec.Struct, frozen=True):
             num_bytes=self.num_bytes,
             ignored=self.ignored,
             attached=self.attached,
+        )
+
+    def summing_up(self) -> AskedResponse:
+        """The question for a summary of all that it goes on from, and of its own items."""
+        body = self.body.compacting().model_copy(update={"truncation": "auto"})
+        asked = SourcedItem(trigger_item(), _MANAGEMENT)
+        shown = [*current([*self.earlier, *self.items]), asked]
+        messages = with_instructions(turns(shown), body.instructions)
+        return msgspec.structs.replace(self, body=body, messages=tuple(messages), is_stored=False)
+
+    def summed_up(self, summary: WrittenSummary) -> AskedResponse:
+        """The same, with a summary in place of what was said."""
+        shown = summed_up([*self.earlier, *self.items], SourcedItem(summary.item, _MANAGEMENT))
+        return msgspec.structs.replace(
+            self,
+            messages=tuple(with_instructions(turns(shown), self.body.instructions)),
+            attached=tuple(attached_in(shown)),
+            summary=summary,
         )
 
     def without_output(self) -> AskedResponse:
@@ -67,6 +103,12 @@ class LastResponse(msgspec.Struct, frozen=True):
     id: str
     items: tuple[SourcedItem, ...]
     """All of its conversation."""
+
+
+class _OfConversation(msgspec.Struct, frozen=True):
+    """What of a stored response tells whether it belongs to a conversation."""
+
+    conversation: ConversationRef | msgspec.UnsetType = UNSET
 
 
 class ResponseReader:
@@ -112,6 +154,11 @@ class ResponseReader:
         """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)
         is_stored = self._is_stored(body)
+        if body.conversation is not None and body.previous_response_id is not None:
+            message = (
+                "Go on from a response or in a conversation: 'conversation' excludes 'previous_response_id'."
+            )
+            raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")
         earlier = await self._earlier(body, owner, recent)
         found = await self._found(references(body.input), owner, earlier)
         size += sum(len(one.param) for one in earlier) * 64
@@ -131,12 +178,12 @@ class ResponseReader:
 
     async def _with_room(self, read: AskedResponse, limits: StorageLimits, num_bytes: int) -> AskedResponse:
         """On a disk that is nearly full, who has not asked for it in words gets one that is not stored."""
-        if self._kept is None or not read.is_stored:
+        if self._kept is None or not (read.is_stored or read.adds_to):
             return read
         try:
             await self._kept.storage.check(read.owner, limits, StoredAmount(num_bytes=num_bytes))
         except DiskFull:
-            if read.body.store or read.body.background:
+            if read.body.store or read.body.background or read.adds_to:
                 raise
             return msgspec.structs.replace(read, is_stored=False)
         return read
@@ -155,6 +202,8 @@ class ResponseReader:
         self, body: ResponsesBody, owner: str, recent: LastResponse | None
     ) -> tuple[SourcedItem, ...]:
         wanted = body.previous_response_id
+        if body.conversation_id is not None:
+            return await self._of_conversation(body.conversation_id, owner)
         if wanted is None:
             return ()
         if recent is not None and recent.id == wanted:
@@ -165,21 +214,41 @@ class ResponseReader:
             links = await self._kept.chain(owner, wanted, max_bytes=2 * self._options.max_body_bytes)
         except JobObjectNotFound as error:
             raise _no_previous(f"Previous {str(error)[0].lower()}{str(error)[1:]}") from None
-        if links[-1].record.status not in _USABLE:
+        if links[-1].record.status not in USABLE:
             status = links[-1].record.status.value
             raise _no_previous(f"The response '{wanted}' cannot be gone on from: it is {status}.")
+        if msgspec.json.decode(links[-1].record.response, type=_OfConversation).conversation is not UNSET:
+            raise _no_previous(
+                f"The response '{wanted}' is one of a conversation: go on with 'conversation'."
+            )
         size = sum(len(item.content) for link in links for item in link.items)
         return await off_loop(size, lambda: tuple(one for link in links for one in _of_link(link)))
+
+    async def _of_conversation(self, conversation_id: str, owner: str) -> tuple[SourcedItem, ...]:
+        if self._kept is None:
+            message = f"'conversation' is not possible: {NO_DATABASE}."
+            raise InvalidRequest(message, param="conversation", code="unsupported_parameter")
+        most_bytes = 2 * self._options.max_body_bytes
+        try:
+            items = await self._kept.conversations.items(owner, conversation_id, max_bytes=most_bytes)
+        except JobObjectNotFound as error:
+            raise JobObjectNotFound(str(error), param="conversation") from None
+        size = sum(len(item.content) for item in items)
+        return await off_loop(size, lambda: tuple(_of_items(items)))
+
+    async def found(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
+        """The stored items of these ids, as far as they are there."""
+        if not ids or self._kept is None:
+            return {}
+        stored = await self._kept.conversations.found(owner, ids)
+        stored |= await self._kept.items(owner, [item_id for item_id in ids if item_id not in stored])
+        size = sum(map(len, stored.values()))
+        return await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
 
     async def _found(self, ids: Sequence[str], owner: str, earlier: Sequence[SourcedItem]) -> dict[str, Item]:
         """What references mean."""
         found = {one.item.id: one.item for one in earlier}
-        missing = [item_id for item_id in ids if item_id not in found]
-        if missing and self._kept is not None:
-            stored = await self._kept.items(owner, missing)
-            size = sum(map(len, stored.values()))
-            found |= await off_loop(size, lambda: {name: decoded(item) for name, item in stored.items()})
-        return found
+        return found | await self.found([item_id for item_id in ids if item_id not in found], owner)
 
 
 def _conversation(
@@ -187,20 +256,33 @@ def _conversation(
 ) -> tuple[tuple[AskedMessage, ...], tuple[SourcedItem, ...], tuple[Attached, ...]]:
     """All messages, the items that are the body's own, and what is attached."""
     items = new_items(body.input, found)
-    everything = [*earlier, *items]
+    everything = current([*earlier, *items])
     messages = with_instructions(turns(everything), body.instructions)
     return tuple(messages), tuple(items), tuple(attached_in(everything))
 
 
 def _of_link(link: ChainedResponse) -> list[SourcedItem]:
-    record, answer = link.record, None
-    if record.written:
-        tokens = msgspec.msgpack.decode(record.written, type=tuple[int, ...])
-        answer = EarlierAnswer(tokens, record.vocabulary)
+    answer = _answer(link.record.written, link.record.vocabulary)
     return [
         SourcedItem(decoded(item.content), "previous_response_id", answer if item.is_output else None)
         for item in link.items
     ]
+
+
+def _of_items(items: Sequence[KeptItem]) -> Iterator[SourcedItem]:
+    """What comes of one answer has its tokens in common."""
+    answers: dict[str, EarlierAnswer | None] = {}
+    for item in items:
+        if item.answer_id is not None and item.answer_id not in answers:
+            answers[item.answer_id] = _answer(item.written, item.vocabulary)
+        answer = None if item.answer_id is None else answers[item.answer_id]
+        yield SourcedItem(decoded(item.content), "conversation", answer)
+
+
+def _answer(written: bytes, vocabulary: str) -> EarlierAnswer | None:
+    if not written:
+        return None
+    return EarlierAnswer(msgspec.msgpack.decode(written, type=tuple[int, ...]), vocabulary)
 
 
 def _no_previous(message: str) -> InvalidRequest:

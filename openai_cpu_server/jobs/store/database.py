@@ -26,13 +26,13 @@ from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version of the tables. It grows with every change.
 
 `database` brings older databases forward and refuses newer ones. Version 2 added the tables of responses,
-version 3 that of what keys use.
+version 3 that of what keys use, version 4 those of conversations.
 """
-ONLY_LACK_TABLES = (1, 2)
+ONLY_LACK_TABLES = (1, 2, 3)
 """Older versions that become this one when the tables are created that they lack."""
 
 metadata = sa.MetaData()
@@ -152,6 +152,34 @@ response_events = sa.Table(
 )
 """The stream of a background response that has ended, for clients that come back to it."""
 
+conversations = sa.Table(
+    "conversations",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("owner", sa.String(128), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger, nullable=False),
+    sa.Column("metadata", sa.JSON, nullable=False),
+    sa.Index("conversations_by_expiry", "expires_at"),
+)
+
+conversation_items = sa.Table(
+    "conversation_items",
+    metadata,
+    sa.Column("conversation_id", sa.String(64), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.String(64), nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Column("answer_id", sa.String(64)),  # the response that it came out of
+    sa.Column(
+        "written", sa.LargeBinary, nullable=False
+    ),  # the tokens of that one's output, at its first item
+    sa.Column("vocabulary", sa.Text, nullable=False),
+    sa.Index("conversation_items_by_id", "id"),
+)
+"""Copies of what responses have: a conversation lives on when they are deleted."""
+
 usage = sa.Table(
     "usage",
     metadata,
@@ -191,6 +219,15 @@ def record_of(kind: type[R], row: sa.RowMapping) -> R:
     """The columns of its fields' names."""
     kind = learned(kind)
     return msgspec.convert({name: row[name] for name in kind.__struct_fields__}, kind)
+
+
+def storable(text: str) -> str:
+    """The text without NUL, which PostgreSQL cannot store; no id of ours has one."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def storable_page(page: PageQuery) -> PageQuery:
+    return page if page.after is None else msgspec.structs.replace(page, after=storable(page.after))
 
 
 def page_of(

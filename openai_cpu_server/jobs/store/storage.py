@@ -17,6 +17,8 @@ from openai_cpu_server.errors import DiskFull, StorageFull
 from openai_cpu_server.jobs.records import ACTIVE, NO_LIMITS, StorageLimits, StoredAmount
 from openai_cpu_server.jobs.store.database import (
     batches,
+    conversation_items,
+    conversations,
     files,
     parts,
     response_events,
@@ -32,11 +34,12 @@ class SizeStore:
         self._database = database
 
     def stored(self, owner: str, now_s: float) -> StoredAmount:
-        """Files, results of batches that still run, and responses, as far as they have not expired."""
+        """Files, results of batches that still run, responses and conversations, as far as they have not
+        expired."""
         own = select(func.count(), _sum(files.c.bytes)).where(files.c.owner == owner, is_there(now_s))
         with self._database.read() as connection:
             num_files, file_bytes = connection.execute(own).one()
-            queries = (_results(owner), *_responses(owner, now_s))
+            queries = (_results(owner), *_responses(owner, now_s), *_conversations(owner, now_s))
             others = sum(int(connection.execute(query).scalar_one()) for query in queries)
         return StoredAmount(num_bytes=int(file_bytes) + others, num_files=int(num_files))
 
@@ -58,6 +61,22 @@ def _responses(owner: str, now_s: float) -> list[Select[Any]]:
         select(_sum(func.length(items.content))).where(items.response_id.in_(ids)),
         select(_sum(func.length(events.content))).where(events.response_id.in_(ids)),
     ]
+
+
+def _conversations(owner: str, now_s: float) -> list[Select[Any]]:
+    """Each counts for something itself: an empty one takes room, too."""
+    kept = (conversations.c.owner == owner, conversations.c.expires_at > now_s)
+    ids, items = select(conversations.c.id).where(*kept), conversation_items.c
+    return [
+        select(func.count() * CONVERSATION_BYTES).where(*kept),
+        select(_sum(func.length(items.content) + func.length(items.written))).where(
+            items.conversation_id.in_(ids)
+        ),
+    ]
+
+
+CONVERSATION_BYTES = 1024
+"""What a conversation without its items counts for. Its metadata may take more, or nothing."""
 
 
 def _sum(what: ColumnElement[int]) -> ColumnElement[int]:

@@ -1,0 +1,274 @@
+"""`/v1/conversations`: lists of items that are kept, which responses go on from and add to."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, TypeVar
+
+import msgspec
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openai_cpu_server.api.asking.body import Notes
+from openai_cpu_server.api.parts import ServerParts, page_ends
+from openai_cpu_server.api.responses.body import CompactionTrigger, InputItem
+from openai_cpu_server.api.responses.conversation import new_items, references, told_in_words
+from openai_cpu_server.api.responses.objects import Item, ItemList
+from openai_cpu_server.api.responses.turns import NO_DATABASE, ResponseReader
+from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
+from openai_cpu_server.http.body import off_loop, unkept_body
+from openai_cpu_server.http.context import RequestContext, context_of
+from openai_cpu_server.http.errors import ORDERS, PAGE_QUERY, json_response, page_of
+from openai_cpu_server.http.keys import REQUESTS, WORK
+from openai_cpu_server.http.parse import Body, Ignored, parse
+from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
+from openai_cpu_server.jobs.records import ConversationRecord, KeptItem, StoredAmount
+from openai_cpu_server.jobs.responses import KeptResponses
+from openai_cpu_server.jobs.store.storage import CONVERSATION_BYTES
+
+B = TypeVar("B", bound=Body)
+_MAX_ITEMS = 20
+"""So many are added at once, as at OpenAI."""
+_LISTED, _MAX_LISTED = 20, 100
+_INCLUDES = frozenset({"include", "include[]"})
+"""These change nothing: all that there is is shown."""
+
+
+class ConversationBody(Body):
+    items: Annotated[list[InputItem], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = None
+    metadata: Notes | None = None
+
+
+class ConversationChange(Body):
+    metadata: Notes | None
+
+
+class NewItemsBody(Body):
+    items: Annotated[list[InputItem], Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True)]
+
+
+class ConversationObject(msgspec.Struct, frozen=True):
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: str = "conversation"
+
+    @classmethod
+    def of(cls, record: ConversationRecord) -> ConversationObject:
+        return cls(record.id, record.created_at, record.metadata)
+
+
+class ConversationDeleted(msgspec.Struct, frozen=True):
+    id: str
+    object: str = "conversation.deleted"
+    deleted: bool = True
+
+
+class ConversationRoutes:
+    def __init__(self, parts: ServerParts) -> None:
+        self._options = parts.options
+        self._kept = parts.jobs.responses if parts.jobs else None
+        self._reader = ResponseReader(self._kept, parts.options)
+
+    async def create(self, request: Request) -> Response:
+        kept, context = self._there(), context_of(request.scope)
+        body, ignored, size = await self._read(request, ConversationBody)
+        await _check_room(kept, context, size)
+        items, told = await self._items(body.items or (), context.owner, size)
+        await kept.purge()
+        record = await kept.conversations.create(context.owner, _new_id(), body.metadata or {}, items)
+        return json_response(ConversationObject.of(record), headers=_headers(ignored, told))
+
+    async def one(self, request: Request) -> Response:
+        record = await self._there().conversations.get(*_named(request))
+        return json_response(ConversationObject.of(record))
+
+    async def change(self, request: Request) -> Response:
+        kept = self._there()
+        body, ignored, _ = await self._read(request, ConversationChange)
+        record = await kept.conversations.change(*_named(request), body.metadata or {})
+        return json_response(ConversationObject.of(record), headers=ignored.headers)
+
+    async def delete(self, request: Request) -> Response:
+        owner, conversation_id = _named(request)
+        await self._there().conversations.delete(owner, conversation_id)
+        return json_response(ConversationDeleted(conversation_id))
+
+    async def items(self, request: Request) -> Response:
+        known = _INCLUDES | {"limit", "after", "order"}
+        page = page_of(request.query_params, known=known, default=_LISTED, most=_MAX_LISTED)
+        items, has_more = await self._there().conversations.page(*_named(request), page)
+        return await _listed(items, {}, has_more=has_more)
+
+    async def add_items(self, request: Request) -> Response:
+        kept, context = self._there(), context_of(request.scope)
+        _check_includes(request)
+        body, ignored, size = await self._read(request, NewItemsBody)
+        await _check_room(kept, context, size)
+        items, told = await self._items(body.items, context.owner, size)
+        owner, conversation_id = _named(request)
+        await kept.conversations.append(owner, kept.conversations.turn(conversation_id, items))
+        return await _listed(items, _headers(ignored, told), has_more=False)
+
+    async def item(self, request: Request) -> Response:
+        _check_includes(request)
+        found = await self._there().conversations.item(*_named(request), request.path_params["item_id"])
+        return Response(found.content, media_type="application/json")
+
+    async def delete_item(self, request: Request) -> Response:
+        item_id = request.path_params["item_id"]
+        record = await self._there().conversations.delete_item(*_named(request), item_id)
+        return json_response(ConversationObject.of(record))
+
+    def _there(self) -> KeptResponses:
+        """Raises JobObjectNotFound."""
+        if self._kept is None:
+            raise JobObjectNotFound(f"There are no conversations: {NO_DATABASE}.")
+        return self._kept
+
+    async def _read(self, request: Request, schema: type[B]) -> tuple[B, Ignored, int]:
+        data = await unkept_body(request)
+        body, ignored = await off_loop(len(data), partial(parse, schema, data, lenient=self._options.lenient))
+        return body, ignored, len(data)
+
+    async def _items(
+        self, given: Sequence[InputItem], owner: str, size: int
+    ) -> tuple[list[KeptItem], list[str]]:
+        """These items as they are kept, and which of them are told in words. Raises InvalidRequest."""
+        for index, one in enumerate(given):
+            if isinstance(one, CompactionTrigger):
+                raise wrong("Only a response can be asked for a summary.", f"items[{index}].type")
+        found = await self._reader.found(references(list(given)), owner)
+        return await off_loop(size, partial(_kept_items, given, found))
+
+
+def _kept_items(given: Sequence[InputItem], found: dict[str, Item]) -> tuple[list[KeptItem], list[str]]:
+    """Raises InvalidRequest for a reference to nothing, and for two items of one id."""
+    try:
+        sourced = new_items(list(given), found)
+    except InvalidRequest as error:
+        raise InvalidRequest(str(error), param=_in_items(error.param), code=error.code) from None
+    seen: set[str] = set()
+    for one in sourced:
+        if one.item.id in seen:
+            at = _in_items(one.param)
+            raise wrong(f"Two items have the id '{one.item.id}'.", f"{at}.id")
+        seen.add(one.item.id)
+    told = [str(_in_items(name)) for name in told_in_words(list(given))]
+    return [KeptItem(id=one.item.id, content=msgspec.json.encode(one.item)) for one in sourced], told
+
+
+def _in_items(param: str | None) -> str | None:
+    """A response calls its items `input`."""
+    return None if param is None else "items" + param.removeprefix("input")
+
+
+def _new_id() -> str:
+    return "conv_" + secrets.token_hex(24)
+
+
+def _named(request: Request) -> tuple[str, str]:
+    """An owner, and the id of their conversation."""
+    return context_of(request.scope).owner, request.path_params["id"]
+
+
+def _headers(ignored: Ignored, told: Sequence[str]) -> dict[str, str]:
+    return Ignored((*ignored.names, *told)).headers
+
+
+async def _check_room(kept: KeptResponses, context: RequestContext, num_bytes: int) -> None:
+    """Raises StorageFull, DiskFull."""
+    asked = StoredAmount(num_bytes=num_bytes + CONVERSATION_BYTES)
+    await kept.storage.check(context.owner, context.identity.storage, asked)
+
+
+def _check_includes(request: Request) -> None:
+    """Raises InvalidRequest."""
+    for name in request.query_params:
+        if name not in _INCLUDES:
+            raise unknown_parameter(name)
+
+
+async def _listed(items: Sequence[KeptItem], headers: dict[str, str], *, has_more: bool) -> Response:
+    told = [msgspec.Raw(item.content) for item in items]
+    listed = ItemList(data=told, **page_ends(items), has_more=has_more)
+    size = sum(len(item.content) for item in items)
+    body = await off_loop(size, partial(msgspec.json.encode, listed))
+    return Response(body, media_type="application/json", headers=headers)
+
+
+_INCLUDE: Mapping[str, JsonSchema] = {
+    "include[]": {"type": "string", "description": "changes nothing: all that there is is shown"}
+}
+_row = partial(RouteRow[ConversationRoutes], access=REQUESTS, tag="Responses")
+_rows = (
+    _row(
+        "POST",
+        "/v1/conversations",
+        lambda at: at.create,
+        access=WORK,
+        summary="Begin a conversation that is kept, with items or without",
+        body=ConversationBody,
+        answer=ConversationObject,
+        errors=(404,),
+    ),
+    _row(
+        "GET",
+        "/v1/conversations/{id}",
+        lambda at: at.one,
+        summary="A conversation",
+        answer=ConversationObject,
+    ),
+    _row(
+        "POST",
+        "/v1/conversations/{id}",
+        lambda at: at.change,
+        summary="Change its metadata",
+        body=ConversationChange,
+        answer=ConversationObject,
+    ),
+    _row(
+        "DELETE",
+        "/v1/conversations/{id}",
+        lambda at: at.delete,
+        summary="Delete it with its items",
+        answer=ConversationDeleted,
+    ),
+    _row(
+        "GET",
+        "/v1/conversations/{id}/items",
+        lambda at: at.items,
+        summary="Its items",
+        query={**PAGE_QUERY, "order": {"enum": list(ORDERS)}, **_INCLUDE},
+        answer=ItemList,
+    ),
+    _row(
+        "POST",
+        "/v1/conversations/{id}/items",
+        lambda at: at.add_items,
+        access=WORK,
+        summary="Add items to it",
+        query=_INCLUDE,
+        body=NewItemsBody,
+        answer=ItemList,
+    ),
+    _row(
+        "GET",
+        "/v1/conversations/{id}/items/{item_id}",
+        lambda at: at.item,
+        summary="One of its items",
+        query=_INCLUDE,
+        errors=(400,),
+    ),
+    _row(
+        "DELETE",
+        "/v1/conversations/{id}/items/{item_id}",
+        lambda at: at.delete_item,
+        summary="Delete one of its items",
+        answer=ConversationObject,
+    ),
+)
+ROOM = RouteRoom[ServerParts, ConversationRoutes](ConversationRoutes, _rows)
