@@ -23,11 +23,14 @@ class PriceTable(BaseModel):
         None, ge=0, allow_inf_nan=False, description="for those that were not computed; default: as input"
     )
     output: float = Field(ge=0, allow_inf_nan=False, description="for a million output tokens")
+    audio_minute: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="for a minute of sound, beside its tokens"
+    )
 
     @property
     def price(self) -> Price:
         cached = self.input if self.cached is None else self.cached
-        return Price(input=self.input, cached=cached, output=self.output)
+        return Price(input=self.input, cached=cached, output=self.output, audio_minute=self.audio_minute)
 
 
 _MAX_THREADS = 512

@@ -85,6 +85,8 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     """How many of these were not computed, because another request had."""
     output_tokens: int = 0
+    audio_seconds: float = 0.0
+    """How long the sounds in these prompts take."""
     cpu_ms: float = 0.0
     """CPU time of the engine's steps, of all its threads."""
     recalled_requests: int = 0
@@ -104,3 +106,5 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     """For those that were computed."""
     cached: float
     output: float
+    audio_minute: float = 0.0
+    """For a minute of sound, beside its tokens."""

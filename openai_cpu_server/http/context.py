@@ -85,6 +85,8 @@ class Ticket:
         if call.inputs is None:
             self.notes["cached_tokens"] = figures.cached_tokens
             self.notes["output_tokens"] = figures.output_tokens
+            if figures.audio_s:
+                self.notes["audio_s"] = round(figures.audio_s, 3)
             self.notes["finish_reason"] = ",".join(sorted(set(call.finish_reasons)))
         else:
             self.notes["inputs"] = call.inputs

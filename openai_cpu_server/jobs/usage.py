@@ -24,6 +24,7 @@ _COLUMNS: dict[str, sa.Column[str]] = {"day": usage.c.day, "key": usage.c.owner,
 GROUPS = tuple(_COLUMNS)
 """What sums may be told apart by."""
 _AMOUNTS = Amounts.__struct_fields__
+_TIMES = ("cpu_ms", "audio_seconds")
 _MILLION = 1_000_000
 
 
@@ -136,13 +137,14 @@ def _price(price: Price) -> sa.ColumnElement[float]:
     computed = sa.cast(usage.c.input_tokens - usage.c.cached_tokens, sa.Float)
     cached, output = sa.cast(usage.c.cached_tokens, sa.Float), sa.cast(usage.c.output_tokens, sa.Float)
     cost = computed * price.input + cached * price.cached + output * price.output
-    return sa.cast(cost / _MILLION, sa.Float)
+    heard = usage.c.audio_seconds * (price.audio_minute / 60)
+    return sa.cast(cost / _MILLION + heard, sa.Float)
 
 
 def _sum(row: sa.RowMapping) -> UsageSum:
     told = {name: row[name] for name in GROUPS if name in row}
     # PostgreSQL's sums of integers are decimals.
-    numbers = {name: float(row[name]) if name == "cpu_ms" else int(row[name]) for name in _AMOUNTS}
+    numbers = {name: float(row[name]) if name in _TIMES else int(row[name]) for name in _AMOUNTS}
     amounts = msgspec.convert(numbers, learned(Amounts))
     cost: float | None = row["cost"]
     return UsageSum(**told, amounts=amounts, cost=None if cost is None else float(cost))

@@ -207,4 +207,5 @@ def amounts_of(request: EndedRequest, call: EndedCall) -> Amounts:
         input_tokens=call.figures.prompt_tokens,
         cached_tokens=call.figures.cached_tokens,
         output_tokens=call.figures.output_tokens,
+        audio_seconds=call.figures.audio_s,
     )

@@ -70,6 +70,7 @@ class CallMetrics:
             "cached_tokens",
             "Prompt tokens of ended requests that were not computed, because another request had.",
         )
+        self._audio = counter("audio_seconds", "Seconds of sound in the prompts of ended requests.")
         self._output = counter("output_tokens", "Output tokens of ended requests.")
         self._adapters = Counter(
             "ocs_adapter_tokens",
@@ -99,6 +100,7 @@ class CallMetrics:
             self._prompt.labels(priority).inc(call.figures.prompt_tokens)
             self._cached.labels(priority).inc(call.figures.cached_tokens)
             self._output.labels(priority).inc(call.figures.output_tokens)
+            self._audio.labels(priority).inc(call.figures.audio_s)
         elif call.inputs:
             self._inputs.labels(priority).inc(call.inputs)
             self._input_tokens.labels(priority).inc(call.figures.prompt_tokens)
@@ -168,6 +170,10 @@ class KeyMetrics:
             _KEY_LABELS,
         )
 
+        self._audio = counter(
+            "ocs_key_audio_seconds", "Seconds of sound in the prompts of their computed calls.", _KEY_LABELS
+        )
+
     def used(self, key: str, model: str, amounts: Amounts) -> None:
         answers = {"computed": amounts.requests, "recalled": amounts.recalled_requests}
         kinds = {
@@ -183,6 +189,8 @@ class KeyMetrics:
         for kind, count in kinds.items():
             if count:
                 self._tokens.labels(key, model, kind).inc(count)
+        if amounts.audio_seconds:
+            self._audio.labels(key, model).inc(amounts.audio_seconds)
         if amounts.cpu_ms:
             self._cpu.labels(key, model).inc(amounts.cpu_ms / 1000)
 

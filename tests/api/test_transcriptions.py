@@ -88,6 +88,14 @@ async def test_json_has_the_text_of_all_pieces_and_what_it_took(http: httpx.Asyn
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
+async def test_seconds_of_sound_are_counted(http: httpx.AsyncClient) -> None:
+    told = (await send(http, TRANSCRIPTIONS, LONG)).json()
+    assert told["usage"]["input_token_details"]["audio_seconds"] == 46
+    metrics = (await http.get("/metrics")).text
+    assert 'ocs_audio_seconds_total{priority="interactive"} 46.0' in metrics
+    assert 'ocs_key_audio_seconds_total{key="",model="ears"} 46.0' in metrics
+
+
 async def test_segments_are_the_pieces_with_their_times(http: httpx.AsyncClient) -> None:
     fields = (("response_format", "verbose_json"), ("timestamp_granularities[]", "segment"))
     told = (await send(http, TRANSCRIPTIONS, LONG, *fields, ("language", "de"))).json()

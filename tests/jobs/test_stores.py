@@ -14,6 +14,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
+from openai_cpu_server.contract.figures import Amounts
 from openai_cpu_server.errors import BatchConflict, FileInUse, JobObjectNotFound, StartupError
 from openai_cpu_server.jobs.records import (
     BatchRecord,
@@ -28,6 +29,7 @@ from openai_cpu_server.jobs.responses import ResponseStore
 from openai_cpu_server.jobs.store.batches import BatchLedger, BatchStore, LeaseLost, has_died, new_holder
 from openai_cpu_server.jobs.store.database import open_database
 from openai_cpu_server.jobs.store.files import FileStore
+from openai_cpu_server.jobs.usage import UsageQuery, UsageSlot, UsageStore
 from openai_cpu_server.storage.database import Database
 
 
@@ -328,11 +330,30 @@ def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tm
         database.close()
 
 
+def test_a_database_without_seconds_of_sound_gets_them(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    open_database(str(path)).close()
+    row = "('2026-11-02', 'ann', 'm', 1, 2, 0, 3, 1.5, 0, 0, 0)"
+    _execute(
+        path,
+        "ALTER TABLE usage DROP COLUMN audio_seconds",
+        f"INSERT INTO usage VALUES {row}",
+        "UPDATE schema_version SET version = 4",
+    )
+    for seconds in (30.0, 60.0):
+        database = open_database(str(path))
+        store, page = UsageStore(database), PageQuery(limit=9, is_ascending=True)
+        store.add({UsageSlot("2026-11-02", "ann", "m"): Amounts(audio_seconds=30.0)})
+        used = store.page(UsageQuery(page=page)).total.amounts
+        assert used == Amounts(requests=1, input_tokens=2, output_tokens=3, cpu_ms=1.5, audio_seconds=seconds)
+        database.close()
+
+
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     open_database(str(path)).close()
     _execute(path, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StartupError, match="of version 99, this program needs 4"):
+    with pytest.raises(StartupError, match="of version 99, this program needs 5"):
         open_database(str(path))
 
 

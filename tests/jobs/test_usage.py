@@ -24,7 +24,7 @@ MONDAY, TUESDAY = "2026-11-23", "2026-11-24"
 NOON_S = 1795435200.0
 """Of that Monday."""
 ALL = PageQuery(limit=100, is_ascending=True)
-ONE = Amounts(requests=1, input_tokens=10, cached_tokens=4, output_tokens=2, cpu_ms=1.5)
+ONE = Amounts(requests=1, input_tokens=10, cached_tokens=4, output_tokens=2, audio_seconds=30.0, cpu_ms=1.5)
 
 
 def asked(**fields: object) -> UsageQuery:
@@ -90,8 +90,8 @@ def test_pages_hold_all_of_it_once(store: UsageStore, is_ascending: bool) -> Non
 
 
 def test_costs_are_those_of_the_models_that_have_a_price(store: UsageStore) -> None:
-    prices = {"m": Price(input=1e6, cached=1e5, output=2e6)}
-    own = 6 + 4 / 10 + 4
+    prices = {"m": Price(input=1e6, cached=1e5, output=2e6, audio_minute=0.5)}
+    own = 6 + 4 / 10 + 4 + 0.25
     page = store.page(asked(prices=prices, by=("model",)))
     assert [row.cost for row in page.rows] == [pytest.approx(4 * own), None]
     assert page.total.cost == pytest.approx(4 * own)

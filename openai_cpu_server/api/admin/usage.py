@@ -48,6 +48,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Cached ones included."""
     cached_tokens: int
     output_tokens: int
+    audio_seconds: float
+    """How long the sounds in these prompts take."""
     cpu_seconds: float
     recalled_requests: int
     """Calls whose answer the cache of answers had. They and their tokens count in no other number."""
@@ -156,6 +158,7 @@ def _row(one: UsageSum, by: tuple[str, ...]) -> UsageRow:
         day=one.day,
         key=one.key,
         model=one.model,
+        audio_seconds=round(used.audio_seconds, 3),
         cpu_seconds=round(used.cpu_ms / 1000, 6),
         **{name: getattr(used, name) for name in _COUNTS},
         cost=None if one.cost is None else round(one.cost, 9),

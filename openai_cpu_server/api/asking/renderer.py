@@ -91,11 +91,13 @@ class PromptDetails(msgspec.Struct, frozen=True):
     """Those of pictures, where there are any."""
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
     """Those of sounds, likewise."""
+    audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
+    """How long these take."""
 
     @classmethod
     def of(cls, figures: Figures) -> PromptDetails:
         image_tokens, audio_tokens = figures.image_tokens or UNSET, figures.audio_tokens or UNSET
-        return cls(figures.cached_tokens, image_tokens, audio_tokens)
+        return cls(figures.cached_tokens, image_tokens, audio_tokens, round(figures.audio_s, 3) or UNSET)
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):

@@ -217,6 +217,8 @@ class ResponseInputDetails(msgspec.Struct, frozen=True):
     """Those of pictures, where there are any."""
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
     """Those of sounds, likewise."""
+    audio_seconds: float | msgspec.UnsetType = msgspec.UNSET
+    """How long these take."""
 
     def __add__(self, other: ResponseInputDetails) -> ResponseInputDetails:
         return ResponseInputDetails(
@@ -245,6 +247,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
                 figures.cached_tokens,
                 image_tokens=figures.image_tokens or msgspec.UNSET,
                 audio_tokens=figures.audio_tokens or msgspec.UNSET,
+                audio_seconds=round(figures.audio_s, 3) or msgspec.UNSET,
             ),
             output_tokens=figures.output_tokens,
             output_tokens_details=ResponseOutputDetails(figures.thought_tokens),

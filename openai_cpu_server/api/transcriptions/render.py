@@ -52,6 +52,7 @@ class InputDetails(msgspec.Struct, frozen=True):
     audio_tokens: int
     text_tokens: int
     cached_tokens: int
+    audio_seconds: float
 
 
 class TranscriptTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ class TranscriptTokens(msgspec.Struct, frozen=True, kw_only=True):
             input_tokens=figures.prompt_tokens,
             output_tokens=figures.output_tokens,
             total_tokens=figures.total_tokens,
-            input_token_details=InputDetails(audio, text, figures.cached_tokens),
+            input_token_details=InputDetails(audio, text, figures.cached_tokens, round(figures.audio_s, 3)),
         )
 
 

@@ -26,14 +26,15 @@ from openai_cpu_server.storage.database import Database, SqliteOptions, cause_of
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The version of the tables. It grows with every change.
 
 `database` brings older databases forward and refuses newer ones. Version 2 added the tables of responses,
-version 3 that of what keys use, version 4 those of conversations.
+version 3 that of what keys use, version 4 those of conversations, version 5 what sound keys have used.
 """
-ONLY_LACK_TABLES = (1, 2, 3)
-"""Older versions that become this one when the tables are created that they lack."""
+OLDER = (1, 2, 3, 4)
+"""Versions that become this one when the tables and columns are created that they lack."""
+_LACK_SECONDS = (3, 4)
 
 metadata = sa.MetaData()
 
@@ -194,6 +195,7 @@ usage = sa.Table(
     sa.Column("recalled_requests", sa.BigInteger, nullable=False),
     sa.Column("recalled_input_tokens", sa.BigInteger, nullable=False),
     sa.Column("recalled_output_tokens", sa.BigInteger, nullable=False),
+    sa.Column("audio_seconds", sa.Float(53), nullable=False, server_default="0"),
 )
 """The fields of `Amounts`, added up by all servers."""
 
@@ -325,12 +327,21 @@ def _prepare(engine: sa.Engine) -> None:
         _create(engine)
     with engine.begin() as connection:
         found = connection.execute(sa.select(schema_version.c.version)).scalars().all()
-        if len(found) == 1 and found[0] in ONLY_LACK_TABLES:  # they were created just now
-            connection.execute(sa.update(schema_version).values(version=SCHEMA_VERSION))
+        if len(found) == 1 and found[0] in OLDER:
+            _bring_forward(connection, found[0])
             found = [SCHEMA_VERSION]
     if found != [SCHEMA_VERSION]:
         versions = ", ".join(map(str, found))
         raise StartupError(f"the jobs database is of version {versions}, this program needs {SCHEMA_VERSION}")
+
+
+def _bring_forward(connection: sa.Connection, version: int) -> None:
+    """Tables that it lacks were created just now. Where several servers do so, one adds the column."""
+    this = schema_version.c.version == version
+    moved = connection.execute(sa.update(schema_version).where(this).values(version=SCHEMA_VERSION))
+    if moved.rowcount and version in _LACK_SECONDS:
+        added = "audio_seconds FLOAT DEFAULT 0 NOT NULL"
+        connection.execute(sa.text(f"ALTER TABLE usage ADD COLUMN {added}"))
 
 
 def _create(engine: sa.Engine) -> None:
