@@ -28,6 +28,7 @@ from openai_cpu_server.llama.gguf.tensors import model_tensors
 from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.llama.measure.calibrate import CurveKey
 from openai_cpu_server.llama.measure.measurements import Measurements, Profile, save_profile
+from tests import warm
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
 from tests.llama.odd_models import add_facts, gemma3, rewritten, split, written
@@ -382,15 +383,14 @@ def test_what_was_tuned_counts(tiny: Path, tmp_path: Path, shown: Shown, facts: 
 
 
 def test_a_pipe_gets_plain_text_and_may_close(tiny: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "openai_cpu_server", "inspect", str(tiny)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = warm.run("inspect", str(tiny))
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     long = rewritten(tiny, tmp_path / "long.gguf", {"tokenizer.chat_template": "x" * 1_000_000})
     # Unbuffered, Python takes a write that the pipe has cut short for a whole one.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
-        [*command[:-1], str(long), "--template"],
+        [sys.executable, "-m", "openai_cpu_server", "inspect", str(long), "--template"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from openai_cpu_server.model_source.package import PACKAGED
 from openai_cpu_server.prompt.chat_template import ChatTemplate
 from openai_cpu_server.prompt.reasoning import REASONING_FORMATS, reasoning_format_for
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS, format_for
+from tests import warm
 from tests.hub_stand_in import Hub, Repo, running
 from tests.llama.odd_models import header_only, rewritten
 from tests.tiny_model import tiny_model_path
@@ -40,19 +39,16 @@ class Home:
         self._env = {**own, "HF_HOME": str(folder), "HF_ENDPOINT": hub.endpoint}
 
     def fetch(self, *names: str) -> None:
-        call = "from openai_cpu_server.model_source import resolve_model; [*map(resolve_model, sys.argv[1:])]"
-        self._run("-c", f"import sys; {call}", *names)
+        self._run("pull", "--json", *names)
 
     def listed(self) -> dict[str, dict[str, Any]]:
         return {each["name"]: each for each in json.loads(self.said("--json"))}
 
     def said(self, *arguments: str) -> str:
-        return self._run("-m", "openai_cpu_server", "models", *arguments)
+        return self._run("models", *arguments)
 
     def _run(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments], env=self._env, capture_output=True, text=True, check=False
-        )
+        done = warm.run(*arguments, env=self._env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

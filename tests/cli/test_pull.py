@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from openai_cpu_server.model_source.aliases import KNOWN_MODELS, without_tag
 from openai_cpu_server.model_source.names import parse_hub_name
 from openai_cpu_server.model_source.package import PACKAGED
+from tests import warm
 from tests.hub_stand_in import Hub, Repo, running
 from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
@@ -36,18 +35,14 @@ class Home:
         own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         self._env = {**own, "HF_HOME": str(folder), "HF_ENDPOINT": hub.endpoint}
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "openai_cpu_server", *arguments]
-        return subprocess.Popen(
-            command, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def start(self, *arguments: str) -> warm.WarmProcess:
+        return warm.start(*arguments, env=self._env)
 
     def told(self, *arguments: str, code: int = 0) -> str:
         """What it says for people, on standard error, or what it prints."""
-        process = self.start(*arguments)
-        stdout, stderr = process.communicate()
-        assert process.returncode == code, stderr
-        return stdout or stderr
+        done = warm.run(*arguments, env=self._env)
+        assert done.returncode == code, done.stderr
+        return done.stdout or done.stderr
 
     def here(self) -> set[str]:
         return {each["name"] for each in json.loads(self.told("list", "--json"))} - set(PACKAGED)
@@ -124,7 +119,7 @@ def test_after_an_interruption_it_goes_on(home: Home, hub: Hub, number: int) -> 
     process = home.start("pull", "hf:acme/large")
     assert hub.stalled.wait(timeout=60)
     process.send_signal(number)
-    said = process.communicate()[1]
+    said = process.end()
     hub.released.set()
     if number == signal.SIGINT:
         assert said.endswith(
