@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 
-HAS_COMPANY = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
+HAS_COMPANY = "--forks" in sys.argv or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
 """Whether other tests compute at the same time."""
 
 

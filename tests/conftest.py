@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from random_model.architectures import ARCHITECTURES, Architecture
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from openai_cpu_server.errors import StartupError
 from openai_cpu_server.kernels.library import put_in_front
@@ -25,22 +23,10 @@ settings.register_profile("anywhere", deadline=None)  # that a machine is busy i
 settings.load_profile("anywhere")
 put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do
 
-pytest_plugins = ["tests.skips"]
+pytest_plugins = ["tests.skips", "tests.forks"]
 
-_TESTS = Path(__file__).parent
 _SERVERS = {"architectures", "cli", "e2e", "engine_client", "fuzz", "page"}
 """Folders of tests that start processes; the files beside the folders mostly do so too."""
-_TOGETHER = {
-    "tests/page/": "one browser",
-    **dict.fromkeys(
-        [
-            "tests/e2e/test_embedding_clients.py",
-            "tests/e2e/test_frameworks.py",
-        ],
-        "one import of frameworks that take seconds",
-    ),
-}
-"""What the files share that begin so; one worker takes them all."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,18 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
-
-
-class _Together(LoadFileScheduling):
-    """A worker takes a whole file, or all files that share something."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return next((shared for begin, shared in _TOGETHER.items() if file.startswith(begin)), file)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    return _Together(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -118,14 +92,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """scripts/test hands its workers whole files in this order: those that take long come first, so that
-    both end at about the same time."""
+    """The forks of scripts/test take whole files in this order: those that take long come first, so that
+    all end at about the same time."""
     items.sort(key=lambda item: not _starts_processes(item))
 
 
 def _starts_processes(item: pytest.Item) -> bool:
-    where = item.path.relative_to(_TESTS).parts
-    return len(where) == 1 or where[0] in _SERVERS
+    _, *folders, _ = item.nodeid.partition("::")[0].split("/")
+    return not folders or folders[0] in _SERVERS
 
 
 def pytest_unconfigure() -> None:

@@ -474,7 +474,9 @@ def test_who_stops_it_finds_nothing_left(tiny: Path, tmp_path: Path, number: sig
 
 def test_ctrl_c_reaches_the_whole_group(tiny: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [*ITSELF, *command(tiny, tmp_path / "out.gguf", *SLOW)], stderr=subprocess.PIPE, start_new_session=True
+        [*ITSELF, *command(tiny, tmp_path / "out.gguf", *SLOW)],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     wait_until(lambda: any(tmp_path.glob(".out.gguf.*.part/out.gguf")))
     os.killpg(process.pid, signal.SIGINT)
