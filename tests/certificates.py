@@ -1,4 +1,7 @@
-"""One certificate in place of all: a client of HTTP reads them when it is made, which takes 29 ms for all."""
+"""One certificate in place of all: a client of HTTP reads them when it is made, which takes 29 ms for all.
+
+Machines behind a proxy name a file of all in SSL_CERT_FILE: there too.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ def trust_one() -> None:
 
     Tests ask nobody but what they have started. Call this before a client is made.
     """
-    if "SSL_CERT_FILE" in os.environ:  # a worker of pytest has it from who started it
+    file = Path(tempfile.gettempdir()) / f"one-certificate-{os.getuid()}.pem"
+    if os.environ.get("SSL_CERT_FILE") == str(file):  # a worker of pytest has it from who started it
         return
     first, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition(_END)
-    file = Path(tempfile.gettempdir()) / f"one-certificate-{os.getuid()}.pem"
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(first + end, encoding="utf-8")
     partial.replace(file)

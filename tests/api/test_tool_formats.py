@@ -239,7 +239,7 @@ def test_an_answer_of_a_form_stands_beside_calls(form: str, follower: Follower) 
 
 
 @pytest.mark.parametrize("form", ONE)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(places=st.lists(st.integers(0, 200), max_size=12))
 def test_calls_are_read_alike_however_they_are_cut(form: str, places: list[int]) -> None:
     text, calls = (TWO[form], [ROME, TIME]) if form in TWO else (ONE[form], [ROME])

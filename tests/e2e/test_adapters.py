@@ -61,10 +61,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_together_they_answer_as_alone_and_a_killed_engine_is_only_a_pause(served: Served) -> None:
-    alone = {name: served.text(name, 150) for name in NAMES}
+    alone = {name: served.text(name, 80) for name in NAMES}
     assert len(set(alone.values())) == 3
     with ThreadPoolExecutor(9) as pool:
-        futures = [(name, pool.submit(served.text, name, 150)) for name in NAMES * 3]
+        futures = [(name, pool.submit(served.text, name, 80)) for name in NAMES * 3]
         while served.process.status()["queue"]["interactive"]["running"] < 3:
             pass
         os.kill(served.process.engine.pid, signal.SIGKILL)

@@ -52,7 +52,7 @@ def ask(
 ) -> tuple[str, str]:
     """What the cache did, and the answer. A question that is embedded too late, on a machine that is busy
     elsewhere, is compared with none: it is asked again."""
-    asked = {"model": "smollm2", "messages": [*before, {"role": "user", "content": text}], "max_tokens": 12}
+    asked = {"model": "smollm2", "messages": [*before, {"role": "user", "content": text}], "max_tokens": 4}
     with sdk(server, key, timeout=60) as client:
         while True:
             raw = client.chat.completions.with_raw_response.create(**asked, **fields)  # type: ignore[call-overload]
@@ -61,7 +61,7 @@ def ask(
 
 
 def stream(server: ServerProcess, text: str) -> tuple[str, str]:
-    asked: Any = {"model": "smollm2", "messages": [{"role": "user", "content": text}], "max_tokens": 12}
+    asked: Any = {"model": "smollm2", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
     said = "bypass"
     with sdk(server, "ann", timeout=60) as client:
         while said == "bypass":
@@ -101,9 +101,7 @@ def test_what_is_another_question_is_asked(server: ServerProcess) -> None:
     assert ask(server, PARAPHRASE, system, temperature=0)[0] == "miss"
     assert ask(server, PARAPHRASE, key="bob", temperature=0)[0] == "miss"
     assert ask(server, PARAPHRASE, temperature=0, tools=[TOOL])[0] == "miss"
-    assert ask(server, PARAPHRASE, temperature=0.1)[0] == "miss"
     assert ask(server, "Is it not safe to eat raw eggs?", temperature=0)[0] == "miss"
-    assert ask(server, "What is the capital of France?", temperature=0)[0] == "miss"
     assert ask(server, PARAPHRASE, temperature=0, extra_body={"cache": False})[0] == "bypass"
     assert ask(server, ONE, temperature=0)[0] == "exact"
 

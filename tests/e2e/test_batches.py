@@ -228,11 +228,11 @@ def test_a_running_batch_is_cancelled_and_keeps_what_is_done(busy: openai.OpenAI
 
 
 def test_a_window_that_closes_names_the_rows_that_did_not_run(busy: openai.OpenAI) -> None:
-    batch = begin(busy, jsonl([slow_row(n) for n in range(500)]), window="2s")
+    batch = begin(busy, jsonl([slow_row(n) for n in range(500)]), window="1s")
     done = ended(busy, batch.id)
     assert done.status == "expired"
     assert done.expired_at is not None
-    assert done.expired_at >= batch.created_at + 2
+    assert done.expired_at >= batch.created_at + 1
     _, completed, failed = counted(done)
     assert (completed + failed, failed > 0) == (500, True)
     late = lines_of(busy, done.error_file_id)
@@ -312,34 +312,34 @@ def test_a_file_that_is_deleted_while_it_is_read_is_cut(server: ServerProcess, c
 
 
 def test_kill_9_of_the_whole_server_loses_and_repeats_no_row(tmp_path: Path) -> None:
-    rows = [chat_row(n, max_tokens=2 + n % 7, ignore_eos=True) for n in range(160)]
+    rows = [chat_row(n, max_tokens=2 + n % 7, ignore_eos=True) for n in range(80)]
     batch_id, kills = "", 0
     while True:
         with new_server(tmp_path / "jobs.db", "--batch-concurrency", "4") as server, sdk(server) as client:
             batch_id = batch_id or begin(client, jsonl(rows)).id
-            if kills == 3:
+            if kills == 2:
                 done = ended(client, batch_id)
                 assert done.status == "completed"
                 lines = lines_of(client, done.output_file_id)
                 break
             kills += 1
-            until_some_are_done(client, batch_id, 40 * kills)
+            until_some_are_done(client, batch_id, 30 * kills)
             server.stop(signal.SIGKILL)
-    assert [line["custom_id"] for line in lines] == names(160)
-    assert counted(done) == (160, 160, 0)
+    assert [line["custom_id"] for line in lines] == names(80)
+    assert counted(done) == (80, 80, 0)
     tokens = [line["response"]["body"]["usage"]["completion_tokens"] for line in lines]
-    assert tokens == [2 + n % 7 for n in range(160)]
+    assert tokens == [2 + n % 7 for n in range(80)]
 
 
 def test_an_orderly_stop_leaves_a_batch_that_goes_on(tmp_path: Path) -> None:
     with new_server(tmp_path / "jobs.db", "--batch-concurrency", "1") as server, sdk(server) as client:
-        batch = begin(client, jsonl([chat_row(n, max_tokens=30, ignore_eos=True) for n in range(30)]))
+        batch = begin(client, jsonl([chat_row(n, max_tokens=30, ignore_eos=True) for n in range(12)]))
         until_some_are_done(client, batch.id, 3)
         assert server.stop(signal.SIGTERM) == 0
     with new_server(tmp_path / "jobs.db") as server, sdk(server) as client:
         done = ended(client, batch.id)
-        assert ids_of(client, done) == names(30)
-        assert counted(done) == (30, 30, 0)
+        assert ids_of(client, done) == names(12)
+        assert counted(done) == (12, 12, 0)
         assert "goes on" in "".join(server.lines)
 
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import gguf
 import httpx
 import pytest
 
+from tests import warm
 from tests.e2e.serving import eventually
 from tests.e2e.test_several_models import answer, post, replace, state
 from tests.llama.odd_models import rewritten, with_vocabulary
@@ -74,11 +73,10 @@ FATAL = (twice, no_bytes)
 Damage = Callable[[Path, Path], Path]
 
 
-@pytest.mark.parametrize("damage", FATAL)
+@pytest.mark.parametrize("damage", [FATAL[0], pytest.param(FATAL[1], marks=pytest.mark.slow)])
 def test_alone_it_is_one_line(damage: Damage, tmp_path: Path) -> None:
     path = damage(tiny_model_path(), tmp_path / "bad.gguf")
-    command = [sys.executable, "-m", "openai_cpu_server", "serve", "--model", str(path), "--port", "0"]
-    ended = subprocess.run([*command, "--jobs-db", "none"], capture_output=True, text=True, check=False)
+    ended = warm.run("serve", "--model", str(path), "--port", "0", "--jobs-db", "none")
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.count("\n") == 1
     assert "is damaged" in ended.stderr

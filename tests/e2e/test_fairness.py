@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 PROXY, STRANGER = "127.0.0.1", "127.0.0.2"
 NUM_QUEUED = 12
-BODY = {"prompt": "a", "max_tokens": 100, "ignore_eos": True}
+BODY = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server_process import ServerProcess
 
-pytestmark = [pytest.mark.native, pytest.mark.thorough]
+pytestmark = [pytest.mark.native, pytest.mark.thorough, pytest.mark.slow]  # SmolLM2 is asked each time
 
 CAPITALS = "The capital of Italy is Rome.\nThe capital of Spain is Madrid.\nThe capital of Japan is Tokyo.\n"
 

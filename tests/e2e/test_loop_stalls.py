@@ -71,7 +71,7 @@ def prompts(number: int) -> bytes:
 
 
 POSTS = {
-    "wrong biases, 5 MB": (CHAT, lambda: b'{"logit_bias":' + named(b'"x"', 4_800_000) + b"," + SAID + b"}"),
+    "wrong biases, 2 MB": (CHAT, lambda: b'{"logit_bias":' + named(b'"x"', 1_900_000) + b"," + SAID + b"}"),
     "wrong biases, 20 MB": (CHAT, lambda: b'{"logit_bias":' + named(b'"x"', 20_000_000) + b"," + SAID + b"}"),
     "right biases": (CHAT, lambda: b'{"logit_bias":' + named(b"1", 900_000) + b"," + SAID + b"}"),
     "lists in an unknown field": (CHAT, lambda: b'{"x":' + listed(b"[]", 8_000_000) + b"," + SAID + b"}"),
@@ -96,10 +96,16 @@ POSTS = {
     "pieces, 1 MB": ("/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"a b " * 250_000 + b'"}'),
     "pieces, 4 MB": ("/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"a b " * 1_000_000 + b'"}'),
     "tokens": ("/detokenize", lambda: b'{"tokens":' + listed(b"70", 1_200_000) + b"}"),
-    "prose": (CHAT, lambda: b'{"messages":[{"role":"user","content":"' + b"a\\n" * 10_000_000 + b'"}]}'),
+    "prose": (CHAT, lambda: b'{"messages":[{"role":"user","content":"' + b"a\\n" * 3_000_000 + b'"}]}'),
     "a long response": ("/v1/responses", lambda: b'{"input":"' + b"a, b: " * 5_000_000 + b'"}'),
 }  # fmt: skip
-LONG = ("tools", "wrong biases, 20 MB", "a long response", "pieces, 4 MB", "100,000 prompts")
+LONG = (
+    "tools",
+    "wrong biases, 20 MB",
+    "a long response",
+    "pieces, 4 MB",
+    "100,000 prompts",
+)
 """Of a kind with others, but for their size."""
 # A frame of a WebSocket is unmasked, looked at and decoded in one go: some 2 ms for each megabyte.
 MESSAGES = {

@@ -112,6 +112,7 @@ def test_pictures_go_to_the_nodes_and_outlive_an_engine(server: ServerProcess) -
     eventually(lambda: {node["state"] for node in nodes(server).values()} == {"ready"})
 
 
+@pytest.mark.slow
 def test_nobody_loses_a_request_when_the_engine_of_a_node_is_killed(server: ServerProcess) -> None:
     before = sum(one["restarts"] for one in nodes(server).values())  # type: ignore[misc]
     expected = completion(server, "x", 300)["choices"]

@@ -283,6 +283,7 @@ def is_healthy(url: str) -> bool:
 
 
 @pytest.mark.parametrize("use_responses_api", [False, True])
+@pytest.mark.slow
 def test_langchain_shows_pictures(
     use_responses_api: bool, server: ServerProcess, client: openai.OpenAI
 ) -> None:
@@ -302,6 +303,7 @@ def test_langchain_shows_pictures(
         assert "".join(chunk.text for chunk in chat.stream([said])) == answer(client, uri(plain()))
 
 
+@pytest.mark.slow
 def test_llama_index_shows_pictures(server: ServerProcess, client: openai.OpenAI) -> None:
     llm = llms.OpenAILike(
         model="model",

@@ -34,6 +34,7 @@ def every_row_once(client: openai.OpenAI, batch_id: str, num_rows: int) -> None:
     assert Counter(ids_of(client, done)) == Counter(names(num_rows))
 
 
+@pytest.mark.slow
 def test_a_killed_servers_batch_goes_on_in_another(postgres: PostgresServer) -> None:
     url = postgres.new_database()
     rows = jsonl([slow_row(number) for number in range(16)])
@@ -47,7 +48,7 @@ def test_a_killed_servers_batch_goes_on_in_another(postgres: PostgresServer) -> 
 
 def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postgres: PostgresServer) -> None:
     with serving(postgres.new_database()) as server, sdk(server) as client:
-        batch = begin(client, jsonl([slow_row(number) for number in range(24)]))
+        batch = begin(client, jsonl([slow_row(number) for number in range(12)]))
         until_some_are_done(client, batch.id, 2)
         postgres.stop()
         try:
@@ -67,9 +68,10 @@ def test_a_database_that_goes_away_is_503_and_its_batches_go_on_afterwards(postg
         finally:
             postgres.start()
         server.wait_for("(the jobs database is back)")
-        every_row_once(client, batch.id, 24)
+        every_row_once(client, batch.id, 12)
 
 
+@pytest.mark.slow
 def test_a_server_ends_in_order_while_its_database_is_away(postgres: PostgresServer) -> None:
     with serving(postgres.new_database()) as server, sdk(server) as client:
         batch = begin(client, jsonl([slow_row(number) for number in range(24)]))

@@ -101,7 +101,7 @@ def test_a_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("asked", ["auto", "off"])
+@pytest.mark.parametrize("asked", ["auto", pytest.param("off", marks=pytest.mark.slow)])
 def test_it_says_which_kernels_it_computes_with(asked: str) -> None:
     """The engine computes with them, if there is a library; the API process has loaded none."""
     with tiny_server("--kernels", asked, is_fresh=True) as server:

@@ -80,10 +80,10 @@ def test_a_kill_of_one_pauses_only_its_own_streams() -> None:
     with ServerProcess(*TWO) as server:
         answer(server, "two")
         first, second = engines_of(server.process.pid)
-        long = {"max_tokens": 400}
+        long = {"max_tokens": 200}
         with ThreadPoolExecutor() as pool:
             told = [pool.submit(answer, server, name, **long) for name in ("one", "two")]
-            time.sleep(0.3)
+            time.sleep(0.1)
             os.kill(first.pid, signal.SIGKILL)
             texts = [one.result() for one in told]
         assert texts[0] == texts[1]
@@ -105,7 +105,7 @@ def test_by_hand() -> None:
         for wrong in ("wait=perhaps", "force=true"):
             assert post(server, f"/v1/models/two/load?{wrong}").status_code == 400
         with httpx.stream(
-            "POST", server.url + "/v1/completions", json={**QUESTION, "max_tokens": 900, "stream": True}
+            "POST", server.url + "/v1/completions", json={**QUESTION, "max_tokens": 300, "stream": True}
         ) as stream:
             lines = stream.iter_lines()  # without a name it would be closed at once, and the stream with it
             next(lines)
@@ -117,7 +117,7 @@ def test_the_budget_has_room_for_one_at_a_time(tmp_path: Path) -> None:
     config.write_text(f'[models.large]\nsource = "{TINY}"\nctx_size = 1000000\n')
     with ServerProcess(*TWO, "--memory", "250", "--config", str(config)) as server:
         alone = answer(server, "one")
-        for name in ("two", "one", "two"):
+        for name in ("two", "one"):
             assert answer(server, name) == alone
             assert num_engines(server) == 1
         refused = httpx.post(server.url + "/v1/completions", json={**QUESTION, "model": "large"})
@@ -142,11 +142,10 @@ def test_a_file_that_changed_takes_over_without_a_lost_request(tmp_path: Path) -
             return found
 
         with ThreadPoolExecutor() as pool:
-            clients = [pool.submit(ask) for _ in range(4)]
-            for _ in range(2):
-                replace(path, TINY)
-                assert post(server, "/v1/models/one/load").json()["state"] == "ready"
-            time.sleep(0.5)
+            clients = [pool.submit(ask) for _ in range(2)]
+            replace(path, TINY)
+            assert post(server, "/v1/models/one/load").json()["state"] == "ready"
+            time.sleep(0.1)
             is_over.set()
             texts = [text for client in clients for text in client.result()]
         assert set(texts) == {wanted}

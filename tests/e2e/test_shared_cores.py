@@ -49,14 +49,14 @@ async def test_a_stream_beside_another_models_batch_work_whose_engine_is_killed(
     cores = SharedCores(batch_floor=0.5)
     one, other = cores.join("one"), cores.join("other")
     async with running(engine(one)) as a, running(engine(other)) as b:
-        rows = [asyncio.create_task(collect(b, asked(f"row{i}", 400, BATCH))) for i in range(8)]
+        rows = [asyncio.create_task(collect(b, asked(f"row{i}", 200, BATCH))) for i in range(4)]
         await eventually(lambda: cores.holder == other.name and b.status().running["batch"] > 0)
-        stream = asyncio.create_task(collect(a, asked("person", 600)))
+        stream = asyncio.create_task(collect(a, asked("person", 200)))
         await eventually(lambda: one.used_s(INTERACTIVE) > 0)
         assert b.engine_pid is not None
         os.kill(b.engine_pid, signal.SIGKILL)
-        assert num_tokens(await stream) == 600
-        assert [num_tokens(events) for events in await asyncio.gather(*rows)] == [400] * 8
+        assert num_tokens(await stream) == 200
+        assert [num_tokens(events) for events in await asyncio.gather(*rows)] == [200] * 4
         assert (a.status().restarts, b.status().restarts) == (0, 1)
         await eventually(lambda: cores.holder is None)
 

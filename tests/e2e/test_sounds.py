@@ -26,7 +26,7 @@ from tests.server_process import ServerProcess
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 Json = dict[str, Any]
-HOSTILE = 60
+HOSTILE = 16
 MOST_S = 100
 # Certificates are not read for each request (`verify`): that takes longer than the answer.
 

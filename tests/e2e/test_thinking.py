@@ -41,7 +41,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]
         yield client
 
 
-@pytest.mark.parametrize("budget", [1, 12])
+@pytest.mark.parametrize("budget", [pytest.param(1, marks=pytest.mark.slow), 12])
 def test_a_budget_ends_the_thoughts_and_the_answer_follows(thinker: openai.OpenAI, budget: int) -> None:
     asked = {**ASKED, "max_tokens": 150, "extra_body": {"thinking_budget": budget}}
     answer = thinker.chat.completions.create(**asked)

@@ -87,7 +87,11 @@ def test_a_full_queue(tight: ServerProcess, user: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"), [({"timeout": 0.2}, "0.2 seconds"), ({"timeout": 600, "n": 2}, "4 seconds")]
+    ("fields", "said"),
+    [
+        ({"timeout": 0.2}, "0.2 seconds"),
+        pytest.param({"timeout": 600, "n": 2}, "4 seconds", marks=pytest.mark.slow),
+    ],
 )
 def test_a_call_ends_when_its_time_is_over(
     tight: ServerProcess, user: httpx.Client, fields: dict[str, object], said: str

@@ -82,9 +82,9 @@ async def bodies(server: ServerProcess, document: Json, *, seed: int, number: in
 
 
 async def test_hostile_bodies(server: ServerProcess, document: Json) -> None:
-    statuses = await bodies(server, document, seed=7, number=300)
+    statuses = await bodies(server, document, seed=7, number=200)
     assert statuses[200] > 5, statuses
-    assert statuses[400] > 100, statuses
+    assert statuses[400] > 60, statuses
 
 
 async def test_odd_paths_queries_and_headers(server: ServerProcess, document: Json) -> None:
@@ -136,7 +136,7 @@ def check_document(server: ServerProcess, examples: int) -> None:
 
 @pytest.mark.timeout(600)  # most of it goes into making the examples
 def test_schemathesis_finds_answers_as_described(server: ServerProcess) -> None:
-    check_document(server, examples=3)
+    check_document(server, examples=1)
 
 
 @pytest.mark.slow

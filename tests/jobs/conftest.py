@@ -1,4 +1,4 @@
-"""Where jobs are kept: every test runs on SQLite and on PostgreSQL."""
+"""Where jobs are kept: tests of stores run on SQLite and on PostgreSQL, as do tests of several servers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of an empty database."""
+    return _new(request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same, for what one server does with it."""
+    return _new(request, tmp_path)
+
+
+def _new(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "deep" / "jobs.db")
     server: PostgresServer = request.getfixturevalue("postgres")

@@ -65,9 +65,9 @@ async def run_so_many(jobs: Jobs, batch: BatchRecord, num_rows: int) -> BatchRec
     return batch
 
 
-async def test_rows_run_a_few_at_a_time_and_come_out_in_order(where: str) -> None:
+async def test_rows_run_a_few_at_a_time_and_come_out_in_order(place: str) -> None:
     rows = Counting(pause_s=0.002)
-    async with jobs_at(where, rows) as jobs:
+    async with jobs_at(place, rows) as jobs:
         done = await ended(jobs, await begin(jobs, jsonl(100)))
         assert names(await lines_of(jobs, done.output_file_id)) == NAMES
     assert (done.status, done.total, done.completed, done.failed) == (BatchStatus.COMPLETED, 100, 100, 0)
@@ -76,18 +76,18 @@ async def test_rows_run_a_few_at_a_time_and_come_out_in_order(where: str) -> Non
     assert rows.most_at_once == OPTIONS.concurrency
 
 
-async def test_the_slowest_row_does_not_change_the_order(where: str) -> None:
+async def test_the_slowest_row_does_not_change_the_order(place: str) -> None:
     async def first_is_last(url: str, body: bytes, owner: str) -> RowAnswer:
         await anyio.sleep(0.2 if body == b'{"n": 0}' else 0)
         return ok(b'{"echo":' + body + b"}")
 
-    async with jobs_at(where, first_is_last) as jobs:
+    async with jobs_at(place, first_is_last) as jobs:
         done = await ended(jobs, await begin(jobs, jsonl(20)))
         lines = await lines_of(jobs, done.output_file_id)
     assert [line["response"]["body"]["echo"]["n"] for line in lines] == list(range(20))  # type: ignore[index]
 
 
-async def test_rows_longer_than_the_parts_of_a_file_carry_their_owner(where: str) -> None:
+async def test_rows_longer_than_the_parts_of_a_file_carry_their_owner(place: str) -> None:
     owners = set()
 
     async def note(url: str, body: bytes, owner: str) -> RowAnswer:
@@ -95,13 +95,13 @@ async def test_rows_longer_than_the_parts_of_a_file_carry_their_owner(where: str
         return await echo(url, body, owner)
 
     long = jsonl(3).replace(b'{"n":', b'{"x":"' + b"y" * PART_BYTES * 2 + b'","n":')
-    async with jobs_at(where, note) as jobs:
+    async with jobs_at(place, note) as jobs:
         done = await ended(jobs, await begin(jobs, long, owner="ann"))
         assert names(await lines_of(jobs, done.output_file_id, owner="ann")) == NAMES[:3]
     assert owners == {"ann"}
 
 
-async def test_a_row_that_is_not_to_blame_is_tried_again(where: str) -> None:
+async def test_a_row_that_is_not_to_blame_is_tried_again(place: str) -> None:
     tried: Counter[bytes] = Counter()
 
     async def busy_at_first(url: str, body: bytes, owner: str) -> RowAnswer:
@@ -110,13 +110,13 @@ async def test_a_row_that_is_not_to_blame_is_tried_again(where: str) -> None:
             return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.01)
         return ok()
 
-    async with jobs_at(where, busy_at_first) as jobs:
+    async with jobs_at(place, busy_at_first) as jobs:
         done = await ended(jobs, await begin(jobs, jsonl(10)))
     assert (done.completed, done.failed) == (10, 0)
     assert set(tried.values()) == {3}
 
 
-async def test_an_owner_who_has_to_wait_holds_up_nobody_else(where: str) -> None:
+async def test_an_owner_who_has_to_wait_holds_up_nobody_else(place: str) -> None:
     """And few of the owner's rows are begun meanwhile."""
     may_go = anyio.Event()
     begun: set[bytes] = set()
@@ -128,7 +128,7 @@ async def test_an_owner_who_has_to_wait_holds_up_nobody_else(where: str) -> None
             return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=0.5, pauses=True)
         return ok()
 
-    async with jobs_at(where, evil_waits) as jobs:
+    async with jobs_at(place, evil_waits) as jobs:
         waiting = await begin(jobs, jsonl(1000), owner="evil")
         with anyio.fail_after(30):
             while not begun:
@@ -141,11 +141,11 @@ async def test_an_owner_who_has_to_wait_holds_up_nobody_else(where: str) -> None
         assert (late.completed, late.failed) == (1000, 0)
 
 
-async def test_batches_of_owners_who_have_to_wait_can_be_cancelled_and_closed(where: str) -> None:
+async def test_batches_of_owners_who_have_to_wait_can_be_cancelled_and_closed(place: str) -> None:
     async def waits(url: str, body: bytes, owner: str) -> RowAnswer:
         return RowAnswer(status=429, request_id="r", body=b"{}", retry_after_s=600.0, pauses=True)
 
-    async with jobs_at(where, waits) as jobs:
+    async with jobs_at(place, waits) as jobs:
         batch = await begin(jobs, jsonl(10))
         await begin(jobs, jsonl(10))
         await is_begun(jobs, batch)
@@ -153,12 +153,12 @@ async def test_batches_of_owners_who_have_to_wait_can_be_cancelled_and_closed(wh
         assert (await ended(jobs, batch)).status is BatchStatus.CANCELLED
 
 
-async def test_what_is_closed_goes_on_where_it_was(where: str) -> None:
+async def test_what_is_closed_goes_on_where_it_was(place: str) -> None:
     first, second = Counting(pause_s=0.005), Counting()
-    async with jobs_at(where, first) as jobs:
+    async with jobs_at(place, first) as jobs:
         batch = await begin(jobs, jsonl(100))
         batch = await run_so_many(jobs, batch, 20)
-    async with jobs_at(where, second) as jobs:
+    async with jobs_at(place, second) as jobs:
         done = await ended(jobs, batch)
         assert names(await lines_of(jobs, done.output_file_id)) == NAMES
     assert done.in_progress_at == batch.in_progress_at
@@ -167,8 +167,8 @@ async def test_what_is_closed_goes_on_where_it_was(where: str) -> None:
     assert len(again) <= OPTIONS.concurrency, "only what was running is computed again"
 
 
-async def test_a_window_that_closes(where: str) -> None:
-    async with jobs_at(where, never) as jobs:
+async def test_a_window_that_closes(place: str) -> None:
+    async with jobs_at(place, never) as jobs:
         done = await ended(jobs, await begin(jobs, jsonl(1200), window="3s"))
         late = await lines_of(jobs, done.error_file_id)
     assert (done.status, done.completed, done.failed) == (BatchStatus.EXPIRED, 0, 1200)
@@ -176,23 +176,23 @@ async def test_a_window_that_closes(where: str) -> None:
     assert done.output_file_id is None
 
 
-async def test_a_window_that_closed_while_nobody_ran_it(where: str) -> None:
+async def test_a_window_that_closed_while_nobody_ran_it(place: str) -> None:
     now = [1000.0]
-    async with jobs_at(where, never, clock=lambda: now[0]) as jobs:
+    async with jobs_at(place, never, clock=lambda: now[0]) as jobs:
         batch = await begin(jobs, jsonl(5), window="1h")
         await is_begun(jobs, batch)
     now[0] += 3601
     other_model = msgspec.structs.replace(OPTIONS, model="other")
-    async with jobs_at(where, echo, other_model, clock=lambda: now[0]) as jobs:
+    async with jobs_at(place, echo, other_model, clock=lambda: now[0]) as jobs:
         done = await ended(jobs, batch)
     assert (done.status, done.expired_at, done.failed) == (BatchStatus.EXPIRED, 4601, 5)
 
 
-async def test_cancelling_ends_running_rows(where: str) -> None:
+async def test_cancelling_ends_running_rows(place: str) -> None:
     async def odd_ones_hang(url: str, body: bytes, owner: str) -> RowAnswer:
         return await (never if int(body[6:-1]) % 2 else echo)(url, body, owner)
 
-    async with jobs_at(where, odd_ones_hang) as jobs:
+    async with jobs_at(place, odd_ones_hang) as jobs:
         batch = await begin(jobs, jsonl(100))
         batch = await run_so_many(jobs, batch, 4)
         assert (await jobs.cancel_batch("", batch.id)).status is BatchStatus.CANCELLING
@@ -202,8 +202,8 @@ async def test_cancelling_ends_running_rows(where: str) -> None:
         assert done.error_file_id is None
 
 
-async def test_a_short_batch_does_not_wait_for_a_long_one(where: str) -> None:
-    async with jobs_at(where, Counting(pause_s=0.01)) as jobs:
+async def test_a_short_batch_does_not_wait_for_a_long_one(place: str) -> None:
+    async with jobs_at(place, Counting(pause_s=0.01)) as jobs:
         long = await begin(jobs, jsonl(2000))
         short = await ended(jobs, await begin(jobs, jsonl(10)))
         assert short.status is BatchStatus.COMPLETED
@@ -231,8 +231,8 @@ async def test_another_servers_batch_is_cancelled_through_the_database(where: st
             assert (await ended(one, batch)).status is BatchStatus.CANCELLED
 
 
-async def test_listings_have_pages(where: str) -> None:
-    async with jobs_at(where) as jobs:
+async def test_listings_have_pages(place: str) -> None:
+    async with jobs_at(place) as jobs:
         made = [await jobs.add_file("", f"{n}", io.BytesIO(b"x")) for n in range(5)]
         newest, has_more = await jobs.list_files("", PageQuery(limit=2))
         assert (newest, has_more) == ([made[4], made[3]], True)
@@ -277,9 +277,9 @@ class Slow:
         return b"x" * size
 
 
-async def test_while_one_uploads_others_read_and_write(where: str) -> None:
+async def test_while_one_uploads_others_read_and_write(place: str) -> None:
     content = Slow(20)
-    async with jobs_at(where) as jobs:
+    async with jobs_at(place) as jobs:
         uploading = asyncio.create_task(jobs.add_file("ann", "large", content))
         for _ in range(20):
             content.goes_on.release()
@@ -292,7 +292,7 @@ async def test_while_one_uploads_others_read_and_write(where: str) -> None:
         assert b"".join([part async for part in jobs.content(stored)]) == b"x" * stored.bytes
 
 
-async def test_an_upload_that_breaks_leaves_nothing(where: str) -> None:
+async def test_an_upload_that_breaks_leaves_nothing(place: str) -> None:
     class Broken:
         num_reads = 0
 
@@ -302,11 +302,11 @@ async def test_an_upload_that_breaks_leaves_nothing(where: str) -> None:
                 raise OSError("gone")
             return b"x" * size
 
-    async with jobs_at(where) as jobs:
+    async with jobs_at(place) as jobs:
         with pytest.raises(OSError, match="gone"):
             await jobs.add_file("", "x", Broken())
         assert (await jobs.list_files("", PageQuery(limit=9)))[0] == []
-    database = open_database(where)
+    database = open_database(place)
     with database.read() as connection:
         for table in (files, parts):
             assert connection.execute(select(table)).all() == []
@@ -349,11 +349,11 @@ class Limited:
 
 @pytest.mark.parametrize(("wait_s", "max_batches"), [(3600, 1), (0.0, 2)], ids=["long", "shortly"])
 async def test_a_batch_that_waits_makes_room_for_others_and_goes_on_where_it_was(
-    where: str, wait_s: float, max_batches: int
+    place: str, wait_s: float, max_batches: int
 ) -> None:
     rows = Limited(allowed=7, wait_s=wait_s)
     options = msgspec.structs.replace(OPTIONS, max_batches=max_batches, concurrency=2)
-    async with jobs_at(where, rows, options) as jobs:
+    async with jobs_at(place, rows, options) as jobs:
         first = await begin(jobs, jsonl(20), owner="ann")
         await run_so_many(jobs, first, 7)
         others = await ended(jobs, await begin(jobs, jsonl(5), owner="bob"))
@@ -368,8 +368,8 @@ async def test_a_batch_that_waits_makes_room_for_others_and_goes_on_where_it_was
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 3600.0])
-async def test_a_batch_that_waits_can_be_cancelled_and_expires(where: str, wait_s: float) -> None:
-    async with jobs_at(where, Limited(allowed=1, wait_s=wait_s)) as jobs:
+async def test_a_batch_that_waits_can_be_cancelled_and_expires(place: str, wait_s: float) -> None:
+    async with jobs_at(place, Limited(allowed=1, wait_s=wait_s)) as jobs:
         one, two = [await begin(jobs, jsonl(3), owner="ann", window="2s") for _ in range(2)]
         await anyio.sleep(0.1)
         await jobs.cancel_batch("ann", one.id)

@@ -61,9 +61,9 @@ BRACKETS = Constraint(grammar=gbnf_to_lark('root ::= "[" [a-z]+ "]"'), opening=(
 
 @pytest.mark.parametrize("constraint", [None, BRACKETS], ids=["free", "constrained"])
 def test_opening_and_closing_slots(backend: LlamaBackend, constraint: Constraint | None) -> None:
-    use_slots(backend, 100, constraint)
+    use_slots(backend, 50, constraint)
     files, memory = psutil.Process().num_fds(), resident()
-    use_slots(backend, 200, constraint)
+    use_slots(backend, 100, constraint)
     assert psutil.Process().num_fds() <= files
     assert resident() - memory < 2**20
 
@@ -122,7 +122,7 @@ def test_loading_and_closing(tiny: Path) -> None:
     for _ in range(3):
         once()
     files, running, memory = psutil.Process().num_fds(), threads(), resident()
-    for _ in range(10):
+    for _ in range(5):
         once()
     assert psutil.Process().num_fds() <= files
     assert threads_that_stay(running) == set()

@@ -59,7 +59,6 @@ ONE_OF_EACH = (
     "tiny-gemma4",
     "tiny-mamba",
     "tiny-qwen35",
-    "tiny-falcon-h1",
     "tiny-lfm2-window",
 )
 """All kinds of memory, latent and shared cells, and positions of three numbers."""

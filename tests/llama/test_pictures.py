@@ -132,7 +132,14 @@ class Sensing:
         return len(store._known)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+SELDOM = ("whole", "one place, newer", "hybrid")
+"""As another of the kinds is in what memory and places are, but for its projector."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name for name in KINDS],
+)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
@@ -226,7 +233,7 @@ def test_a_cache_file_knows_pictures_and_what_made_their_rows(kind: Kind, tmp_pa
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("name", ["slices", "hybrid, one place"])
+@pytest.mark.parametrize("name", [pytest.param("slices", marks=pytest.mark.slow), "hybrid, one place"])
 async def test_a_killed_engine_goes_on_with_pictures(name: str) -> None:
     """The real process, in its sandbox."""
     kind = KINDS[name]

@@ -43,8 +43,10 @@ CHUNKS = (TEXT[:40], TEXT[40:64], TEXT[64:128])
 TOLERANCE = 0.02
 """Cells in another order, and steps of other sizes, round differently (docs/measurements.md)."""
 
+SELDOM = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("f32", "bf16")]
 
-@pytest.fixture(scope="module", params=["f16", "f32", "bf16", "q8_0", "f16-plain"])
+
+@pytest.fixture(scope="module", params=["f16", *SELDOM, "q8_0", "f16-plain"])
 def pool(request: pytest.FixtureRequest, tiny: Path) -> Iterator[LlamaBackend]:
     """512 cells of each KV type; `plain`: values lie the other way round without flash attention."""
     kv_type, _, plain = request.param.partition("-")

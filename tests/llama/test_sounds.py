@@ -52,7 +52,13 @@ def sound(seconds: float, seed: int = 0) -> Sound:
     return Sound.of((tone + noise).astype("<f4").tobytes())
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow) if name in ("windows", "hybrid") else name
+        for name in KINDS
+    ],
+)
 def hearing(request: pytest.FixtureRequest) -> Iterator[Sensing]:
     hearing = Sensing(options(KINDS[request.param]))
     yield hearing
@@ -249,7 +255,7 @@ def test_a_projector_that_llama_cpp_dies_of_is_a_line_at_start(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", ["hybrid", "sees, too"])
+@pytest.mark.parametrize("kind", ["hybrid", pytest.param("sees, too", marks=pytest.mark.slow)])
 async def test_a_killed_engine_goes_on_with_sounds(kind: str) -> None:
     """The real process, in its sandbox."""
     heard = sound(9.0, 1)

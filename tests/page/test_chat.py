@@ -318,7 +318,7 @@ def test_pictures_of_a_conversation_are_bounded_and_never_left_behind(
     """Whoever presses Enter while one is being read sends it too; a model without eyes is sent none; and all
     that a conversation shows can be sent again with each turn."""
     page = media_visit.page
-    Image.effect_noise((3000, 3000), 90).save(tmp_path / "large.png")
+    Image.effect_noise((1500, 1500), 90).save(tmp_path / "large.png")
     limit(page, 4)
     attachable(page)
     composer(page).fill("What is it?")

@@ -208,7 +208,7 @@ async def test_who_takes_nothing_is_given_up() -> None:
                 await asyncio.sleep(0.01)
             while host.num_live:
                 writer.write(renewals)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
         writer.transport.abort()
 
 
