@@ -12,12 +12,14 @@ from openai_cpu_server.api.llama_server.body import LlamaServerBody
 from openai_cpu_server.api.ollama.body import OllamaBody, OllamaGenerateBody, OllamaOptions
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.api.pooling.ollama import OllamaEmbedBody
+from openai_cpu_server.api.transcriptions.routes import RecordingBody
 from openai_cpu_server.http.parse import Body
 
 _WHERE: Mapping[str, type[Body]] = {
     "generation": GenerationBody,
     "`stream_options`": StreamOptions,
     "a message": Message,
+    "/v1/audio": RecordingBody,
     "/v1/embeddings": EmbeddingBody,
     "/v1/rerank": RerankBody,
     "/api/chat": OllamaBody,

@@ -218,14 +218,21 @@ async def test_what_does_not_go_together_is_refused(http: httpx.AsyncClient) -> 
 
     assert await refused(("stream", "true"), ("response_format", "srt")) == "response_format"
     assert await refused(("include[]", "logprobs"), ("response_format", "text")) == "include"
+    limits = ("max_tokens", "1"), ("max_completion_tokens", "2")
+    assert await refused(*limits) == "max_tokens"
     assert await refused(("temperature", "0"), ("temperature", "1")) == "temperature"
 
 
 async def test_what_asks_for_nothing_else_is_taken(http: httpx.AsyncClient) -> None:
-    fields = [("chunking_strategy[type]", "server_vad"), ("model", "ears"), ("include", "logprobs")]
+    fields = [
+        ("max_tokens", "3"),
+        ("chunking_strategy[type]", "server_vad"),
+        ("model", "ears"),
+        ("include", "logprobs"),
+    ]
     got = await send(http, "/audio/transcriptions", FILES["mp3"], *fields)
     assert got.status_code == 200, got.text
-    assert got.json()["logprobs"][0]["logprob"] == -1.0
+    assert [score["logprob"] for score in got.json()["logprobs"]] == [-1.0] * 3
     assert (await send(http, TRANSCRIPTIONS, FILES["mp3"], ("chunking_strategy", "auto"))).status_code == 200
 
 

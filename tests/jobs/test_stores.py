@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
@@ -330,18 +330,18 @@ def test_a_database_of_the_first_version_is_brought_forward_and_loses_nothing(tm
         database.close()
 
 
-def test_a_database_without_seconds_of_sound_gets_them(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    open_database(str(path)).close()
-    row = "('2026-11-02', 'ann', 'm', 1, 2, 0, 3, 1.5, 0, 0, 0)"
-    _execute(
-        path,
-        "ALTER TABLE usage DROP COLUMN audio_seconds",
-        f"INSERT INTO usage VALUES {row}",
-        "UPDATE schema_version SET version = 4",
-    )
+def test_a_database_without_seconds_of_sound_gets_them(where: str) -> None:
+    database = open_database(where)
+    with database.write() as connection:
+        for statement in (
+            "ALTER TABLE usage DROP COLUMN audio_seconds",
+            "INSERT INTO usage VALUES ('2026-11-02', 'ann', 'm', 1, 2, 0, 3, 1.5, 0, 0, 0)",
+            "UPDATE schema_version SET version = 4",
+        ):
+            connection.execute(text(statement))
+    database.close()
     for seconds in (30.0, 60.0):
-        database = open_database(str(path))
+        database = open_database(where)
         store, page = UsageStore(database), PageQuery(limit=9, is_ascending=True)
         store.add({UsageSlot("2026-11-02", "ann", "m"): Amounts(audio_seconds=30.0)})
         used = store.page(UsageQuery(page=page)).total.amounts

@@ -102,6 +102,8 @@ class RecordingBody(SharedBody):
     chunking_strategy: Annotated[Literal["auto", "server_vad"], BeforeValidator(_no_tuning)] | None = None
     max_completion_tokens: OutputLimit = None
     """vLLM's: of each piece."""
+    max_tokens: OutputLimit = None
+    """llama-server's name of it."""
 
     @property
     def form(self) -> str:
@@ -115,7 +117,7 @@ def recording_ask(body: RecordingBody, data: bytes, task: str) -> Ask:
     said = [{"type": "text", "text": mark}, {"type": "text", "text": _instruction(body, task)}]
     prompt = AskedConversation([AskedMessage({"role": "user", "content": said}, path="prompt")], "file")
     ask = shared_ask(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
-    limit = body.max_completion_tokens
+    limit = body.max_completion_tokens or body.max_tokens
     is_scored = body.form == "verbose_json" or bool(body.include)
     return msgspec.structs.replace(
         ask,
@@ -131,6 +133,8 @@ def recording_ask(body: RecordingBody, data: bytes, task: str) -> Ask:
 
 
 def _check_together(body: RecordingBody) -> None:
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise wrong("'max_tokens' and 'max_completion_tokens' name the same limit but differ.", "max_tokens")
     if body.timestamp_granularities and body.form != "verbose_json":
         name = "timestamp_granularities"
         raise wrong(f"'{name}' is only allowed with the response_format 'verbose_json'.", name)
