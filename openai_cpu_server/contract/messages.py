@@ -210,9 +210,13 @@ class PromptProgress(msgspec.Struct, frozen=True):
 
     total: int
     cached: int
-    """Those that were not to be computed."""
+    """Those that were not to be computed; 0 while nobody knows."""
     processed: int
     """Those that are there now, these included."""
+    left_ms: float | None = None
+    """An estimate of the time to the first token; None: there is none."""
+    place: int | None = None
+    """In the queue, 1 is next; None: it is being read."""
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -340,7 +340,7 @@ class GenerationRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=
     """Whether control tokens (`[TOOL_CALLS]`) are text in the output, except those that end it;
     else they are silent."""
     tells_progress: bool = False
-    """It is told how far its prompt is computed, after each step."""
+    """It is told how far its prompt is computed, after each step until its first token."""
     pin: bool = False
     """Keep the prompt in the prefix cache for good."""
 

@@ -99,7 +99,11 @@ class EngineCore(Core[Step]):
         self._costs = costs
         self._backend = backend
         self._adapters = LoadedAdapters(scheduler, backend)
-        self._outputs = LiveOutputs(scheduler.sequences, backend, tell=self._events.extend)
+        self._slowdown = 1.0
+        """By other engines, in the step that is computed."""
+        self._outputs = LiveOutputs(
+            scheduler.sequences, backend, tell=self._events.extend, first_token_ms=self._first_token_ms
+        )
         self._planned = Step()
         """That which is to be executed next."""
         self._opened: list[Sequence] = []
@@ -176,7 +180,11 @@ class EngineCore(Core[Step]):
     def _everybody(self) -> tuple[str, ...]:
         return self._outputs.ids
 
+    def _first_token_ms(self, sequence: Sequence) -> float:
+        return self._scheduler.expectations.first_token_ms(sequence, self._slowdown)
+
     def _plan(self, sharing: Sharing) -> Step:
+        self._slowdown = sharing.slowdown
         # After a step that was thrown away for another model's newcomer comes a short one: it is not thrown
         # away too, and the next newcomer waits for no long one.
         is_repeated = self._timer.was_interrupted and self.work is Priority.BATCH

@@ -127,9 +127,12 @@ class SequenceOutput:
         name: Callable[[int], bytes],
         end_tokens: frozenset[int],
         num_told: int,
+        first_token_ms: Callable[[Sequence], float],
     ) -> None:
-        """`piece`: what a token adds to the text; `name`: the same, with control tokens by their names."""
+        """`piece`: what a token adds to the text; `name`: the same, with control tokens by their names.
+        `first_token_ms`: when the first token of a sequence that runs is expected."""
         self._sequence = sequence
+        self._first_token_ms = first_token_ms
         self._piece = piece
         self._end_tokens = end_tokens.union(sequence.request.sampling.stop_tokens)
         self._num_tokens = num_told
@@ -148,7 +151,7 @@ class SequenceOutput:
         self._gained = _NOTHING
         """What may be told of the held tokens."""
         self._scores: list[TokenLogprob] = []
-        self._progress_told = -1
+        self._progress_told = sequence.request.num_tokens if num_told else -1
         """So much of the prompt was told to be computed."""
 
     def begin(self, beginning: Iterable[int]) -> Events:
@@ -167,7 +170,8 @@ class SequenceOutput:
         for processed in (cached, min(sequence.computed, total)):
             if processed > self._progress_told:
                 self._progress_told = processed
-                progress = PromptProgress(total=total, cached=cached, processed=processed)
+                left_ms = self._first_token_ms(sequence)
+                progress = PromptProgress(total=total, cached=cached, processed=processed, left_ms=left_ms)
                 yield TokenEvent(id=sequence.request.id, progress=progress)
 
     def _gained_by(self, advance: SequenceAdvance) -> Events:
@@ -280,11 +284,18 @@ class LiveOutputs:
     """The outputs of all sequences that live: each is told until it ends, and then leaves the scheduler."""
 
     def __init__(
-        self, sequences: LiveSequences, backend: Backend, *, tell: Callable[[Iterable[TokenEvent]], None]
+        self,
+        sequences: LiveSequences,
+        backend: Backend,
+        *,
+        tell: Callable[[Iterable[TokenEvent]], None],
+        first_token_ms: Callable[[Sequence], float],
     ) -> None:
+        """`first_token_ms`: when the first token of a sequence that runs is expected."""
         self._sequences = sequences
         self._backend = backend
         self._tell = tell
+        self._first_token_ms = first_token_ms
         self._outputs: dict[str, SequenceOutput] = {}
         self.num_forced = 0
         """Output tokens that no figures have told of yet."""
@@ -315,6 +326,7 @@ class LiveOutputs:
             name=partial(self._backend.piece, special=True),
             end_tokens=self._backend.info.end_tokens,
             num_told=len(output),
+            first_token_ms=self._first_token_ms,
         )
         if output and len(output) >= request.max_tokens:
             self.end(request.id, FinishReason.LENGTH)  # only its last event was lost in the crash

@@ -231,6 +231,7 @@ class EndedRequests:
 
 
 PRIORITY_HEADER = "X-Priority"
+PROGRESS_HEADER = "X-Progress"
 _BY_LABEL = {priority.label: priority for priority in Priority}
 _BY_TIER = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
 _CONTEXT = "openai_cpu_server.context"
@@ -244,12 +245,22 @@ class Sender(msgspec.Struct, frozen=True):
     """It outranks what the body says."""
     default_priority: Priority = Priority.INTERACTIVE
     """The priority of a body that names none."""
+    progress_header: str | None = None
+    """Whether a stream is to tell its progress, for clients that cannot say so in the body."""
 
     @classmethod
-    def of(cls, identity: Identity, *, header: str | None, default: Priority) -> Sender:
-        """`default` is the server's; the key's own goes before it."""
+    def of(
+        cls, identity: Identity, *, header: str | None, default: Priority, progress: str | None = None
+    ) -> Sender:
+        """`default` is the server's; the key's own goes before it. `progress`: that header."""
         own = identity.key.priority if identity.key else None
-        return cls(identity, header, default if own is None else own)
+        return cls(identity, header, default if own is None else own, progress)
+
+    def wants_progress(self) -> bool:
+        """Raises InvalidRequest for a header that says neither."""
+        if self.progress_header not in (None, "true", "false"):
+            raise wrong_value(PROGRESS_HEADER, "'true' or 'false'")
+        return self.progress_header == "true"
 
     def priority(self, *, field: str | None = None, tier: str | None = None) -> Priority:
         """`field` and `tier` stand in the body; our own field goes before OpenAI's tier.

@@ -32,6 +32,7 @@ from openai_cpu_server.http.clients import Claim, is_local
 from openai_cpu_server.http.connection import EXCESS_CONNECTION
 from openai_cpu_server.http.context import (
     PRIORITY_HEADER,
+    PROGRESS_HEADER,
     EndedRequests,
     RequestContext,
     Sender,
@@ -306,11 +307,16 @@ class RouteGuard:
         claim = Claim.of(scope, access, self._keys, proxies, is_administrator=is_administrator)
         identity = claim.identity(self._keys)
         ticket.client = identity.holder
-        header = Headers(scope=scope).get(PRIORITY_HEADER)
+        headers = Headers(scope=scope)
         most_bytes = _SPOOLED_BYTES if access.is_upload else self._max_bytes(access)
         return RequestContext(
             ticket,
-            Sender.of(identity, header=header, default=self._options.default_priority),
+            Sender.of(
+                identity,
+                header=headers.get(PRIORITY_HEADER),
+                default=self._options.default_priority,
+                progress=headers.get(PROGRESS_HEADER),
+            ),
             claim=claim,
             lease=self._lease(access, identity),
             body=BodyQuota(self._bodies, most_bytes),

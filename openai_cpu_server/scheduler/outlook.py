@@ -199,6 +199,18 @@ class Expectations:
         line, first = self._line(), islice(self._waiting.in_order(), _TOLD)
         return [QueuePlace(s.request.id, n, slowdown * line.enter(s)) for n, s in enumerate(first, 1)]
 
+    def first_token_ms(self, sequence: Sequence, slowdown: float = 1.0) -> float:
+        """When the first token of one that runs comes. Others read their prompts in turn with it, and each
+        stream gets a token in each step."""
+        own = max(0, sequence.request.num_tokens - sequence.computed)
+        cost, running = self._costs.of(sequence.request.adapter), self._running.values()
+        others = [s.pending for s in running if s is not sequence and s.pending > 1]
+        num_streams = sum(s.is_decoding for s in running)
+        num_tokens = own + sum(min(own, pending) for pending in others)
+        reading_ms = num_tokens * _reading_ms(cost, num_streams, self._stall_ms)
+        attention_ms = own * (sequence.computed + own / 2) * _pair_ms(cost)
+        return slowdown * (reading_ms + attention_ms + self._encodings.price_ms(sequence))
+
     def forecast(self) -> Forecast:
         """What a newcomer may expect, for those who choose between several engines."""
         running, cost = list(self._running.values()), self._costs.model

@@ -25,6 +25,7 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.body import (
     GenerationBody,
     JsonObject,
+    ProgressBody,
     ResponseFormat,
     SharedBody,
     StructuredOutputs,
@@ -262,6 +263,7 @@ def shared_ask(body: SharedBody, prompt: AskedPrompt, *, id_prefix: str, form: A
         cache=body.cache,
         cache_salt=body.cache_salt,
         timeout_s=body.timeout,
+        details=AskedDetails(progress=bool(body.return_progress)),
     )
 
 
@@ -288,21 +290,20 @@ Prediction = Annotated[int, Field(ge=-2, le=COUNT.most), Whole]
 """Below 0: all that the context leaves."""
 
 
-class ProgressBody(Body):
+class PredictionBody(ProgressBody):
     """llama-server's: its name for a limit, and what chunks of a stream tell where they are asked to."""
 
     n_predict: Prediction | None = None
     timings_per_token: bool | None = None
-    return_progress: bool | None = None
 
 
-def prediction(body: ProgressBody) -> AskedLimit | None:
+def prediction(body: PredictionBody) -> AskedLimit | None:
     """None: it says none."""
     limit = body.n_predict
     return None if limit is None or limit < 0 else AskedLimit(limit, "n_predict", is_ceiling=True)
 
 
-def asked_progress(body: ProgressBody) -> AskedDetails:
+def asked_details(body: PredictionBody) -> AskedDetails:
     return AskedDetails(timings=bool(body.timings_per_token), progress=bool(body.return_progress))
 
 

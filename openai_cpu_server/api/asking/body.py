@@ -405,7 +405,12 @@ Tier = Annotated[str, Field(max_length=64)]
 """Any name: other services have others. See `unheeded.TIERS`."""
 
 
-class SharedBody(Body):
+class ProgressBody(Body):
+    return_progress: bool | None = None
+    """llama-server's: a stream tells how far its prompt is, until its first token."""
+
+
+class SharedBody(ProgressBody):
     """Fields that mean the same in most families. `sampling` tells how to sample, `as_ask` all else."""
 
     model: str | None = None

@@ -153,7 +153,8 @@ class Renderer(ABC):
         return ()
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        """So much of a prompt is computed. Only where `AskedDetails.progress` asks for it."""
+        """So much of a prompt is computed, or it waits. Only where `AskedDetails.progress` asks for it.
+        Nothing: it is told as all others are."""
         return ()
 
     @abstractmethod
@@ -271,14 +272,34 @@ def timings(figures: Figures) -> dict[str, float]:
     }
 
 
-def prompt_progress(progress: PromptProgress, figures: Figures) -> dict[str, float]:
-    """llama-server's names of it."""
-    return {
-        "total": progress.total,
-        "cache": progress.cached,
-        "processed": progress.processed,
-        "time_ms": round(figures.prefill_ms),
-    }
+class ToldProgress(msgspec.Struct, frozen=True):
+    """How far a prompt is: llama-server's `prompt_progress`, with two fields of ours behind."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+    """For so long it has been read."""
+    place: int | None
+    """In the queue, 1 is next; None: it is being read."""
+    seconds_left: float | None
+    """An estimate of the time to its first token."""
+
+    @classmethod
+    def of(cls, progress: PromptProgress, figures: Figures) -> ToldProgress:
+        return cls(
+            total=progress.total,
+            cache=progress.cached,
+            processed=progress.processed,
+            time_ms=round(figures.prefill_ms),
+            place=progress.place,
+            seconds_left=None if progress.left_ms is None else round(progress.left_ms / 1000, 2),
+        )
+
+
+def progress_field(progress: PromptProgress, figures: Figures) -> bytes:
+    """As a member of an object."""
+    return b'"prompt_progress":' + msgspec.json.encode(ToldProgress.of(progress, figures))
 
 
 def _of_llama_server(figures: Figures) -> dict[str, float]:
@@ -373,9 +394,9 @@ class ChunkStream(Renderer):
         return Chunk(b'%b,"timings":%b}' % (chunk.json[:-1], msgspec.json.encode(timings(self.so_far))))
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
-        told = msgspec.json.encode(prompt_progress(progress, figures))
+        told = progress_field(progress, figures)
         choice = self._empty % [*self._choices].index(request_id)
-        chunk = Chunk(b'%b%b%b,"prompt_progress":%b}' % (self._open, choice, self._close[:-1], told))
+        chunk = Chunk(b"%b%b%b,%b}" % (self._open, choice, self._close[:-1], told))
         return (self._timed(chunk),)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:

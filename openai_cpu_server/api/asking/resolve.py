@@ -225,6 +225,7 @@ def _with(ask: Ask, messages: Sequence[AskedMessage]) -> Ask:
 def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: NumChoices) -> Call:
     call_id = ask.id_prefix + secrets.token_hex(12)
     prompts, output = prepared.prompts, prepared.output
+    ask = _with_progress(ask, asking)
     alike = _request(ask, asking, output, choices)
     rooms = [output_room(ask, len(prompt.tokens), asking.info, asking.options) for prompt in prompts]
     asked_tokens = _asked_tokens(ask, rooms, choices.made)
@@ -255,6 +256,13 @@ def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: Nu
         details=ask.details,
         headers=_headers(ask, prepared),
     )
+
+
+def _with_progress(ask: Ask, asking: ModelContext) -> Ask:
+    """A stream tells it where its body or a header asks for that. Raises InvalidRequest."""
+    is_wanted = asking.sender.wants_progress() or ask.details.progress
+    details = msgspec.structs.replace(ask.details, progress=ask.stream and is_wanted)
+    return msgspec.structs.replace(ask, details=details)
 
 
 def _asked_tokens(ask: Ask, rooms: Sequence[OutputRoom], choices: int) -> int:
@@ -289,7 +297,7 @@ def _request(ask: Ask, asking: ModelContext, output: PlannedOutput, choices: Num
         top_logprobs=0 if is_ranked else ask.logprobs,
         prompt_logprobs=ask.score_prompt,
         scores_end=ask.score_end,
-        tells_progress=ask.stream and ask.details.progress,
+        tells_progress=ask.details.progress,
         client=Client.of(identity, ask.user).label,
         account=account_of(identity),
         group=Client.group_of(identity),

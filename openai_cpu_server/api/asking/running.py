@@ -16,7 +16,7 @@ from openai_cpu_server.api.asking.renderer import Chunk, GatheredAnswer, Rendere
 from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound
-from openai_cpu_server.contract.messages import Finish, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.contract.messages import Finish, ModelLoading, PromptProgress, QueuePlace, TokenEvent
 from openai_cpu_server.errors import DeadlineExceeded, ServerError
 from openai_cpu_server.http.context import Ticket
 from openai_cpu_server.http.limits import Lease
@@ -167,7 +167,7 @@ class RunningCall:
 
     async def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]:
         """All that a client hears, as it comes. Raises what the call failed with."""
-        news = QueueNews(time.monotonic)
+        news = QueueNews(time.monotonic, every_time=self.call.details.progress)
         if chunks := renderer.begin():
             yield chunks
         async for item in self._generation.progress():
@@ -176,7 +176,7 @@ class RunningCall:
                     news.is_over = True
                     yield chunks
             elif news.is_due(item):
-                yield item
+                yield self._waits(item, renderer)
         if chunks := renderer.end(self.figures):
             yield chunks
 
@@ -188,6 +188,15 @@ class RunningCall:
         if event.progress is None:
             return renderer.event(event)
         return renderer.prompt(event.id, event.progress, self.figures)
+
+    def _waits(self, news: QueuePlace | ModelLoading, renderer: Renderer) -> Said:
+        if isinstance(news, ModelLoading) or not self.call.details.progress:
+            return news
+        total = next(one.num_tokens for one in self.call.requests if one.id == news.id)
+        progress = PromptProgress(
+            total=total, cached=0, processed=0, left_ms=news.first_token_ms, place=news.position
+        )
+        return renderer.prompt(news.id, progress, self.figures) or news
 
     async def hold(self) -> list[TimedEvent]:
         """All events, to be told later. Raises what the call failed with."""
@@ -215,8 +224,10 @@ class RunningCall:
 class QueueNews:
     """Which places in the queue one stream is told of, from its beginning to its first chunk."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, every_time: bool = False) -> None:
+        """`every_time`: also of a place that is the same, for the time that it lasts is another."""
         self._clock = clock
+        self._every_time = every_time
         self._told_s = clock() + SETTLING_S - NEWS_INTERVAL_S
         self._position: int | None = None
         """The place that it was told last."""
@@ -228,7 +239,8 @@ class QueueNews:
         if self.is_over or isinstance(news, ModelLoading):
             return not self.is_over
         now_s = self._clock()
-        if news.position == self._position or now_s - self._told_s < NEWS_INTERVAL_S:
+        is_known = news.position == self._position and not self._every_time
+        if is_known or now_s - self._told_s < NEWS_INTERVAL_S:
             return False
         self._told_s, self._position = now_s, news.position
         return True

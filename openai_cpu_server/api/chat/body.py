@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Union
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.as_ask import LastTokens, ProgressBody
+from openai_cpu_server.api.asking.as_ask import LastTokens, PredictionBody
 from openai_cpu_server.api.asking.ask import Attached
 from openai_cpu_server.api.asking.body import (
     CUSTOM_FORMAT,
@@ -232,7 +232,7 @@ class Message(OpenBody):
 Messages = Some[Message]
 
 
-class ChatBody(GenerationBody, ReasoningBody, ProgressBody):
+class ChatBody(GenerationBody, ReasoningBody, PredictionBody):
     messages: Messages
     max_completion_tokens: OutputLimit = None
     max_tokens: OutputLimit = None

@@ -9,7 +9,7 @@ import msgspec
 
 from openai_cpu_server.api.asking.as_ask import (
     adapted_names,
-    asked_progress,
+    asked_details,
     custom_tool,
     generation_ask,
     prediction,
@@ -61,7 +61,7 @@ def chat_ask(body: ChatBody) -> Ask:
         ask,
         ignored=adapted_names([*_other_tools(body), *told_in_words(body.messages)], messages),
         logprobs=_logprobs(body),
-        details=asked_progress(body),
+        details=asked_details(body),
         last_tokens=body.truncate_prompt_tokens,
         tools=_tools(body),
         thinking=thinking_of(body),

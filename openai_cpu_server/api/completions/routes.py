@@ -10,8 +10,8 @@ from pydantic import Field
 
 from openai_cpu_server.api.asking.as_ask import (
     LastTokens,
-    ProgressBody,
-    asked_progress,
+    PredictionBody,
+    asked_details,
     generation_ask,
     prediction,
 )
@@ -26,7 +26,7 @@ from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
 from openai_cpu_server.json_size import MOST_TOKENS
 
 
-class CompletionBody(GenerationBody, ProgressBody):
+class CompletionBody(GenerationBody, PredictionBody):
     most_numbers: ClassVar[int] = MOST_TOKENS
 
     prompt: Prompt
@@ -47,7 +47,7 @@ def completion_ask(body: CompletionBody) -> Ask:
     return msgspec.structs.replace(
         generation_ask(body, prompt, id_prefix="cmpl-"),
         best_of=body.best_of,
-        details=asked_progress(body),
+        details=asked_details(body),
         last_tokens=body.truncate_prompt_tokens,
         logprobs=body.logprobs,
         score_prompt=bool(body.echo) and body.logprobs is not None,

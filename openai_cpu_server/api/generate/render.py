@@ -16,10 +16,11 @@ from openai_cpu_server.api.asking.renderer import (
     content_of,
     finish_reason,
     json_text,
+    progress_field,
     reasoning_of,
 )
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import Finish, TokenEvent
+from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject
 from openai_cpu_server.models.served import ShownPieces
 from openai_cpu_server.prompt.tool_formats import Content, Part, ThinkingText
@@ -126,6 +127,9 @@ class GenerateStream(Renderer):
             self._finish = event.finish
             finish_reason(event.finish)
         return [chunk for part in parts for chunk in self._shown(part)]
+
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+        return (Chunk(b'{"text":"",%b}' % progress_field(progress, figures)),)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         assert self._finish is not None, "all sequences have ended"

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.admin.models import ModelCard, model_card
 from openai_cpu_server.api.asking.as_ask import any_object, generation_ask
-from openai_cpu_server.api.asking.ask import Ask, AskedDetails, AskedForm, AskedLimit, AskedTexts
+from openai_cpu_server.api.asking.ask import Ask, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.body import GenerationBody, JsonObject, OutputLimit
 from openai_cpu_server.api.asking.route import (
     BodyReader,
@@ -82,7 +82,7 @@ def generate_ask(body: GenerateBody) -> Ask:
     return msgspec.structs.replace(
         ask,
         form=_form(body, ask.form),
-        details=AskedDetails(as_json=body.format == "json" or _names_schema(body)),
+        details=msgspec.structs.replace(ask.details, as_json=body.format == "json" or _names_schema(body)),
         max_tokens=None if body.max_tokens is None else AskedLimit(body.max_tokens, "max_tokens"),
     )
 

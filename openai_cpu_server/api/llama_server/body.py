@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Union
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.as_ask import Prediction, ProgressBody
+from openai_cpu_server.api.asking.as_ask import Prediction, PredictionBody
 from openai_cpu_server.api.asking.ask import AskedBias
 from openai_cpu_server.api.asking.body import (
     JsonObject,
@@ -193,7 +193,7 @@ DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "
 """What llama-server takes where nothing is sent."""
 
 
-class LlamaServerBody(SharedBody, ProgressBody, OpenBody):
+class LlamaServerBody(SharedBody, PredictionBody, OpenBody):
     """What the two have alike. Fields that are not known llama-server ignores, too."""
 
     most_numbers: ClassVar[int] = MOST_TOKENS

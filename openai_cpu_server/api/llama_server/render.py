@@ -13,9 +13,9 @@ from openai_cpu_server.api.asking.renderer import (
     Chunk,
     GatheredAnswer,
     Renderer,
+    ToldProgress,
     finish_reason,
     one_line,
-    prompt_progress,
     shown,
     timings,
 )
@@ -63,7 +63,7 @@ class LlamaChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Those of the prompt."""
     timings: Union[dict[str, float], UnsetType] = UNSET
     completion_probabilities: Probabilities = UNSET
-    prompt_progress: Union[dict[str, float], UnsetType] = UNSET
+    prompt_progress: Union[ToldProgress, UnsetType] = UNSET
 
 
 class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,7 +260,7 @@ class LlamaStream(Renderer):
 
     def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
         chunk = self._chunk(TokenEvent(id=request_id))
-        told = prompt_progress(progress, figures)
+        told = ToldProgress.of(progress, figures)
         return (_line(msgspec.structs.replace(chunk, prompt_progress=told)),)
 
     def _chunk(self, event: TokenEvent) -> LlamaChunk:

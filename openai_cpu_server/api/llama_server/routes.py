@@ -8,8 +8,15 @@ from functools import partial
 
 import msgspec
 
-from openai_cpu_server.api.asking.as_ask import any_object, one_form, schema_form, shared_ask, shared_forms
-from openai_cpu_server.api.asking.ask import Ask, AskedDetails, AskedFile, AskedForm, AskedLimit, AskedTexts
+from openai_cpu_server.api.asking.as_ask import (
+    any_object,
+    asked_details,
+    one_form,
+    schema_form,
+    shared_ask,
+    shared_forms,
+)
+from openai_cpu_server.api.asking.ask import Ask, AskedFile, AskedForm, AskedLimit, AskedTexts
 from openai_cpu_server.api.asking.route import BodyReader, Family, GenerationRoute
 from openai_cpu_server.api.asking.sampling import sampling_sent
 from openai_cpu_server.api.llama_server.body import (
@@ -90,10 +97,9 @@ def llama_ask(body: LlamaServerBody, prompt: AskedTexts) -> Ask:
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         max_tokens=None if limit is None else AskedLimit(limit[1], limit[0], is_ceiling=True),
         logprobs=body.n_probs or None,
-        details=AskedDetails(
+        details=msgspec.structs.replace(
+            asked_details(body),
             tokens=bool(body.return_tokens),
-            timings=bool(body.timings_per_token),
-            progress=bool(body.return_progress),
             fields=tuple(body.response_fields or ()),
         ),
     )

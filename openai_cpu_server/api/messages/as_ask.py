@@ -14,6 +14,7 @@ from openai_cpu_server.api.asking.as_ask import adapted_names, schema_form
 from openai_cpu_server.api.asking.ask import (
     Ask,
     AskedConversation,
+    AskedDetails,
     AskedForm,
     AskedFunction,
     AskedLimit,
@@ -71,6 +72,7 @@ def messages_ask(body: MessagesBody) -> Ask:
         stop=tuple(body.stop_sequences or ()),
         user=body.metadata.user_id if body.metadata else None,
         cache=body.cache,
+        details=AskedDetails(progress=bool(body.return_progress)),
     )
 
 

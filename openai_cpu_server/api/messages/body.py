@@ -13,6 +13,7 @@ from openai_cpu_server.api.asking.body import (
     Listed,
     NonEmpty,
     OpenBody,
+    ProgressBody,
     Several,
     Share,
     Some,
@@ -189,7 +190,7 @@ class CountBody(Cacheable):
     """What `output_config.format` was called when it was new."""
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, ProgressBody):
     hints: ClassVar[Hints] = SERVICE_HINTS
 
     max_tokens: Several

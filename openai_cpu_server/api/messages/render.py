@@ -20,10 +20,18 @@ from openai_cpu_server.api.asking.renderer import (
     Renderer,
     finish_reason,
     json_text,
+    progress_field,
     random_letters,
 )
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import Finish, FinishReason, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.contract.messages import (
+    Finish,
+    FinishReason,
+    ModelLoading,
+    PromptProgress,
+    QueuePlace,
+    TokenEvent,
+)
 from openai_cpu_server.http.errors import (
     CLIENT_GONE,
     TABLE,
@@ -280,6 +288,10 @@ class MessageStream(Renderer):
 
     def silence(self) -> Sequence[Chunk]:
         return _PING
+
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+        """Anthropic's clients skip pings, whatever these say."""
+        return (_chunk("ping", progress_field(progress, figures)),)
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         chunks = [chunk for part in self._reader.read(event) for chunk in self._part(part)]

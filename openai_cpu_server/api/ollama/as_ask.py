@@ -9,6 +9,7 @@ from openai_cpu_server.api.asking.ask import (
     AS_IT_IS,
     Ask,
     AskedConversation,
+    AskedDetails,
     AskedForm,
     AskedFunction,
     AskedLimit,
@@ -95,6 +96,7 @@ def _ask(
         tools=tools,
         thinking=_thinking(body),
         attached=tuple(pictures),
+        details=AskedDetails(progress=bool(body.return_progress)),
     )
 
 

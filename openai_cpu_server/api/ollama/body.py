@@ -12,6 +12,7 @@ from openai_cpu_server.api.asking.body import (
     Listed,
     OpenBody,
     Penalty,
+    ProgressBody,
     RepeatPenalty,
     SchemaOrText,
     Seed,
@@ -93,7 +94,7 @@ Think = Annotated[
 KeepAlive = Union[str, int, float]
 
 
-class OllamaBody(OpenBody):
+class OllamaBody(ProgressBody, OpenBody):
     """What is not known here Ollama ignores, too."""
 
     hints: ClassVar[Hints] = {"keep_alive": _KEPT}

@@ -17,6 +17,7 @@ from openai_cpu_server.api.asking.renderer import (
     Chunk,
     GatheredAnswer,
     Renderer,
+    ToldProgress,
     content_of,
     finish_reason,
     one_line,
@@ -25,7 +26,7 @@ from openai_cpu_server.api.asking.renderer import (
 from openai_cpu_server.api.asking.route import UNKEPT, while_connected
 from openai_cpu_server.api.asking.running import RunningCall, chunks_of
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import Finish, TokenEvent
+from openai_cpu_server.contract.messages import Finish, PromptProgress, TokenEvent
 from openai_cpu_server.http.context import ticket_of
 from openai_cpu_server.http.errors import ErrorObject, ErrorShape, error_object, failure_of, headers_of
 from openai_cpu_server.models.served import ShownPieces
@@ -82,6 +83,8 @@ class OllamaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response: Union[str, None] = None
     """`/api/generate` has it."""
     thinking: str = ""
+    prompt_progress: ToldProgress | None = None
+    """Where it is asked for, until the first word."""
     done: bool
     done_reason: str = ""
     """`stop` or `length`; `load` or `unload`, where nothing was asked."""
@@ -191,6 +194,11 @@ class OllamaStream(Renderer):
         if not (calls or content_of(parts) or reasoning_of(parts)):
             return ()
         return (_chunk(self._renderer.line(self._call.model, parts, calls)),)
+
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+        """Clients show the empty word in it, which is nothing."""
+        line, told = self._renderer.line(self._call.model), ToldProgress.of(progress, figures)
+        return (_chunk(msgspec.structs.replace(line, prompt_progress=told)),)
 
     def end(self, figures: Figures) -> Sequence[Chunk]:
         assert self._finish is not None, "all sequences have ended"

@@ -22,6 +22,7 @@ from openai_cpu_server.api.asking.renderer import (
     json_text,
     new_tool_call_id,
     one_line,
+    progress_field,
 )
 from openai_cpu_server.api.responses.body import OWN_SUMMARY
 from openai_cpu_server.api.responses.objects import (
@@ -44,7 +45,13 @@ from openai_cpu_server.api.responses.objects import (
     new_item_id,
 )
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import FinishReason, ModelLoading, QueuePlace, TokenEvent
+from openai_cpu_server.contract.messages import (
+    FinishReason,
+    ModelLoading,
+    PromptProgress,
+    QueuePlace,
+    TokenEvent,
+)
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus
 from openai_cpu_server.models.served import ShownPieces
@@ -385,6 +392,14 @@ class ResponseStream(Renderer):
             return () if self.response.background else self.lives()
         self._stage = StreamStage.QUEUED
         return [self._about("response.queued", ResponseStatus.QUEUED)]
+
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+        """Beside what clients know: a field of ours in an event that stands there anyway."""
+        is_queued = progress.place is not None and self._stage is not StreamStage.IN_PROGRESS
+        self._stage = StreamStage.QUEUED if is_queued else StreamStage.IN_PROGRESS
+        status = ResponseStatus.QUEUED if is_queued else ResponseStatus.IN_PROGRESS
+        event = self._about(f"response.{status.value}", status)
+        return [Chunk(b"%b,%b}" % (event.json[:-1], progress_field(progress, figures)), event.event)]
 
     def lives(self) -> Sequence[Chunk]:
         """For clients that give up a stream on which nothing comes: it waits or reads its prompt."""
