@@ -168,6 +168,20 @@ class RequestNotFound(ServerError):
         self.name = name
 
 
+class RequestEnded(ServerError):
+    """An answer that is to be controlled has ended, or is about to."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The answer '{name}' has ended.")
+
+
+class NotThinking(ServerError):
+    """An answer whose thoughts are to end has none, or has begun."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The answer '{name}' is not thinking, or its thoughts cannot be ended.")
+
+
 class Unauthorized(ServerError):
     """No API key, or a wrong one."""
 

@@ -185,7 +185,8 @@ def forced_token(constraint: Constraint, output: list[int]) -> int | None:
 
 def _behind_thoughts(thinking: Thinking, output: list[int]) -> list[int] | int | None:
     """The tokens of the answer. While there is none: what must follow the output; None is free."""
-    thoughts, must = Thoughts(thinking.begin, thinking.end, budget=thinking.budget), thinking.opening
+    thoughts = Thoughts(thinking.begin, thinking.end, budget=thinking.budget, ends_at=thinking.ends_at)
+    must = thinking.opening
     for index in range(len(output) + 1):
         if not must and thoughts.is_used_up:
             must = thinking.closing

@@ -17,7 +17,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import MediaShape, MediaSize
 from openai_cpu_server.contract.messages import KVStats, ModelLoading, QueuePlace, StepFigures, TokenEvent
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.step import StepTrace
 from openai_cpu_server.errors import ConstraintFailed, EngineUnavailable, ServerError
 
@@ -267,6 +267,17 @@ class Engine(Protocol):
 
         Whoever reads its generation gets `RequestCancelled`.
         """
+        ...
+
+    def stop(self, name: str) -> bool:
+        """End an API call of this process, named likewise, with what there is of it: each of its sequences
+        finishes as if the model had ended it. False if there is none."""
+        ...
+
+    def end_thinking(self, request_id: str, ending: Constraint) -> bool:
+        """End the thoughts of one sequence behind the output that it has: by the `closing` tokens of this
+        constraint's thinking, which takes the place of its own. False if there is none, or it is to end
+        anyway."""
         ...
 
     def requests(self) -> list[LiveRequest]:

@@ -90,7 +90,10 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request, with what it has produced already if this engine replaces one that died."""
+    """A request, with what it has produced already if this engine replaces one that died.
+
+    One of the same id that lives ends as cancelled, and this one takes its place: it is the same request,
+    which is to go on in another way behind that output."""
 
     request: Union[GenerationRequest, EmbedRequest]
     output: tuple[int, ...] = ()
@@ -99,8 +102,17 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """How many of an `EmbedRequest`'s inputs have their vectors: the first ones."""
 
 
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     id: str
+    reason: FinishReason = FinishReason.CANCELLED
+    """`STOP`: somebody listens, and is told all that there is as if the model had ended it."""
 
 
 class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
@@ -180,13 +192,6 @@ Command = Union[
     ShowSteps,
     HideSteps,
 ]
-
-
-class FinishReason(enum.Enum):
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    ERROR = "error"
 
 
 class Finish(SequenceFigures, frozen=True, kw_only=True):

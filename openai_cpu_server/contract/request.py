@@ -114,19 +114,25 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     A character that has begun is finished first.
     """
+    ends_at: int | None = None
+    """The thoughts are ended once the output has so many tokens, whatever the budget; None: nobody has asked
+    for that."""
     closing: tuple[int, ...] = ()
-    """Tokens that end the thoughts when the budget is used up: they spell `end`, maybe behind last words."""
+    """Tokens that end the thoughts when that is due: they spell `end`, maybe behind last words."""
 
 
 class Thoughts:
     """Follows an output from its first token to the end of its thoughts. Where it stands depends on the
     tokens alone. A shallow copy goes on by itself."""
 
-    def __init__(self, begin: str, end: str, *, budget: int | None = None) -> None:
+    def __init__(
+        self, begin: str, end: str, *, budget: int | None = None, ends_at: int | None = None
+    ) -> None:
         """As `Thinking` has them."""
         self._begin = begin.encode()
         self._end = end.encode()
         self._budget = budget
+        self._ends_at = ends_at
         self._is_inside = not self._begin
         self._tail = b""
         """What may be a part of the next mark, or of a character."""
@@ -141,11 +147,15 @@ class Thoughts:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the budget is, so that `closing` must follow."""
-        if self._budget is None or not self._is_inside or self._num_inside < self._budget:
+        """Whether the budget is, or somebody has ended the thoughts, so that `closing` must follow."""
+        if not self._is_inside:
             return False
-        is_late = self._num_inside >= self._budget + _LONGEST_CHARACTER - 1
-        return is_late or not _ends_within_character(self._tail)
+        by_budget = -1 if self._budget is None else self._num_inside - self._budget
+        by_wish = -1 if self._ends_at is None else self._num_read - self._ends_at
+        num_over = max(by_budget, by_wish)
+        if num_over < 0:
+            return False
+        return num_over >= _LONGEST_CHARACTER - 1 or not _ends_within_character(self._tail)
 
     def read(self, piece: bytes) -> bytes | None:
         """Read the next token's bytes. None: the answer has not begun; else what belongs to it already.

@@ -301,13 +301,15 @@ class EngineCore(Core[Step]):
             case Submit():
                 self._handle(self.prepare(command))
             case PreparedRequest(submit=submit) if not self._adapters.has(submit.request.adapter):
+                self._outputs.end(submit.request.id, FinishReason.CANCELLED)
                 self._events.append(_refusal(submit, "The adapter of this request is not loaded."))
             case PreparedRequest(Submit(request=GenerationRequest() as request, output=output), beginning):
                 self._outputs.accept(request, output, beginning, now_s=self._clock())
             case RefusedRequest(submit=submit, why=why, is_own_fault=is_own_fault):
+                self._outputs.end(submit.request.id, FinishReason.CANCELLED)
                 self._events.append(_refusal(submit, why, is_own_fault=is_own_fault))
-            case CancelRequest(id=request_id):
-                self._outputs.end(request_id, FinishReason.CANCELLED)
+            case CancelRequest(id=request_id, reason=reason):
+                self._outputs.end(request_id, reason)
             case ClearCache():
                 self._scheduler.clear_cache()
             case UnloadAdapter(key=key):

@@ -18,7 +18,7 @@ from openai_cpu_server.contract.step import Backend, Sample, TokenLogprob
 from openai_cpu_server.engine.base import failure
 from openai_cpu_server.engine.parts import OutputParts, StopShield, overlap
 from openai_cpu_server.scheduler.live_sequences import LiveSequences
-from openai_cpu_server.scheduler.sequence import Sequence
+from openai_cpu_server.scheduler.sequence import Sequence, take_over
 from openai_cpu_server.scheduler.spans import SequenceAdvance
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
@@ -185,8 +185,11 @@ class SequenceOutput:
         return ()
 
     def end(self, reason: FinishReason) -> Events:
-        """The last events, for a request that ends without another token."""
+        """The last events, for a request that ends without another token. What is held is told where the
+        output is a result."""
         self._gained = _NOTHING
+        if reason is FinishReason.STOP:
+            self._gain(self._text.flush())
         return self._event(self._finish(reason))
 
     def _sampled(self, advance: SequenceAdvance) -> Events:
@@ -319,7 +322,13 @@ class LiveOutputs:
     def accept(
         self, request: GenerationRequest, output: tuple[int, ...], beginning: tuple[int, ...], *, now_s: float
     ) -> None:
+        former = self._sequences.get(request.id)
+        if former is not None:
+            self.end(request.id, FinishReason.CANCELLED)
+            now_s = former.arrived_s  # it keeps its place in the queue
         sequence = self._sequences.submit(request, output, beginning, now_s=now_s)
+        if former is not None:
+            take_over(sequence, former)
         self._outputs[request.id] = SequenceOutput(
             sequence,
             piece=partial(self._backend.piece, special=request.show_control_tokens),

@@ -18,6 +18,7 @@ from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.messages import (
     CancelRequest,
     ClearCache,
+    FinishReason,
     Handling,
     HideSteps,
     LoadAdapter,
@@ -70,8 +71,8 @@ class Preparation:
         self._queue: PriorityQueue[tuple[int, int, Prepared | None]] = PriorityQueue()
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self._cancelled: dict[str, bool] = {}
-        """The requests that are not handed on yet, and whether they were cancelled meanwhile."""
+        self._cancelled: dict[str, CancelRequest | None] = {}
+        """The requests that are not handed on yet, and how they were cancelled meanwhile."""
         self._sizes = SimpleQueue[MediaSize | None]()
         """To be measured; None: that is all."""
         self._threads = [
@@ -95,24 +96,24 @@ class Preparation:
         match command:
             case Submit(request=GenerationRequest() as request) if request.constraint is not None:
                 with self._lock:
-                    self._cancelled[request.id] = False
+                    self._cancelled[request.id] = None
                 self._queue.put((request.priority, next(self._numbers), command))
             case LoadAdapter():
                 self._queue.put((_BEHIND_REQUESTS, next(self._numbers), command))
             case MeasureMedia(sizes=sizes):
                 for size in sizes:
                     self._sizes.put(size)
-            case CancelRequest(id=request_id) if self._is_put_off(request_id):
+            case CancelRequest() if self._is_put_off(command):
                 pass
             case _:
                 self._hand_on(command)
 
-    def _is_put_off(self, request_id: str) -> bool:
+    def _is_put_off(self, cancel: CancelRequest) -> bool:
         """A request that is not handed on yet is cancelled right after that."""
         with self._lock:
-            if request_id not in self._cancelled:
+            if cancel.id not in self._cancelled:
                 return False
-            self._cancelled[request_id] = True
+            self._cancelled[cancel.id] = cancel
             return True
 
     def _work(self) -> None:
@@ -142,11 +143,12 @@ class Preparation:
         prepared = self._prepared(submit)
         with self._lock:
             self._hand_on(prepared)
-            if self._cancelled.pop(submit.request.id):
-                self._hand_on(CancelRequest(id=submit.request.id))
+            if (cancel := self._cancelled.pop(submit.request.id)) is not None:
+                self._hand_on(cancel)
 
     def _prepared(self, submit: Submit) -> PreparedRequest | RefusedRequest:
-        if self._cancelled[submit.request.id]:
+        cancel = self._cancelled[submit.request.id]
+        if cancel is not None and cancel.reason is FinishReason.CANCELLED:
             return RefusedRequest(submit, "It was cancelled before it began.")
         self._announce(Handling(id=submit.request.id))
         prepared = self._prepare(submit)

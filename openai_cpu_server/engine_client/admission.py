@@ -10,7 +10,7 @@ import msgspec
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.model_info import AdapterState, AdapterStatus, ModelInfo, ModelKind
-from openai_cpu_server.contract.request import EngineRequest, GenerationRequest
+from openai_cpu_server.contract.request import Constraint, EngineRequest, GenerationRequest
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests
@@ -44,6 +44,14 @@ class RequestCarrier(Protocol):
 
     def cancel(self, *request_ids: str) -> None:
         """They are not to be computed any more. Who reads them knows, or is still to be told."""
+        ...
+
+    def stop(self, live: AcceptedRequest) -> None:
+        """It ends as it is: who reads it is told so by whoever computes it."""
+        ...
+
+    def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
+        """Its thoughts end behind the output that it has, as the constraint in place of its own says."""
         ...
 
 
@@ -95,6 +103,21 @@ class RequestAdmission:
         call = self._carrier.live.call_of(name)
         end_cancelled(self._carrier, call)
         return bool(call)
+
+    def stop(self, name: str) -> bool:
+        """End as it is what `cancel` would end; False: there is none here."""
+        call = self._carrier.live.call_of(name)
+        for live in call:
+            self._carrier.stop(live)
+        return bool(call)
+
+    def end_thinking(self, request_id: str, ending: Constraint) -> bool:
+        """False: there is no such sequence here, or it is to end anyway."""
+        live = self._carrier.live.get(request_id)
+        if live is None or live.is_stopping:
+            return False
+        self._carrier.end_thinking(live, ending)
+        return True
 
     def _check(self, request: EngineRequest, num_new: int) -> None:
         """Raises CulpritsLimited, InvalidRequest for more than may ever wait at once, and QueueFull."""

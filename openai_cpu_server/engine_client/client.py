@@ -114,7 +114,8 @@ class EngineClient:
             max_held_bytes=max_held_bytes,
             clock=clock,
         )
-        self.cancel = self._admission.cancel
+        self.cancel, self.stop = self._admission.cancel, self._admission.stop
+        self.end_thinking = self._admission.end_thinking
         self.residency = Residency(supervisor, self._replay, self.status)
         self._clock = clock
         self._is_draining = False

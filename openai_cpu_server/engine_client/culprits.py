@@ -225,6 +225,10 @@ class OutsideRequests:
         """It lives no more, or was never here."""
         self._held.pop(request_id, None)
 
+    def has_sent(self, live: AcceptedRequest) -> bool:
+        """The engine has it."""
+        return live.request.id not in self._held
+
     def due(self) -> list[AcceptedRequest]:
         """Who is to be sent to the engine now. They count as sent."""
         due = self._trials.admitted(self._held.values()) if self._held else []

@@ -15,9 +15,16 @@ import msgspec
 
 from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.engine import LiveRequest, RequestState
-from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, Submit, TokenEvent
+from openai_cpu_server.contract.messages import (
+    CancelRequest,
+    FinishReason,
+    ModelLoading,
+    QueuePlace,
+    Submit,
+    TokenEvent,
+)
 from openai_cpu_server.contract.model_info import adapter_name
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.errors import GenerationFailed, ServerError
 
 
@@ -75,6 +82,11 @@ class AcceptedRequest:
     """It has gained tokens or vectors in the engine process that now runs."""
     state: RequestState = RequestState.WAITING
     expected: ExpectedStart | None = None
+    is_stopping: bool = False
+    """Somebody has ended it as it is."""
+    num_replaced: int = 0
+    """So often its engine was sent it anew and has not told the end of the one before: until then all that it
+    tells is of that one."""
 
     @property
     def call(self) -> str:
@@ -83,6 +95,22 @@ class AcceptedRequest:
 
     def submit(self) -> Submit:
         return Submit(request=self.request, output=tuple(self.output), num_embedded=self.num_embedded)
+
+    def commands(self, request_id: str | None = None) -> Iterator[Submit | CancelRequest]:
+        """What an engine is sent that is to compute it. `request_id`: what it calls the request."""
+        submit = self.submit()
+        name = request_id or self.request.id
+        yield msgspec.structs.replace(submit, request=msgspec.structs.replace(submit.request, id=name))
+        if self.is_stopping:
+            yield CancelRequest(id=name, reason=FinishReason.STOP)
+
+    def end_thinking(self, ending: Constraint) -> None:
+        """From now on it is a request with this constraint, whose thoughts end here."""
+        assert isinstance(self.request, GenerationRequest), "who embeds does not think"
+        assert ending.thinking is not None, "it says how"
+        thinking = msgspec.structs.replace(ending.thinking, ends_at=len(self.output))
+        constraint = msgspec.structs.replace(ending, thinking=thinking)
+        self.request = msgspec.structs.replace(self.request, constraint=constraint)
 
     @property
     def num_inputs(self) -> int | None:
@@ -243,7 +271,7 @@ class Delivery:
     def deliver(self, event: TokenEvent | Embedded) -> AcceptedRequest | None:
         """Returns who has gained tokens or vectors; None: it has left while they were on their way."""
         live = self.live.get(event.id)
-        if live is None:
+        if live is None or self._is_of_former(live, event):
             return None
         if isinstance(event, TokenEvent) and isinstance(live.answer, TokenSink):
             self.live.advanced(event)
@@ -261,6 +289,12 @@ class Delivery:
         if is_over:
             self._gone(live)
         return live
+
+    def _is_of_former(self, live: AcceptedRequest, event: TokenEvent | Embedded) -> bool:
+        if not live.num_replaced:
+            return False
+        live.num_replaced -= isinstance(event, TokenEvent) and event.finish is not None
+        return True
 
     def fail(self, requests: Iterable[AcceptedRequest], error: Callable[[], ServerError]) -> None:
         """`error` makes a new one for each, for each is raised somewhere else."""

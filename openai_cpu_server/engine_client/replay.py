@@ -9,6 +9,7 @@ from openai_cpu_server.contract.embedding import Embedded
 from openai_cpu_server.contract.engine import RequestState
 from openai_cpu_server.contract.messages import (
     CancelRequest,
+    FinishReason,
     Handling,
     ModelLoading,
     QueueState,
@@ -16,7 +17,7 @@ from openai_cpu_server.contract.messages import (
     StepStarted,
     TokenEvent,
 )
-from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.request import Constraint, Priority
 from openai_cpu_server.engine_client.culprits import AbsentSuspects, CulpritLedger, OutsideRequests
 from openai_cpu_server.engine_client.deaths import Death, SearchProgress
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests, Delivery
@@ -95,6 +96,20 @@ class RequestReplay:
             self._send(*[CancelRequest(id=request_id) for request_id in request_ids])
         self._send_due()
 
+    def stop(self, live: AcceptedRequest) -> None:
+        """It ends as it is, and whoever reads it is told so by the engine that has it, or by the next one."""
+        live.is_stopping = True
+        if self._send is not None and self._outside.has_sent(live):
+            self._send(CancelRequest(id=live.request.id, reason=FinishReason.STOP))
+
+    def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
+        """What the engine has told is its output; all that it tells from now on of the request as it was is
+        dropped, and comes in another way."""
+        live.end_thinking(ending)
+        if self._send is not None and self._outside.has_sent(live):
+            live.num_replaced += 1
+            self._send(*live.commands())
+
     def uses_adapter(self, key: str) -> bool:
         return any(live.request.adapter == key for live in self.live)
 
@@ -161,6 +176,8 @@ class RequestReplay:
 
     def died(self, death: Death) -> SearchProgress:
         """What the death has done for the search for a culprit."""
+        for live in self.live:
+            live.num_replaced = 0
         ran = {live for live in self.live if live.state is RequestState.RUNNING}
         verdict = self._outside.crashed(death.kind)
         concerned = [live.request.id for live in self.live if live in ran or live.suspicion]
@@ -180,7 +197,7 @@ class RequestReplay:
 
     def _send_due(self) -> None:
         if self._send is not None and not self._is_held_back and (due := self._outside.due()):
-            self._send(*[live.submit() for live in due])
+            self._send(*[command for live in due for command in live.commands()])
 
     def _deliver(self, step: StepDone) -> None:
         events: list[TokenEvent | Embedded] = [*step.events, *step.embedded]

@@ -53,6 +53,8 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.DeadlineExceeded: Failure(408, "server_error", "request_timeout"),
     errors.ReaderTooSlow: Failure(408, "server_error", "reader_too_slow"),
     errors.ModelInUse: Failure(409, "invalid_request_error", "model_in_use", "id"),
+    errors.RequestEnded: Failure(409, "invalid_request_error", "request_ended", "id"),
+    errors.NotThinking: Failure(409, "invalid_request_error", "not_thinking", "action"),
     errors.FileInUse: Failure(409, "invalid_request_error", "file_in_use", "id"),
     errors.BatchConflict: Failure(409, "invalid_request_error", "batch_conflict", "id"),
     errors.BodyTooLarge: Failure(413, "invalid_request_error", "request_too_large"),

@@ -44,6 +44,7 @@ GENERATION_HINTS: Hints = {
     "prompt_cache_options": Hint(_CACHE),
     "prompt_cache_retention": Hint("cached prompts stay as long as there is room"),
     "cache_prompt": Hint("prompts are always cached; the field is llama-server's", (True,)),
+    "reasoning_control": Hint("thoughts can always be ended; the field is llama-server's", (True,)),
     "id_slot": Hint("a request has no slot of its own; the field is llama-server's", (-1,)),
     "request_id": Hint("its name here is the header 'X-Request-Id'; the field is vLLM's"),
     "spaces_between_special_tokens": Hint("special tokens are never shown; the field is vLLM's", (True,)),

@@ -125,6 +125,7 @@ class NodeEngines:
         )
         self.residency = NodeResidency(self._supervisors, engine, self.status)
         self.cancel, self.requests = engine.cancel, engine.requests
+        self.stop, self.end_thinking = engine.stop, engine.end_thinking
         self.kv_stats, self.clear_cache = engine.kv_stats, engine.clear_cache
         self.adapters, self.unload_adapter = engine.adapters, engine.unload_adapter
         self.show_steps, self.hide_steps = engine.show_steps, engine.hide_steps

@@ -231,6 +231,16 @@ class Sequence:
         self._status = to
 
 
+def take_over(sequence: Sequence, former: Sequence) -> None:
+    """It goes on with the request of one that has finished, whose figures are its own."""
+    sequence.cached_tokens = former.cached_tokens
+    sequence.num_preemptions = former.num_preemptions
+    sequence.num_interruptions = former.num_interruptions
+    sequence.num_padded = former.num_padded
+    sequence.num_drafted = former.num_drafted
+    sequence.num_accepted = former.num_accepted
+
+
 TOKENS_PER_S = 16.0
 """A second of earlier arrival is worth so many tokens of expected output: else long jobs might wait for ever.
 

@@ -28,10 +28,11 @@ from openai_cpu_server.contract.model_info import (
     LoadedAdapter,
     ModelInfo,
 )
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.engine.parts import OutputParts
 from openai_cpu_server.engine_client.answers import EmbeddingAnswer, GenerationAnswer
+from openai_cpu_server.engine_client.live import names_of
 from openai_cpu_server.errors import AdapterFailed, RequestCancelled
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.fakes import END_TOKEN, FAKE_INFO, FakeEmbedder, adapted, next_token
@@ -83,6 +84,7 @@ class FakeEngine:
             str, tuple[GenerationRequest | EmbedRequest, GenerationAnswer | EmbeddingAnswer]
         ] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.thoughts_ended: list[str] = []
 
     @property
     def state(self) -> EngineState:
@@ -117,6 +119,18 @@ class FakeEngine:
         for request, answer in found:
             answer.fail(request.id, RequestCancelled("The request was cancelled on the server."))
         return bool(found)
+
+    def stop(self, name: str) -> bool:
+        found = [key for key in self._live if name in names_of(key)]
+        for request, answer in map(self._live.pop, found):
+            assert isinstance(answer, GenerationAnswer)
+            finish = Finish(reason=FinishReason.STOP, output_tokens=0)
+            answer.push(TokenEvent(id=request.id, finish=finish))
+        return bool(found)
+
+    def end_thinking(self, request_id: str, ending: Constraint) -> bool:
+        self.thoughts_ended.append(request_id)
+        return request_id in self._live
 
     def requests(self) -> list[LiveRequest]:
         return [_snapshot(request) for request, _ in self._live.values()]

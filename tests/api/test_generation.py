@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import httpx
@@ -36,14 +38,54 @@ async def test_a_stream_tells_its_progress_as_llama_server_does(
     plain = await http.post(path, json=asked)
     told = events(await http.post(path, json={**asked, "return_progress": True, "timings_per_token": True}))
     progress: Any = [event["prompt_progress"] for event in told if "prompt_progress" in event]
-    assert progress[0].keys() == {"total", "cache", "processed", "time_ms"}
+    assert progress[0].keys() == {"total", "cache", "processed", "time_ms", "place", "seconds_left"}
     assert progress[0]["cache"] == progress[0]["processed"]
     assert progress[-1]["processed"] == progress[-1]["total"] >= 600
+    assert all(each["place"] is None for each in progress)
+    left_s = [each["seconds_left"] for each in progress]
+    assert left_s == sorted(left_s, reverse=True)
+    assert left_s[-1] == 0
     assert all("timings" in event for event in told if "prompt_progress" in event)
     timed: Any = [e["timings"] for e in told if "timings" in e and "prompt_progress" not in e]
     assert [each["predicted_n"] for each in timed][:4] == [1, 2, 3, 4]
     assert not any("prompt_progress" in event for event in events(plain))
     assert texts_of(told) == texts_of(events(plain))
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "line"),
+    [
+        ("/v1/responses", {"input": "d" * 600}, "event: response.in_progress\ndata: "),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "e" * 600}]}, "event: ping\ndata: "),
+        ("/api/chat", {"messages": [{"role": "user", "content": "f" * 600}]}, ""),
+        ("/api/generate", {"prompt": "g" * 600}, ""),
+        ("/v1/generate", {"prompt": "h" * 600}, "data: "),
+    ],
+)
+async def test_each_family_tells_it_where_its_clients_look_or_look_away(
+    http: httpx.AsyncClient, path: str, prompt: dict[str, object], line: str
+) -> None:
+    asked = {"model": "fake", "max_tokens": 4, "stream": True, **prompt}
+    if path == "/v1/responses":
+        asked["max_output_tokens"] = asked.pop("max_tokens")
+    by_field = (await http.post(path, json={**asked, "return_progress": True})).text
+    by_header = (await http.post(path, json=asked, headers={"X-Progress": "true"})).text
+    plain = (await http.post(path, json=asked, headers={"X-Progress": "false"})).text
+    for told in (by_field, by_header):
+        found = re.findall(rf"^{line}(\{{.*)$", told, re.MULTILINE)
+        objects = [each for each in map(json.loads, found) if "prompt_progress" in each]
+        progress = [each["prompt_progress"] for each in objects]
+        assert progress[-1]["processed"] == progress[-1]["total"] >= 600
+        assert told.count("prompt_progress") == len(objects)
+    assert "prompt_progress" not in plain
+
+
+async def test_whole_answers_tell_no_progress_and_the_header_says_one_of_two(http: httpx.AsyncClient) -> None:
+    whole = await chat(http, return_progress=True)
+    assert "prompt_progress" not in whole.text
+    body = {"messages": MESSAGES, "stream": True}
+    wrong = await http.post("/v1/chat/completions", json=body, headers={"X-Progress": "yes"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "X-Progress")
 
 
 def texts_of(told: list[dict[str, Any]]) -> str:

@@ -6,19 +6,43 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
 import openai
 import pytest
+from starlette.applications import Starlette
 
+from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.asking.route import comment
 from openai_cpu_server.api.asking.running import NEWS_INTERVAL_S, SETTLING_S, QueueNews
 from openai_cpu_server.contract.messages import QueuePlace
 from openai_cpu_server.engine_client.client import EngineClient
+from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.served import ModelThinking, ServedModel
+from openai_cpu_server.prompt.chat_template import ChatTemplate
+from openai_cpu_server.prompt.reasoning import template_reasoning
+from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from tests.api.asgi import exchange
-from tests.api.serving import LONG, api, busy, client, eventually, new_engine, num_live, running, waiting
+from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
+from tests.api.serving import (
+    LONG,
+    OPTIONS,
+    api,
+    busy,
+    client,
+    eventually,
+    locked_api,
+    new_engine,
+    num_live,
+    running,
+    waiting,
+)
 from tests.api.talking import MESSAGES, chat, error_of
+from tests.reading import model_read_here
 
 pytestmark = pytest.mark.anyio
 
@@ -274,3 +298,137 @@ async def test_the_sdk_does_not_see_the_comments(monkeypatch: pytest.MonkeyPatch
             texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert bodies[0].startswith(b": queued position=1 first_token_ms=")
     assert len("".join(texts)) == 5
+
+
+# -- answers that run are controlled ------------------------------------------------------------------------
+
+
+STREAMS = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"model": "fake", "messages": MESSAGES, "max_tokens": 4000},
+    "/api/chat": {"model": "fake", "messages": MESSAGES},
+}
+ENDED_WELL = {
+    "/v1/chat/completions": b'"finish_reason":"stop"',
+    "/v1/completions": b'"finish_reason":"stop"',
+    "/v1/responses": b"response.completed",
+    "/v1/messages": b'"stop_reason":"end_turn"',
+    "/api/chat": b'"done_reason":"stop"',
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_an_answer_of_any_family_is_ended_as_it_is(path: str) -> None:
+    """By the id of its request, which a header tells in all families."""
+    engine = FakeEngine(is_held=True)
+    app, headers = api(engine), {"x-request-id": "mine"}
+    async with client(app) as http, exchange(app, path, {**STREAMS[path], "stream": True}, headers) as one:
+        await eventually(lambda: num_live(engine) == 1)
+        response = await http.post("/v1/chat/completions/mine/control", json={"action": "stop"})
+        assert (response.status_code, response.json()) == (
+            200,
+            {"id": "mine", "action": "stop", "object": "chat.completion.control"},
+        )
+        told = b"".join(await one.rest())
+    assert ENDED_WELL[path] in told
+    again = await control(app, "mine", "stop")
+    assert (again.status_code, error_of(again)["code"]) == (409, "request_ended")
+
+
+async def control(app: Starlette, name: str, action: str, key: str = "") -> httpx.Response:
+    async with client(app, of(key) if key else None) as http:
+        return await http.post(f"/v1/chat/completions/{name}/control", json={"action": action})
+
+
+async def test_only_who_has_begun_an_answer_controls_it(tmp_path: Path) -> None:
+    engine = FakeEngine(is_held=True)
+    keys = key_ring(tmp_path, ann="", bob="", root='scopes = ["inference", "admin"]')
+    app = locked_api(engine, keys)
+    body = {"messages": MESSAGES, "stream": True}
+    for number, key in enumerate(("ann", "root")):
+        headers = {**of("ann"), "x-request-id": f"hers-{number}"}
+        async with exchange(app, "/v1/chat/completions", body, headers) as one:
+            await eventually(lambda: num_live(engine) == 1)
+            name = engine.requests()[0].id.partition("/")[0]
+            others = await control(app, name, "stop", "bob")
+            assert (others.status_code, error_of(others)["code"]) == (404, "request_not_found")
+            async with client(app, of(key)) as http:
+                response = await http.delete(f"/v1/chat/completions/{name}")
+            assert response.json() == {"id": name, "deleted": True, "object": "chat.completion.deleted"}
+            assert b'"finish_reason":"stop"' in b"".join(await one.rest())
+        assert (await control(app, name, "stop", "bob")).status_code == 404
+        assert (await control(app, name, "stop", "ann")).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [({"action": "pause"}, "action"), ({}, "action"), ({"action": "stop", "to": 1}, "to")]
+)
+async def test_an_action_that_there_is_not_is_refused(
+    http: httpx.AsyncClient, body: dict[str, object], param: str
+) -> None:
+    response = await http.post("/v1/chat/completions/x/control", json=body)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+async def test_llama_servers_route_says_in_its_words_whether_it_could() -> None:
+    engine = FakeEngine(is_held=True)
+    app, path = api(engine), "/v1/chat/completions/control"
+    async with client(app) as http:
+        none = await http.post(path, json={"id": "no", "action": "reasoning_end"})
+        assert none.json() == {"success": False, "message": "There is no live request 'no'."}
+        headers = {"x-request-id": "mine"}
+        async with exchange(app, "/v1/completions", {"prompt": "a", "stream": True}, headers) as one:
+            await eventually(lambda: num_live(engine) == 1)
+            said = await http.post(path, json={"id": "mine", "action": "reasoning_end", "model": "fake"})
+            assert not said.json()["success"]
+            assert (await http.post(path, json={"id": "mine", "action": "stop"})).json() == {"success": True}
+            await one.rest()
+
+
+async def test_thoughts_are_ended_and_the_answer_begins(slow_engine: EngineClient) -> None:
+    """The fake's thoughts would go on for ever."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
+    app = api_of(thinking_model(slow_engine, template))
+    body = {"messages": MESSAGES, "stream": True, "max_tokens": 1000, "ignore_eos": True}
+    async with exchange(app, "/v1/chat/completions", body, {"x-request-id": "mine"}) as one:
+        chunk = b""
+        while b"reasoning_content" not in chunk:
+            chunk = await one.chunk() or b""
+        name = json.loads(chunk.partition(b"data: ")[2].partition(b"\n")[0])["id"]
+        assert (await control(app, name, "stop_thinking")).status_code == 200
+        thoughts, answer = "", ""
+        while not answer:
+            for choice in choices_of(await one.chunk()):
+                thoughts += choice["delta"].get("reasoning_content", "")
+                answer += choice["delta"].get("content", "")
+        again = await control(app, name, "stop_thinking")
+        assert (again.status_code, error_of(again)["code"]) == (409, "not_thinking")
+        assert (await control(app, name, "stop")).status_code == 200
+        last = [choice["finish_reason"] for piece in await one.rest() for choice in choices_of(piece)]
+    assert thoughts.endswith("I have thought long enough and give my answer now.")
+    assert last[-1] == "stop"
+
+
+def choices_of(piece: bytes | None) -> list[dict[str, Any]]:
+    assert piece is not None
+    lines = [line for line in piece.split(b"\n") if line.startswith(b"data: {")]
+    return [choice for line in lines for choice in json.loads(line[6:])["choices"]]
+
+
+def thinking_model(engine: EngineClient, template: str) -> ServedModel:
+    compiled = ChatTemplate(template, bos_text="", eos_text="")
+    reasoning = template_reasoning(compiled)
+    assert reasoning is not None
+    return model_read_here(
+        names=("fake",),
+        engine=engine,
+        template=compiled,
+        tool_format=TOOL_FORMATS["demo"],
+        thinking=ModelThinking(reasoning, is_on=None, budget=None),
+    )
+
+
+def api_of(model: ServedModel) -> Starlette:
+    return create_api(ModelRegistry([model]), OPTIONS).app

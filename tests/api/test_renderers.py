@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
 
+import anyio
+import msgspec
 import pytest
 
-from openai_cpu_server.api.asking.renderer import Chunk, Renderer
+from openai_cpu_server.api.asking.ask import AskedDetails
+from openai_cpu_server.api.asking.call import Call
+from openai_cpu_server.api.asking.renderer import AnswerRenderer, Chunk, Renderer
 from openai_cpu_server.api.asking.route import events
-from openai_cpu_server.api.asking.running import RunningCall, Tally
+from openai_cpu_server.api.asking.running import SETTLING_S, RunningCall, RunningCalls, Said, Tally
+from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.api.completions.routes import COMPLETIONS
+from openai_cpu_server.api.generate.routes import GENERATE
+from openai_cpu_server.api.llama_server.render import LlamaRenderer
+from openai_cpu_server.api.messages.routes import MESSAGES_API
+from openai_cpu_server.api.ollama.routes import OLLAMA_CHAT, OLLAMA_GENERATE
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace, TokenEvent
 from openai_cpu_server.engine_client.answers import GenerationAnswer
 from openai_cpu_server.http.context import Ticket
 from openai_cpu_server.http.errors import ErrorObject
+from openai_cpu_server.models.served import ServedModel
 from tests.api.calls import call
 from tests.api.fake_engine import FakeEngine
 from tests.api.serving import served
@@ -45,9 +58,15 @@ class Named:
         return (Chunk(b"{}", "failed"),)
 
 
+def begun(one: Call, model: ServedModel, ticket: Ticket | None = None) -> RunningCall:
+    generation = model.engine.generate(one.requests)
+    ticket = ticket or Ticket("r", "POST", "/")
+    return RunningCall(one, generation, model, ticket=ticket, calls=RunningCalls())
+
+
 async def told(renderer: Renderer) -> list[bytes]:
     model, one = served(FakeEngine()).default, call()
-    running = RunningCall(one, model.engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/"))
+    running = begun(one, model)
     async with running:
         return [events(said) async for said in running.tell(renderer) if not isinstance(said, QueuePlace)]
 
@@ -61,17 +80,49 @@ async def test_names_go_with_their_objects_from_the_first_to_the_last() -> None:
 
 async def test_what_was_told_is_counted_for_the_log() -> None:
     model, one, ticket = served(FakeEngine()).default, call(), Ticket("r", "POST", "/")
-    async with RunningCall(one, model.engine.generate(one.requests), model, ticket=ticket) as running:
+    async with begun(one, model, ticket) as running:
         async for _ in running.tell(Named()):
             pass
     assert ticket.call is not None
     assert ticket.notes["output_tokens"] == ticket.call.figures.output_tokens > 0
 
 
+async def told_of_place(renderer: AnswerRenderer) -> dict[str, object]:
+    """What one is told who waits long enough to hear of it."""
+    model, engine = served(FakeEngine()).default, FakeEngine(is_held=True)
+    one = msgspec.structs.replace(call(), details=AskedDetails(progress=True))
+    generation = engine.generate(one.requests)
+    async with RunningCall(
+        one, generation, model, ticket=Ticket("r", "POST", "/"), calls=RunningCalls()
+    ) as it:
+        told = it.tell(renderer.stream(one, model.pieces))
+        coming = asyncio.ensure_future(first_with(told, b"place"))
+        while not coming.done():
+            generation.wait_at(QueuePlace(one.requests[0].id, 3, 1234.0))
+            await anyio.sleep(SETTLING_S / 5)
+        return dict(json.loads(await coming)["prompt_progress"])
+
+
+async def first_with(told: AsyncIterator[Said], word: bytes) -> bytes:
+    async for said in told:
+        assert not isinstance(said, (QueuePlace, ModelLoading))
+        for chunk in said:
+            if word in chunk.json:
+                return chunk.json
+    raise AssertionError(f"no {word!r}")
+
+
+async def test_who_waits_is_told_the_place_in_the_shape_of_the_family() -> None:
+    families = [CHAT, COMPLETIONS, MESSAGES_API, OLLAMA_CHAT, OLLAMA_GENERATE, GENERATE]
+    renderers = [LlamaRenderer(), *(family.renderer for family in families)]
+    expected = {"total": 3, "cache": 0, "processed": 0, "time_ms": 0, "place": 3, "seconds_left": 1.23}
+    assert await asyncio.gather(*map(told_of_place, renderers)) == [expected] * 7
+
+
 async def test_who_leaves_ends_the_call() -> None:
     engine = FakeEngine(is_held=True)
     model, one = served(engine).default, call(n=3)
-    async with RunningCall(one, engine.generate(one.requests), model, ticket=Ticket("r", "POST", "/")):
+    async with begun(one, model):
         assert len(engine.requests()) == 3
     assert engine.requests() == []
 

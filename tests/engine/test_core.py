@@ -292,8 +292,19 @@ def test_a_prompt_tells_how_far_it_is() -> None:
     assert (processed[0], processed[-1]) == (told[0].cached, 700)
     assert {each.total for each in told} == {700}
     assert told[0].cached >= 384
+    left_ms = [each.left_ms or 0.0 for each in told]
+    assert left_ms == sorted(left_ms, reverse=True)
+    assert (left_ms[0] > 0, left_ms[-1]) == (True, 0.0)
     assert len(told) >= 3
     assert alone(asked) == engine.told("b")
+
+
+def test_what_a_dead_engine_has_told_of_an_answer_is_told_no_progress() -> None:
+    one = msgspec.structs.replace(request("a", output=5), tells_progress=True)
+    engine = Engine()
+    engine.core.handle(Submit(one, output=tuple(alone(one))[:2]))
+    engine.run()
+    assert all(event.progress is None for event in engine.events)
 
 
 def test_nothing_is_shared_where_that_is_switched_off() -> None:

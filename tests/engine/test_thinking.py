@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.contract.messages import Finish, FinishReason, QueueState, StepDone, StepStarted
 from openai_cpu_server.contract.request import (
     Constraint,
     GenerationRequest,
@@ -15,6 +15,11 @@ from openai_cpu_server.contract.request import (
     OutputPart,
     Thinking,
 )
+from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.engine_client.culprits import CulpritLedger
+from openai_cpu_server.engine_client.deaths import Death, DeathKind
+from openai_cpu_server.engine_client.live import AcceptedRequest
+from openai_cpu_server.engine_client.replay import RequestReplay
 from tests.engine.test_constrained import ending, generate, resumed, shown
 from tests.engine.test_core import Engine
 from tests.fakes import END_TOKEN
@@ -148,3 +153,128 @@ def test_company_changes_nothing(seed: int) -> None:
     engine.run()
     for one in asked:
         assert engine.told(one.id) == [token for token in alone(one) if token != END_TOKEN]
+
+
+# -- ended by somebody, while they go on -------------------------------------------------------------------
+
+
+class Client:
+    """An engine's core, and the client's side of it: what it is told may be on its way for a while."""
+
+    def __init__(self, one: GenerationRequest) -> None:
+        self.core = Engine().core
+        self.answer = GenerationAnswer([one], cancel=lambda _: None, clock=lambda: 0.0)
+        self.live = AcceptedRequest(one, self.answer, 0.0)
+        self.replay = RequestReplay(lambda: 0.0, lambda: None, CulpritLedger(lambda: 0.0))
+        self.replay.accept([self.live])
+        self.on_its_way: list[StepStarted | StepDone | QueueState] = []
+
+    def connect(self) -> None:
+        self.replay.ready(lambda *commands: [self.core.handle(command) for command in commands])
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.on_its_way += self.core.step() if self.core.has_work else ()
+
+    def hear(self) -> None:
+        messages, self.on_its_way = self.on_its_way, []
+        for message in messages:
+            self.replay.heard(message)
+
+    async def run(self) -> Finish:
+        """To its end, which is told once."""
+        while self.core.has_work or self.on_its_way:
+            self.step()
+            self.hear()
+        events = [event async for event in self.answer]
+        assert [token for event in events for token in event.tokens] == self.live.output
+        (finish,) = [event.finish for event in events if event.finish is not None]
+        assert finish is events[-1].finish
+        return finish
+
+
+def free_thinking(output: int = 40) -> GenerationRequest:
+    return request("a", output=output, prompt=300)
+
+
+def ending_of(one: GenerationRequest) -> Constraint:
+    found = thinking(budget=None).constraint
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("num_unheard", [0, 3])
+@pytest.mark.parametrize("num_steps", [0, 1, 4, 12])
+@pytest.mark.anyio
+async def test_thoughts_are_ended_behind_what_was_told(num_steps: int, num_unheard: int) -> None:
+    one = free_thinking()
+    client, whole = Client(one), alone(one)
+    client.connect()
+    client.step(num_steps)
+    client.hear()
+    client.step(num_unheard)
+    num_told = len(client.live.output)
+    client.replay.end_thinking(client.live, ending_of(one))
+    finish = await client.run()
+    tokens = client.live.output
+    assert tokens[:num_told] == whole[:num_told]
+    assert tuple(tokens[num_told : num_told + 5]) == spelt("." + END)
+    assert (len(tokens), finish.reason, finish.output_tokens) == (40, FinishReason.LENGTH, 40)
+    assert finish.cached_tokens == 0
+    ended = client.live.request
+    assert isinstance(ended, GenerationRequest)
+    for at in range(num_told, len(tokens)):
+        assert resumed(ended, tokens[:at]).told("a") == tokens[at:]
+
+
+@pytest.mark.anyio
+async def test_an_engine_that_dies_after_that_changes_nothing() -> None:
+    one = free_thinking()
+    client = Client(one)
+    client.connect()
+    client.step(6)
+    client.hear()
+    client.step(2)
+    client.replay.end_thinking(client.live, ending_of(one))
+    num_told = len(client.live.output)
+    client.on_its_way.clear()
+    client.replay.lost()
+    client.replay.died(Death(DeathKind.KILL, "killed", "SIGKILL"))
+    client.core = Engine().core
+    client.connect()
+    await client.run()
+    assert tuple(client.live.output[num_told : num_told + 5]) == spelt("." + END)
+
+
+@pytest.mark.parametrize("stop", [(), ("never there",)])
+@pytest.mark.parametrize("num_steps", [0, 1, 9])
+@pytest.mark.anyio
+async def test_an_answer_is_ended_as_it_is(num_steps: int, stop: tuple[str, ...]) -> None:
+    one = request("a", output=40, stop=stop)
+    client, whole = Client(one), alone(one)
+    client.connect()
+    client.step(num_steps)
+    client.replay.stop(client.live)
+    finish = await client.run()
+    assert (finish.reason, finish.output_tokens) == (FinishReason.STOP, len(client.live.output))
+    assert client.live.output == whole[:num_steps]
+
+
+@pytest.mark.anyio
+async def test_who_is_stopped_while_there_is_no_engine_ends_in_the_next_one() -> None:
+    client = Client(request("a", output=40))
+    client.replay.stop(client.live)
+    client.connect()
+    assert (await client.run()).reason is FinishReason.STOP
+    assert client.live.output == []
+
+
+@pytest.mark.anyio
+async def test_one_whose_thoughts_were_ended_can_be_stopped_at_once() -> None:
+    one = free_thinking()
+    client = Client(one)
+    client.connect()
+    client.step(5)
+    client.replay.end_thinking(client.live, ending_of(one))
+    client.replay.stop(client.live)
+    assert (await client.run()).reason is FinishReason.STOP

@@ -1,23 +1,30 @@
-"""`GET /v1/requests`: who is being served and who waits. `DELETE /v1/requests/{id}` ends one."""
+"""`GET /v1/requests`: who is being served and who waits. `DELETE /v1/requests/{id}` ends one, with an error.
+What runs is controlled by `/control`: it ends well, or stops thinking."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 import msgspec
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openai_cpu_server.api.asking.running import RunningCall
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.engine import LiveRequest
-from openai_cpu_server.errors import RequestNotFound
+from openai_cpu_server.errors import NotThinking, RequestEnded, RequestNotFound
+from openai_cpu_server.http.body import unkept_body
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import INFERENCE, Identity
+from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
-from openai_cpu_server.models.registry import ModelRegistry
 
 
 class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +61,72 @@ class Cancelled(msgspec.Struct, frozen=True):
     object: str = "request"
 
 
+class ControlAction(enum.Enum):
+    STOP = "stop"
+    """The answer is what there is of it."""
+    STOP_THINKING = "stop_thinking"
+    """The thoughts end, and the answer begins."""
+    REASONING_END = "reasoning_end"
+    """llama-server's name of it."""
+
+    def on(self, running: RunningCall) -> None:
+        """Raises RequestEnded, NotThinking."""
+        if self is ControlAction.STOP:
+            running.stop()
+        else:
+            running.stop_thinking()
+
+
+_ACTIONS = tuple(action.value for action in ControlAction)
+
+
+def _known_action(name: str) -> ControlAction:
+    if name not in _ACTIONS:
+        raise PydanticCustomError("action", f"Input should be one of {', '.join(map(repr, _ACTIONS))}")
+    return ControlAction(name)
+
+
+Action = Annotated[
+    ControlAction, BeforeValidator(_known_action), WithJsonSchema({"type": "string", "enum": [*_ACTIONS]})
+]
+
+
+class ControlBody(Body):
+    action: Action
+
+
+class LlamaControlBody(ControlBody):
+    """llama-server's, which names the answer here."""
+
+    id: str
+    model: str | None = None
+    """An id is enough to find it."""
+
+
+class Controlled(msgspec.Struct, frozen=True):
+    id: str
+    action: str
+    object: str = "chat.completion.control"
+
+
+class LlamaControlled(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wrong with the id is no error there."""
+
+    success: Annotated[bool, msgspec.Meta(description="Else `message` says why not")]
+    message: str = ""
+
+
+class DeletedAnswer(msgspec.Struct, frozen=True):
+    id: str
+    deleted: bool = True
+    object: str = "chat.completion.deleted"
+
+
 class RequestRoutes:
-    def __init__(self, models: ModelRegistry) -> None:
-        self._models = models
+    def __init__(self, parts: ServerParts) -> None:
+        self._models = parts.models
+        self._calls = parts.generation.calls
+        self._lenient = parts.options.lenient
 
     async def list(self, request: Request) -> Response:
         """Lists those of the caller's key; an administrator sees all."""
@@ -72,6 +142,27 @@ class RequestRoutes:
         for model in self._models:
             model.engine.cancel(name)
         return json_response(Cancelled(name))
+
+    async def control(self, request: Request) -> Response:
+        """Raises RequestNotFound, RequestEnded, NotThinking."""
+        body, ignored = parse(ControlBody, await unkept_body(request), lenient=self._lenient)
+        name: str = request.path_params["id"]
+        body.action.on(self._calls.find(name, context_of(request.scope).identity))
+        return json_response(Controlled(name, body.action.value), headers=ignored.headers)
+
+    async def control_as_llama_server(self, request: Request) -> Response:
+        body, ignored = parse(LlamaControlBody, await unkept_body(request), lenient=self._lenient)
+        told = LlamaControlled(success=True)
+        try:
+            body.action.on(self._calls.find(body.id, context_of(request.scope).identity))
+        except (RequestNotFound, RequestEnded, NotThinking) as error:
+            told = LlamaControlled(success=False, message=str(error))
+        return json_response(told, headers=ignored.headers)
+
+    async def stop(self, request: Request) -> Response:
+        name: str = request.path_params["id"]
+        self._calls.find(name, context_of(request.scope).identity).stop()
+        return json_response(DeletedAnswer(name))
 
     def _visible(self, identity: Identity) -> Sequence[LiveRequest]:
         live = [one for model in self._models for one in model.engine.requests()]
@@ -98,5 +189,30 @@ _row = partial(RouteRow[RequestRoutes], access=INFERENCE, tag="Requests")
 _rows = (
     _row("GET", "/v1/requests", lambda at: at.list, summary="Requests that run or wait", answer=RequestList),
     _row("DELETE", "/v1/requests/{id:path}", lambda at: at.cancel, summary="End one", answer=Cancelled),
+    _row(
+        "POST",
+        "/v1/chat/completions/{id}/control",
+        lambda at: at.control,
+        summary="End an answer that runs as it is, or its thoughts",
+        body=ControlBody,
+        answer=Controlled,
+        errors=(409,),
+    ),
+    _row(
+        "POST",
+        "/v1/chat/completions/control",
+        lambda at: at.control_as_llama_server,
+        summary="The same, as llama-server has it",
+        body=LlamaControlBody,
+        answer=LlamaControlled,
+    ),
+    _row(
+        "DELETE",
+        "/v1/chat/completions/{id}",
+        lambda at: at.stop,
+        summary="End an answer that runs as it is",
+        answer=DeletedAnswer,
+        errors=(409,),
+    ),
 )
-ROOM = RouteRoom[ServerParts, RequestRoutes](lambda parts: RequestRoutes(parts.models), _rows)
+ROOM = RouteRoom[ServerParts, RequestRoutes](RequestRoutes, _rows)

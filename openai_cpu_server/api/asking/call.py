@@ -14,7 +14,13 @@ from openai_cpu_server.api.asking.ask import AskedDetails
 from openai_cpu_server.contract.media import MediaItem, Medium
 from openai_cpu_server.contract.messages import TokenEvent
 from openai_cpu_server.contract.model_info import ModelInfo
-from openai_cpu_server.contract.request import GenerationRequest, OutputMarks, OutputPart, Priority
+from openai_cpu_server.contract.request import (
+    Constraint,
+    GenerationRequest,
+    OutputMarks,
+    OutputPart,
+    Priority,
+)
 from openai_cpu_server.http.context import Sender
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.models.registry import ChosenModel
@@ -95,6 +101,8 @@ class CallThinking(msgspec.Struct, frozen=True):
     stage: ThinkingStage
     """Where the output begins."""
     is_hidden: bool = False
+    ending: Constraint | None = None
+    """What ends the thoughts where somebody asks for that; None: nothing can."""
 
     def channels(self, answer: OutputReader) -> OutputReader:
         """A reader for an output in channels; one for calls in channels reads thoughts itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +21,13 @@ from openai_cpu_server.api.asking.ask import (
 from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.call import Call, ModelContext
 from openai_cpu_server.api.asking.resolve import prompt_of, resolve
-from openai_cpu_server.api.asking.running import ReplayedGeneration, RunningCall, TimedEvent, limit_time
+from openai_cpu_server.api.asking.running import (
+    ReplayedGeneration,
+    RunningCall,
+    RunningCalls,
+    TimedEvent,
+    limit_time,
+)
 from openai_cpu_server.contract.engine import Generation
 from openai_cpu_server.contract.messages import Finish
 from openai_cpu_server.errors import (
@@ -171,6 +177,8 @@ class GenerationService:
     attachments: AttachmentFinder
     recall: AnswerLookup | None = None
     """None: there is no cache of answers."""
+    calls: RunningCalls = field(default_factory=RunningCalls)
+    """Those that run."""
 
     async def prompt_tokens(self, ask: Ask, chosen: ChosenModel, context: RequestContext) -> CountedPrompt:
         """What its prompt would have. Raises InvalidRequest, EngineUnavailable."""
@@ -242,6 +250,7 @@ class _AskOnItsWay:
         self._options = service.options
         self._recall = service.recall
         self._attachments = service.attachments
+        self._calls = service.calls
         self._ask = ask
         self._context = context
         self._ticket = context.ticket
@@ -308,12 +317,18 @@ class _AskOnItsWay:
         """The call, or its earlier answer. None: the model has been replaced."""
         ticket, lease = self._ticket, self._context.lease
         if recalled.held is not None:
-            return RunningCall(recalled.call, recalled.held, chosen.model, ticket=ticket)
+            return RunningCall(recalled.call, recalled.held, chosen.model, ticket=ticket, calls=self._calls)
         generation = await self._generation(recalled.call, chosen)
         if generation is None:
             return None
         return RunningCall(
-            recalled.call, generation, chosen.model, ticket=ticket, lease=lease, recorder=recalled.recorder
+            recalled.call,
+            generation,
+            chosen.model,
+            ticket=ticket,
+            calls=self._calls,
+            lease=lease,
+            recorder=recalled.recorder,
         )
 
     async def _generation(self, call: Call, chosen: ChosenModel) -> Generation | None:
@@ -355,4 +370,6 @@ class _AskOnItsWay:
         shown = msgspec.structs.replace(first.call, headers={**first.call.headers, **routed_headers(sure)})
         lease = self._context.lease if recalled.held is None else None
         held = ReplayedGeneration(heard, first.figures)
-        return RunningCall(shown, held, goal.chosen.model, ticket=self._ticket, lease=lease)
+        return RunningCall(
+            shown, held, goal.chosen.model, ticket=self._ticket, calls=self._calls, lease=lease
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Union
@@ -17,8 +17,10 @@ from openai_cpu_server.contract.engine import Embedding, Generation
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import Picture, Sound
 from openai_cpu_server.contract.messages import Finish, ModelLoading, PromptProgress, QueuePlace, TokenEvent
-from openai_cpu_server.errors import DeadlineExceeded, ServerError
+from openai_cpu_server.errors import DeadlineExceeded, NotThinking, RequestEnded, RequestNotFound, ServerError
+from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import Ticket
+from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.limits import Lease
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.observe.ended import Distribution, EndedCall
@@ -121,6 +123,43 @@ def chunks_of(said: Said, renderer: Renderer) -> Sequence[Chunk]:
     return renderer.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
 
 
+_MOST_ENDED = 1000
+"""Of so many calls it is known that they have ended."""
+
+
+class RunningCalls:
+    """The calls of this process while they run, each by its id and by that of the request that it came with,
+    for whoever controls them."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, RunningCall] = {}
+        self._ended: OrderedDict[str, Client] = OrderedDict()
+        """Whose those were that have ended last."""
+
+    def begin(self, running: RunningCall) -> None:
+        for name in running.names:
+            self._running.setdefault(name, running)
+
+    def end(self, running: RunningCall) -> None:
+        for name in running.names:
+            if self._running.get(name) is running:
+                del self._running[name]
+                self._ended[name] = running.client
+                self._ended.move_to_end(name)
+        while len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
+
+    def find(self, name: str, identity: Identity) -> RunningCall:
+        """Raises RequestNotFound where this caller has none of that name, and RequestEnded."""
+        running = self._running.get(name)
+        client = self._ended.get(name) if running is None else running.client
+        if client is None or not client.is_owned_by(identity):
+            raise RequestNotFound(name)
+        if running is None:
+            raise RequestEnded(name)
+        return running
+
+
 class RunningCall:
     """A call that was submitted. `async with` it: leaving ends what still runs, and counts what there was."""
 
@@ -131,24 +170,31 @@ class RunningCall:
         model: ServedModel,
         *,
         ticket: Ticket,
+        calls: RunningCalls,
         lease: Lease | None = None,
         recorder: AnswerRecorder | None = None,
     ) -> None:
-        """`lease`: None for a call that counts against no limits. `recorder`: who keeps the answer, if
-        anybody does."""
+        """`calls`: where it is found while it runs. `lease`: None for a call that counts against no limits.
+        `recorder`: who keeps the answer, if anybody does."""
         self.call = call
         self.model = model
         self._generation = generation
         self._ticket = ticket
         self._lease = lease
+        self._calls = calls
         self._recorder = recorder
         self._tally = Tally(call)
+        is_thinking = call.thinking is not None and call.thinking.ending is not None
+        self._thinking = {request.id for request in call.requests} if is_thinking else set[str]()
+        """The sequences whose thoughts can be ended: their answers have not begun."""
 
     async def __aenter__(self) -> RunningCall:
         await self._generation.__aenter__()
+        self._calls.begin(self)
         return self
 
     async def __aexit__(self, *error: Any) -> None:
+        self._calls.end(self)
         await self._generation.__aexit__(*error)
         figures = self.figures
         began_s, model = self._ticket.started_s, self.model.name
@@ -156,9 +202,34 @@ class RunningCall:
         if self._lease is not None:
             self._lease.output_tokens = figures.output_tokens
 
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.call.id, self._ticket.id
+
+    @property
+    def client(self) -> Client:
+        return Client.of_label(self.call.requests[0].client)
+
     def cancel(self) -> None:
         """Ends it, so that whoever reads it gets RequestCancelled."""
         self.model.engine.cancel(self.call.id)
+
+    def stop(self) -> None:
+        """Ends it as it is: its answer is what there is of it. Raises RequestEnded."""
+        self._recorder = None  # it is no answer for others
+        if not self.model.engine.stop(self.call.id):
+            raise RequestEnded(self.call.id)
+
+    def stop_thinking(self) -> None:
+        """Ends the thoughts of all its sequences that have not begun to answer. Raises NotThinking."""
+        thinking = self.call.thinking
+        if thinking is None or thinking.ending is None or not self._thinking:
+            raise NotThinking(self.call.id)
+        self._recorder = None
+        ended = [self.model.engine.end_thinking(one, thinking.ending) for one in sorted(self._thinking)]
+        self._thinking.clear()
+        if not any(ended):
+            raise RequestEnded(self.call.id)
 
     @property
     def figures(self) -> Figures:
@@ -216,6 +287,8 @@ class RunningCall:
         return answers
 
     def _note(self, event: TokenEvent) -> None:
+        if self._thinking and (event.answer_start is not None or event.finish is not None):
+            self._thinking.discard(event.id)
         self._tally.note(event, self._generation.arrived_s)
         if self._recorder is not None:
             self._recorder.note(event)

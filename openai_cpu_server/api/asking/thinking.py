@@ -197,9 +197,6 @@ class ThinkingOutputs:
         # The grammars of calls in channels tell of thoughts themselves.
         knows_thoughts = form.has_channels and output.tool_calls is not None
         goes_on = knows_thoughts and prompt.stage is ThinkingStage.WITHIN
-        is_all_told = constraint.grammar is None or (knows_thoughts and not goes_on)
-        if is_all_told and plan.budget is None and not has_stop:
-            return output
         is_ruled = constraint.grammar is not None and not constraint.triggers
         always = bool(form.efforts)
         is_sure = (
@@ -208,7 +205,12 @@ class ThinkingOutputs:
         if is_ruled and not is_sure:
             return output
         answer_begin = form.answer_begin if output.tool_calls is None else form.turn_begin
-        shaped = self._constraint(constraint, plan, prompt.stage, answer_begin)
+        ending = self._constraint(constraint, plan, prompt.stage, answer_begin)
+        output = msgspec.structs.replace(output, thinking=msgspec.structs.replace(shown, ending=ending))
+        is_all_told = constraint.grammar is None or (knows_thoughts and not goes_on)
+        if is_all_told and plan.budget is None and not has_stop:
+            return output
+        shaped = ending if plan.budget is not None else _without_closing(ending)
         return msgspec.structs.replace(output, constraint=shaped)
 
     def _constraint(
@@ -219,14 +221,14 @@ class ThinkingOutputs:
         is_ruled = constraint.grammar is not None and not constraint.triggers
         is_open = stage is ThinkingStage.WITHIN
         behind = answer_begin if constraint.grammar is None else ""
-        last_words = _LAST_WORDS if plan.budget else ""
+        last_words = "" if plan.budget == 0 else _LAST_WORDS
         thinking = Thinking(
             begin="" if is_open else form.begin,
             end=form.end,
             opening=self._tokens(form.begin) if is_ruled and not is_open else (),
             shown_behind=form.answer_alone if form.has_channels else "",
             budget=plan.budget,
-            closing=() if plan.budget is None else self._tokens(last_words + form.end + behind),
+            closing=self._tokens(last_words + form.end + behind),
         )
         before = self._tokens(form.gap + answer_begin) if is_ruled else ()
         return msgspec.structs.replace(constraint, thinking=thinking, opening=(*before, *constraint.opening))
@@ -238,6 +240,12 @@ class ThinkingOutputs:
         """Whether a mark is written in control tokens, which are no text unless they are asked for."""
         tokens = self._tokens(self._form.begin + self._form.end + self._form.answer_begin)
         return any(not self._tokenizer.piece(token) for token in tokens)
+
+
+def _without_closing(ending: Constraint) -> Constraint:
+    """Nothing ends the thoughts before somebody asks for that."""
+    assert ending.thinking is not None, "it tells of thoughts"
+    return msgspec.structs.replace(ending, thinking=msgspec.structs.replace(ending.thinking, closing=()))
 
 
 def _budget(wish: AskedThinking, model: ModelThinking) -> int | None:

@@ -280,7 +280,7 @@ def _thoughts(constraint: Constraint) -> Thoughts | None:
     is_ruled_at_once = constraint.grammar is not None and not constraint.triggers
     if is_ruled_at_once and thinking.begin and not thinking.opening:
         raise ConstraintFailed("Thoughts that may be there or not stand in front of a grammar.")
-    return Thoughts(thinking.begin, thinking.end, budget=thinking.budget)
+    return Thoughts(thinking.begin, thinking.end, budget=thinking.budget, ends_at=thinking.ends_at)
 
 
 def _failure(matcher: LLMatcher) -> ConstraintFailed:

@@ -20,7 +20,7 @@ import msgspec
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, LiveRequest
 from openai_cpu_server.contract.media import MediaSize
-from openai_cpu_server.contract.messages import CancelRequest, ClearCache, MeasureMedia, Submit
+from openai_cpu_server.contract.messages import CancelRequest, ClearCache, FinishReason, MeasureMedia, Submit
 from openai_cpu_server.contract.model_info import Adapter, AdapterState, AdapterStatus
 from openai_cpu_server.contract.replica import Forecast
 from openai_cpu_server.contract.request import GenerationRequest
@@ -296,6 +296,9 @@ class ReplicaHost:
 
     def _follow(self, order: Order) -> None:
         match order:
+            case CancelRequest(id=request_id, reason=FinishReason.STOP):
+                if (live := self._replay.live.get(request_id)) is not None:
+                    self._replay.stop(live)
             case CancelRequest(id=request_id):
                 self._replay.cancel(request_id)
             case CancelCall(name=name):

@@ -201,6 +201,7 @@ class RemoteEngine:
             max_held_bytes=max_held_bytes,
             clock=clock,
         )
+        self.stop, self.end_thinking = self._admission.stop, self._admission.end_thinking
         self._clock = clock
 
     # -- for whoever runs it -----------------------------------------------------------------------------

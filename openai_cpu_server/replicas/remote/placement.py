@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from openai_cpu_server.contract.engine import RequestState
-from openai_cpu_server.contract.messages import CancelRequest
+from openai_cpu_server.contract.messages import CancelRequest, FinishReason
 from openai_cpu_server.contract.replica import block_hashes
-from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.contract.request import Constraint, GenerationRequest
 from openai_cpu_server.engine_client.culprits import CulpritLedger
 from openai_cpu_server.engine_client.live import AcceptedRequest, AcceptedRequests, AnswerSink, Delivery
 from openai_cpu_server.errors import GenerationFailed, ServerError
@@ -225,6 +223,17 @@ class RequestPlacement:
                 self._recall(live)
             self.delivery.forget(request_id)
 
+    def stop(self, live: AcceptedRequest) -> None:
+        live.is_stopping = True
+        self._recall(live, FinishReason.STOP)
+
+    def end_thinking(self, live: AcceptedRequest, ending: Constraint) -> None:
+        """What is under way of the request as it was is dropped: it is another attempt from now on."""
+        live.end_thinking(ending)
+        self._recall(live)
+        self._suspend(live)
+        self.place_waiting()
+
     def end(self, error: Callable[[], ServerError]) -> None:
         """Nobody will serve what lives."""
         self.delivery.fail(list(self.live), error)
@@ -356,9 +365,7 @@ class RequestPlacement:
         for live in call:
             place = self.places.put(live, choice.replica)
             live.has_advanced = False
-            submit = live.submit()
-            request = msgspec.structs.replace(submit.request, id=place.wire_id)
-            orders.append(msgspec.structs.replace(submit, request=request))
+            orders += live.commands(place.wire_id)
         self._router.sent(self._routed.of(call[0]), choice, self._clock())
         self._replicas[choice.replica].session.send(*orders)
 
@@ -369,11 +376,11 @@ class RequestPlacement:
         self._router.ended(live.request.id)
         self.places.wait(live)
 
-    def _recall(self, live: AcceptedRequest) -> None:
+    def _recall(self, live: AcceptedRequest, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """The replica that has it, if one has, need not compute it any more."""
         place = self.places.place(live)
         if place is not None and place.replica in self._replicas:
-            self._replicas[place.replica].session.send(CancelRequest(id=place.wire_id))
+            self._replicas[place.replica].session.send(CancelRequest(id=place.wire_id, reason=reason))
 
     def _has_left(self, live: AcceptedRequest) -> None:
         name = live.request.id
