@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from openai_cpu_server.api.asking.ask import AskedConversation, AskedMessage
+from openai_cpu_server.api.asking.ask import AskedConversation, AskedMessage, TakenMedia, mark_of
 from openai_cpu_server.api.asking.call import ModelContext
 from openai_cpu_server.api.asking.prompts import last_turn
 from openai_cpu_server.api.asking.resolve import fingerprint, resolve
 from openai_cpu_server.api.chat.routes import CHAT
+from openai_cpu_server.contract.media import MediaRows, Sound
 from openai_cpu_server.contract.request import DryPenalty, Priority, Sampling
 from openai_cpu_server.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from openai_cpu_server.http.context import Sender
@@ -29,6 +30,21 @@ from tests.reading import model_read_here
 
 def user(content: object) -> dict[str, object]:
     return {"role": "user", "content": content}
+
+
+def test_words_about_a_sound_are_not_alike_to_those_about_another() -> None:
+    """An answer to a similar turn may be told from the cache; of this one it is not asked."""
+    sound, mark = Sound.of(bytes(4 * 16_000)), mark_of("a", "sound")
+    body = {"messages": [user(f"{mark}\nWhat is said?")]}
+    ask = CHAT.reader.read(json.dumps(body).encode(), lenient=False)
+    hearing = msgspec.structs.replace(FAKE_INFO, sound_rate=16_000)
+    options = msgspec.structs.replace(OPTIONS, compares_turns=True)
+    asking = ModelContext(served(FakeEngine()).choose(None, None), hearing, Sender(), options)
+    told = msgspec.structs.replace(ask, media=(TakenMedia(mark, sound, (MediaRows(3, 3),)),))
+    (words,), (heard,) = resolve(ask, asking).prompts, resolve(told, asking).prompts
+    assert words.turn is not None
+    assert heard.turn is None
+    assert (heard.num_rows(Sound), heard.sound_s) == (3, 1.0)
 
 
 # -- sampling --------------------------------------------------------------------------------------------

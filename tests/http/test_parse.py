@@ -14,7 +14,7 @@ from openai_cpu_server.api.chat.body import ChatBody, attached_in, checked_messa
 from openai_cpu_server.api.completions.routes import CompletionBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.parse import MOST_NAMED, Ignored, parse, path_of
+from openai_cpu_server.http.parse import MOST_NAMED, Ignored, parse, parse_form, path_of
 from openai_cpu_server.http.unheeded import GENERATION_HINTS, GENERATION_REFUSALS, Hint, Refusal
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -30,6 +30,38 @@ def refused(data: bytes, schema: type[ChatBody] | type[CompletionBody] = ChatBod
     with pytest.raises(InvalidRequest) as caught:
         parse(schema, data, lenient=False)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ([("temperature", "0.5"), ("stream", "true"), ("seed", "7")], (0.5, True, 7)),
+        ([("stop[]", "a"), ("stop[]", "b")], ["a", "b"]),
+        ([("stop", "a"), ("stop", "b")], ["a", "b"]),
+        ([("stop", "1")], "1"),
+        ([("metadata[a]", "1"), ("metadata[b]", "2")], {"a": "1", "b": "2"}),
+    ],
+)
+def test_a_form_says_in_text_what_json_says_by_types(fields: list[tuple[str, str]], found: object) -> None:
+    body, _ = parse_form(CompletionBody, [("prompt", "true"), *fields], lenient=False)
+    assert body.prompt == "true"
+    assert found in ((body.temperature, body.stream, body.seed), body.stop, body.metadata)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("seed", "x", TYPE),
+        ("seed", "1.5", TYPE),
+        ("stream", "1", TYPE),
+        ("seed[]", "1", TYPE),
+        ("a[b[", "", "unknown_parameter"),
+    ],
+)
+def test_what_a_form_says_wrongly_is_refused(name: str, text: str, code: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse_form(CompletionBody, [("prompt", "a"), (name, text)], lenient=False)
+    assert (refusal.value.param, refusal.value.code) == (name.removesuffix("[]"), code)
 
 
 def test_threads_that_need_a_body_first_all_get_it() -> None:
