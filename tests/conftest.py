@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.kernels.library import KERNELS
 gc.disable()  # until all tests are collected: it would look again and again at what stays
 share_cores()
 trust_one()
+os.environ.setdefault("OCS_CACHE_FILE", "off")  # what tests compute is of no use to a user's servers
 settings.register_profile("anywhere", deadline=None)  # that a machine is busy is no failure
 settings.load_profile("anywhere")
 put_in_front(KERNELS)  # as in an engine process, before anything imports ggml: the folders' conftests do

@@ -30,6 +30,7 @@ from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelI
 from openai_cpu_server.contract.request import Constraint, Priority, Thinking, Thoughts
 from openai_cpu_server.contract.scheduling import Experiment
 from openai_cpu_server.contract.step import (
+    CacheFileLimit,
     Close,
     Drafted,
     Drop,
@@ -403,7 +404,9 @@ class FakeBackend:
         assert all(cell.adapter != key for cells in self.cells.values() for cell in cells), "it is in use"
         del self.adapters[key]
 
-    def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
+    def export_cache(
+        self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None
+    ) -> None:
         states = {block.state for block in blocks} - {None}
         assert {block.number for block in blocks} | states == self.blocks.keys() | self.saved_states.keys()
         Path(path).write_bytes(msgspec.msgpack.encode(blocks))

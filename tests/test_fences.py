@@ -43,7 +43,14 @@ ALLOWED = {
     # The engine's side. The scheduler knows no backend, the core no llama.cpp; `process` alone joins them.
     "scheduler": {"contract", "fairness"},
     "engine": {"contract", "errors", "scheduler"},
-    "engine.process": {"child_processes", "contract", "engine", "llama", "observe.logs"},
+    "engine.process": {
+        "child_processes",
+        "contract",
+        "engine",
+        "llama",
+        "observe.logs",
+        "storage.private_files",
+    },
     # Kernels in front of ggml: whoever has loaded ggml hands it over.
     "kernels": {"contract"},
     "llama": {

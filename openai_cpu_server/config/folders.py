@@ -25,6 +25,12 @@ def user_cache_dir() -> Path:
         raise StartupError(f"there is no folder for caches: {error}") from None
 
 
+def kept_cache_dir() -> Path | None:
+    """The same, for what is of use to later processes; None: the user has no home, and what is made in its
+    place may be gone, or be memory."""
+    return None if _base("XDG_CACHE_HOME", ".cache") is None else user_cache_dir()
+
+
 def user_data_dir() -> Path:
     """For what is to stay. Raises StartupError where the user has no home."""
     base = _base("XDG_DATA_HOME", ".local/share")

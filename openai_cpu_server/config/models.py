@@ -137,7 +137,12 @@ class ModelOptions(BaseModel):
         ge=0,
         description="host memory of the prefix cache, 0: none; default: a quarter of the machine's",
     )
-    cache_file: Path | None = Field(None, description="keep the prefix cache here between runs")
+    cache_file: str = Field(
+        "auto",
+        min_length=1,
+        description="where the prefix cache is kept between runs; off: nowhere; auto: a bounded part of it "
+        "in the user's cache directory",
+    )
     pin_prompt: list[Path] = Field(
         [],
         description="compute the prompt in this file at start and never evict it; may be given several times",
@@ -153,7 +158,7 @@ class ModelOptions(BaseModel):
             "kv_type": "f16" if self.kv_type == "auto" else self.kv_type,
             "repack": {"auto": None, "on": True, "off": False}[self.repack],
             "reads_weights": self.huge_pages,
-            "cache_file": str(self.cache_file) if self.cache_file else None,
+            "cache_file": None if self.cache_file in ("auto", "off") else self.cache_file,
         }
 
 

@@ -14,7 +14,10 @@ from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelI
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, OutputPart, Priority
 from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
-from openai_cpu_server.contract.step import StepTrace, TokenLogprob
+from openai_cpu_server.contract.step import CacheFileLimit, StepTrace, TokenLogprob
+
+_LAST_SYNC_S = 10.0
+"""What was written last may take so long to be on a slow disk."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +59,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory for the prefix cache."""
     cache_file: str | None = None
     """Where the prefix cache is kept between runs."""
+    cache_file_limit: CacheFileLimit | None = None
+    """None: all of it is kept, however long that takes."""
     pinned_prompts: tuple[tuple[int, ...], ...] = ()
     """Computed at start, and never evicted from the prefix cache."""
     pinned_namespace: str = ""
@@ -82,7 +87,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exit_grace_s(self) -> float:
         """What the engine process is given to end by itself: more if it has a cache to write."""
-        return 60.0 if self.cache_file else 1.0
+        if self.cache_file is None:
+            return 1.0
+        return 60.0 if self.cache_file_limit is None else self.cache_file_limit.seconds + _LAST_SYNC_S
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="start"):

@@ -158,6 +158,14 @@ class Step(msgspec.Struct, frozen=True):
         return sum(span.num_tokens for span in self.spans)
 
 
+class CacheFileLimit(msgspec.Struct, frozen=True):
+    """How much of a prefix cache is kept: what was used last, as far as it goes."""
+
+    num_bytes: int
+    seconds: float
+    """The end of a server, or the next model, waits no longer for it."""
+
+
 class SavedBlock(msgspec.Struct, frozen=True):
     """A block of the prefix cache as its index has it: enough to rebuild the index from a file."""
 
@@ -278,8 +286,11 @@ class Backend(NativeModel, Protocol):
         """Free an adapter that is loaded."""
         ...
 
-    def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
-        """Write these saved blocks, index and cells, to a file. Raises OSError."""
+    def export_cache(
+        self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None
+    ) -> None:
+        """Write these saved blocks, index and cells, to a file: the first ones, as far as the limit lets it.
+        Without any there is no file. Raises OSError."""
         ...
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:

@@ -32,6 +32,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.request import Priority
+from openai_cpu_server.contract.step import CacheFileLimit
 from openai_cpu_server.engine.cores import CoreWatch
 
 NEVER = float("-inf")
@@ -202,8 +203,9 @@ class Core(ABC, Generic[Planned]):
         yield from self._queue_news(sharing)
 
     @abstractmethod
-    def save_cache(self, path: str) -> None:
-        """End everything and write the prefix cache, if there is one, to a file. Raises OSError."""
+    def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
+        """End everything and write the prefix cache, if there is one, to a file; of a larger one what was
+        used last. Raises OSError."""
 
     # -- what kinds of cores do in their own way -----------------------------------------------------------
 

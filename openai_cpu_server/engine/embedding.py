@@ -26,7 +26,7 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import Adapter, RefusedAdapter
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.scheduling import Scheduling
-from openai_cpu_server.contract.step import ShownPart, StepTrace
+from openai_cpu_server.contract.step import CacheFileLimit, ShownPart, StepTrace
 from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
@@ -100,7 +100,7 @@ class EmbedCore(Core[list[EmbedPart]]):
         """There are none for these models."""
         yield AdapterRefused(RefusedAdapter(key=checked.adapter.key, reason=checked.why_not or ""))
 
-    def save_cache(self, path: str) -> None:
+    def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
         """There is none."""
 
     # -- a step ------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@ together here, as options and model say."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from pathlib import Path
 
 import msgspec
 
@@ -36,7 +38,15 @@ from openai_cpu_server.contract.messages import (
 from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo, RefusedAdapter
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
 from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
-from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS, Backend, Drop, Span, Step, StepResult
+from openai_cpu_server.contract.step import (
+    POOL_BLOCK_TOKENS,
+    Backend,
+    CacheFileLimit,
+    Drop,
+    Span,
+    Step,
+    StepResult,
+)
 from openai_cpu_server.engine.base import (
     CheckedAdapter,
     Core,
@@ -83,12 +93,13 @@ class EngineCore(Core[Step]):
         preempt_threshold_s: float,
         measure: Measure | None = None,
         journal: PrefixJournal | None = None,
+        cache_file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         """`costs` are those that the scheduler plans with. `measure` is given where the cost of steps is only
-        guessed yet; the prefix cache's `journal` where somebody chooses between several engines. `cpu_clock`:
-        CPU seconds of all threads."""
+        guessed yet; the prefix cache's `journal` where somebody chooses between several engines.
+        `cache_file`: where the prefix cache is kept. `cpu_clock`: CPU seconds of all threads."""
         timer = StepTimer(clock, cpu_clock, preempt_threshold_s=preempt_threshold_s)
         super().__init__(timer, CoreWatch(backend.threads, clock), clock)
         self._forecasts = ForecastTeller(scheduler, journal, clock) if journal is not None else None
@@ -98,6 +109,7 @@ class EngineCore(Core[Step]):
         self._scheduler = scheduler
         self._costs = costs
         self._backend = backend
+        self._cache_file = cache_file
         self._adapters = LoadedAdapters(scheduler, backend)
         self._slowdown = 1.0
         """By other engines, in the step that is computed."""
@@ -163,14 +175,20 @@ class EngineCore(Core[Step]):
     def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
         return self._is_measuring or super().is_worth_interrupting(command)
 
-    def save_cache(self, path: str) -> None:
+    def _forget_file(self) -> None:
+        """What is to be forgotten must not come back with the next start."""
+        if self._cache_file is not None:
+            with contextlib.suppress(OSError):
+                self._cache_file.unlink()
+
+    def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
         if not self._scheduler.kv_stats.cache_capacity_bytes:
             return  # what an earlier run has left there stays
         for request_id in self._outputs.ids:
             self._outputs.end(request_id, FinishReason.CANCELLED)
         # A step that was planned when the connection broke has verbs that the books count as done.
         self._backend.execute(Step(verbs=(*self._planned.verbs, *self._scheduler.schedule().verbs)))
-        self._backend.export_cache(path, self._scheduler.cache_blocks)
+        self._backend.export_cache(path, self._scheduler.cache_blocks, limit)
 
     @property
     def _has_events(self) -> bool:
@@ -312,6 +330,7 @@ class EngineCore(Core[Step]):
                 self._outputs.end(request_id, reason)
             case ClearCache():
                 self._scheduler.clear_cache()
+                self._forget_file()
             case UnloadAdapter(key=key):
                 self._adapters.leave(key)
             case ShowSteps() | HideSteps():
@@ -427,6 +446,7 @@ def build_core(
         preempt_threshold_s=options.scheduling.preempt_threshold_ms / 1000,
         measure=measure if curve is None else None,
         journal=journal,
+        cache_file=Path(options.cache_file) if options.cache_file else None,
         clock=clock,
     )
     for number, tokens in enumerate(options.pinned_prompts):

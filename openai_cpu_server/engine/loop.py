@@ -69,6 +69,7 @@ Loaded = TypeVar("Loaded", bound=NativeModel)
 Load = Callable[[EngineOptions, Callable[[float], None]], Loaded]
 BuildCore = Callable[[EngineOptions, Loaded, Callable[[float], None], EngineTurn], AnyCore]
 """The third argument is told how far it has come, 0 to 1; the last says whether it may compute."""
+MaySave = Callable[[], bool]
 
 
 def run_engine(
@@ -76,15 +77,18 @@ def run_engine(
     *,
     load: Load[Loaded],
     build_core: BuildCore[Loaded],
+    claim: Callable[[EngineOptions], MaySave] = lambda options: lambda: True,
     confine: Callable[[EngineOptions], None] = lambda options: None,
 ) -> None:
     """Load the model as the first command says, then serve until the client is gone.
 
-    `confine`: called before there is another thread, and before anything is loaded.
+    `claim`: of several engines with one cache file it says which may write it. `confine`: called behind that,
+    before there is another thread, and before anything is loaded.
     """
     start = channel.receive()
     if not isinstance(start, StartEngine):
         return
+    may_save = claim(start.options)
     confine(start.options)
     inbox = Inbox()
     turn = SharedTurn(channel.send, wake=inbox.wake) if start.options.shares_cores else EngineTurn()
@@ -104,7 +108,7 @@ def run_engine(
                 _handle(channel, core, turn, core.check_adapter(adapter))
             _serve(channel, backend, core, inbox, turn, reader)
         # Only at an orderly end: after an error in native code nobody knows what the cells hold.
-        _save_cache(core, start.options.cache_file)
+        _save_cache(core, start.options, may_save)
     finally:
         backend.close()
 
@@ -274,11 +278,11 @@ class CommandReader:
             self._backend.interrupt()
 
 
-def _save_cache(core: AnyCore, path: str | None) -> None:
-    if path is None:
+def _save_cache(core: AnyCore, options: EngineOptions, may_save: MaySave) -> None:
+    if options.cache_file is None or not may_save():
         return
     try:
-        core.save_cache(path)
+        core.save_cache(options.cache_file, options.cache_file_limit)
     except OSError as error:
         logger.error("the prefix cache is not saved: %s", error)
 

@@ -25,7 +25,7 @@ from openai_cpu_server.contract.model_info import CostCurve, ModelKind
 from openai_cpu_server.contract.step import Backend
 from openai_cpu_server.engine.embedding import EmbedCore
 from openai_cpu_server.engine.generating import EngineCore, build_core, build_embed_core
-from openai_cpu_server.engine.loop import EngineChannel, run_engine
+from openai_cpu_server.engine.loop import EngineChannel, MaySave, run_engine
 from openai_cpu_server.engine.turn import EngineTurn
 from openai_cpu_server.llama.backend import LlamaBackend
 from openai_cpu_server.llama.bindings import mtmd_library
@@ -33,6 +33,7 @@ from openai_cpu_server.llama.embedder import LlamaEmbedder
 from openai_cpu_server.llama.gguf.header import GgufHeader, files_by_name, model_kind
 from openai_cpu_server.llama.measure.calibrate import Calibrator
 from openai_cpu_server.observe.logs import set_up_logs
+from openai_cpu_server.storage.private_files import SoleWriter
 
 logger = logging.getLogger(__name__)
 
@@ -127,13 +128,27 @@ def _confine(options: EngineOptions) -> None:
     logger.info("sandbox: %s", confine(read=[*parts, *files, *folders], write=kept))
 
 
+def _claim(options: EngineOptions) -> MaySave:
+    """One engine writes a cache file, the first that asks. A folder that nobody has named is made here."""
+    if options.cache_file is None:
+        return lambda: False
+    path = Path(options.cache_file)
+    if options.cache_file_limit is not None:
+        with contextlib.suppress(OSError):  # the file cannot be written then, which will be said
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    writer = SoleWriter(path)
+    if not writer.may_write():
+        logger.info("the prefix cache %s is another server's: it is read, and not saved", options.cache_file)
+    return writer.may_write
+
+
 def main() -> None:
     threading.stack_size(_STACK_BYTES)
     leave_signals_to_parent()
     die_with_parent()
     set_up_logs("info", "json" if sys.argv[1] == "json" else "console")
     channel = EngineChannel(socket.socket(fileno=int(sys.argv[2])))
-    run_engine(channel, load=_load, build_core=_build, confine=_confine)
+    run_engine(channel, load=_load, build_core=_build, claim=_claim, confine=_confine)
 
 
 if __name__ == "__main__":

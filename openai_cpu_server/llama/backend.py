@@ -8,7 +8,7 @@ from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo
 from openai_cpu_server.contract.request import Constraint
-from openai_cpu_server.contract.step import SavedBlock, Step, StepResult
+from openai_cpu_server.contract.step import CacheFileLimit, SavedBlock, Step, StepResult
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.llama.grammar.constraints import Constraints
 from openai_cpu_server.llama.host import ComputeThreads, Machine
@@ -108,8 +108,10 @@ class LlamaBackend:
     def unload_adapter(self, key: str) -> None:
         self._adapters.unload(key)
 
-    def export_cache(self, path: str, blocks: Sequence[SavedBlock]) -> None:
-        self._slots.save_to(path, blocks)
+    def export_cache(
+        self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None
+    ) -> None:
+        self._slots.save_to(path, blocks, limit)
 
     def import_cache(self, path: str) -> tuple[SavedBlock, ...]:
         return self._slots.load_from(path)

@@ -4,6 +4,7 @@ before it computes."""
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from openai_cpu_server.contract.engine import RequestFailed, contained
 from openai_cpu_server.contract.media import MediaItem, is_row
 from openai_cpu_server.contract.request import Constraint
 from openai_cpu_server.contract.step import (
+    CacheFileLimit,
     Close,
     Drop,
     Encode,
@@ -202,6 +204,8 @@ class SlotTable:
     def __init__(self, loaded: LoadedParts, constraints: Constraints) -> None:
         self._info = loaded.info
         self._fingerprint = loaded.fingerprint
+        self._on_disk: frozenset[tuple[int, int | None]] = frozenset()
+        """What the cache's file has, by the numbers of blocks and their states."""
         self._context = loaded.context
         self._draft_model = loaded.draft_model
         self._constraints = constraints
@@ -270,9 +274,18 @@ class SlotTable:
             self._do(verb)
         return 1000 * (time.perf_counter() - started)
 
-    def save_to(self, path: str, blocks: Sequence[SavedBlock]) -> None:
-        """Write these blocks to a file. Raises OSError; then the file is as it was before."""
-        write_cache_file(Path(path), self._fingerprint, map(self._stored, blocks))
+    def save_to(self, path: str, blocks: Sequence[SavedBlock], limit: CacheFileLimit | None = None) -> None:
+        """Write these blocks to a file: the first ones, as far as the limit lets it. If the file has just
+        these, it stays as it is. Raises OSError; then too.
+        """
+        if not blocks:
+            Path(path).unlink(missing_ok=True)
+        elif self._on_disk == _ids(blocks) and Path(path).exists():
+            os.utime(path)  # it was of use
+        else:
+            stored = map(self._stored, blocks)
+            num_written = write_cache_file(Path(path), self._fingerprint, stored, limit)
+            logger.info("the prefix cache is kept: %d of %d blocks", num_written, len(blocks))
 
     def load_from(self, path: str) -> tuple[SavedBlock, ...]:
         """Load saved blocks into an empty cache, under the numbers that they had. Their bytes stay in the
@@ -291,6 +304,9 @@ class SlotTable:
             logger.warning(
                 "%d blocks of the prefix cache %s are damaged and left out.", file.num_damaged, path
             )
+        self._on_disk = (
+            _ids([stored.block for stored in file.blocks]) if not file.num_damaged else frozenset()
+        )
         for block, cells, state in file.blocks:
             self._store.put(block.number, cells)
             if block.state is not None and state is not None:
@@ -384,3 +400,7 @@ class SlotTable:
         held = self._context.num_positions(slot)
         wanted = self._open_slots[slot].held_at(end)
         assert held >= wanted, f"slot {slot} holds {held} positions, not {wanted}"
+
+
+def _ids(blocks: Sequence[SavedBlock]) -> frozenset[tuple[int, int | None]]:
+    return frozenset((block.number, block.state) for block in blocks)

@@ -118,6 +118,18 @@ class _Books:
             self.recency[number] = block
         return block
 
+    def worth_most_first(self) -> list[Block]:
+        """All blocks: pinned ones, then from the last that was used to the first, each behind its parents."""
+        ordered: dict[int, Block] = {}
+        for last in (*self.pinned.values(), *reversed(self.recency.values())):
+            path: list[Block] = []
+            one: object = last
+            while isinstance(one, Block) and one.number not in ordered:
+                path.append(one)
+                one = one.parent
+            ordered.update((block.number, block) for block in reversed(path))
+        return [*ordered.values()]
+
     def make_room_for_block(self, keep: Sequence[Block], evicted: list[int]) -> bool:
         return self._make_room(self._block_bytes, keep, evicted)
 
@@ -256,16 +268,17 @@ class SavedPrefixes:
         return PrefixInsertion(tuple(saved), tuple(dropped), state)
 
     def export(self) -> list[SavedBlock]:
-        """All blocks, parents before children."""
+        """All blocks, parents before children; the first ones are the last that a cache would do without."""
+        namespaces = {block.number: namespace for namespace, block in self._books.tree}
         return [
             SavedBlock(
                 block.number,
                 block.parent.number if isinstance(block.parent, Block) else None,
-                namespace,
+                namespaces[block.number],
                 block.tokens,
                 block.state,
             )
-            for namespace, block in self._books.tree
+            for block in self._books.worth_most_first()
         ]
 
     def adopt(self, blocks: Sequence[SavedBlock]) -> tuple[int, ...]:

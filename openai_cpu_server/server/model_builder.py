@@ -41,6 +41,7 @@ from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.nodes import NodeEngines
 from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
 from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee
+from openai_cpu_server.server.prefix_files import PrefixFiles
 
 _MIB = 1024 * 1024
 
@@ -179,6 +180,12 @@ class ModelParts(NamedTuple):
         grammars = ModelGrammars(read.grammars, is_flexible=is_flexible)
         return cls(plan, header, kind, read, options, grammars)
 
+    def keeping_prefixes(self, files: PrefixFiles | None) -> ModelParts:
+        """With a file for its prefix cache, where there is any to keep."""
+        if files is None or self.kind is not ModelKind.GENERATES:
+            return self
+        return self._replace(options=files.kept(self.options, self.plan.name))
+
     def served(self, engine: Engine, may_retry: Callable[[], bool] = lambda: False) -> ServedModel:
         """The readers forget the model with it."""
         facts, options = self.read.facts, self.plan.options
@@ -285,6 +292,7 @@ class ModelBuilder:
         self._keeper = keeper
         self._readers = readers
         self._num_models = num_models
+        self._prefixes: PrefixFiles | None = None
         self._culprits = CulpritLedger(time.monotonic)
         self._cores = SharedCores(batch_floor=settings.batch_floor) if num_models > 1 else None
 
@@ -316,6 +324,7 @@ class ModelBuilder:
     ) -> LoadedModel:
         """Raises StartupError."""
         stamp, parts = FileStamp.of(plan.path), ModelParts.open(self._settings, plan, share, self._readers)
+        parts = parts.keeping_prefixes(self._prefix_files(plan))
         try:
             foreseen = foresee(parts.options, parts.read.tokenizer, share)
         except BaseException:
@@ -328,6 +337,14 @@ class ModelBuilder:
         kept.comes_back = self._num_models == 1
         served = parts.served(engine, may_retry=lambda: self._keeper.may_retry(kept))
         return LoadedModel(plan, served, engine, kept, stamp, is_broken=False)
+
+    def _prefix_files(self, plan: ModelPlan) -> PrefixFiles | None:
+        """None: its user says where its prefix cache is kept, if anywhere."""
+        if plan.options.cache_file != "auto":
+            return None
+        if self._prefixes is None:
+            self._prefixes = PrefixFiles.of_user(num_models=self._num_models)
+        return self._prefixes
 
     def _broken(self, plan: ModelPlan, reason: str) -> LoadedModel:
         logger.error("%s is not served: %s", plan.name, reason)

@@ -101,7 +101,8 @@ logger = logging.getLogger(__name__)
 def engine_options(
     settings: Settings, plan: ModelPlan, tokenizer: Tokenizer, readers: ReaderPool, *, cache_bytes: int
 ) -> EngineOptions:
-    """The user's choice, else what `tune` has found, else the defaults."""
+    """The user's choice, else what `tune` has found, else the defaults; but for where its prefix cache is
+    kept, where nobody says it."""
     of = plan.options
     options = settings.engine_options(
         plan.path,

@@ -88,7 +88,7 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     _require_distinct(
         [name for names in (*(p.names for p in plans), *(r.names for r in routers)) for name in names]
     )
-    if len(plans) > 1 and settings.cache_file is not None:
+    if len(plans) > 1 and settings.cache_file not in ("auto", "off"):
         raise StartupError("--cache-file is for one model; with several, give each its own in [models.NAME]")
     if settings.numa and (len(plans) > 1 or settings.memory is not None or settings.allow_pull):
         raise StartupError("--numa is for a server with one model, and without --memory and --allow-pull")

@@ -102,6 +102,39 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     _sync_folder(path.parent)
 
 
+class SoleWriter:
+    """Of the processes that would write one file one does: the first that asks, until it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = path.with_name(f".{path.name}.lock")
+        self._descriptor: int | None = None
+        """Open as long as this process lives, if it is the one."""
+
+    def may_write(self) -> bool:
+        """Asks anew where another process was the one. Where nothing can be locked, everybody may."""
+        if self._descriptor is not None:
+            return True
+        try:
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError:
+            os.close(descriptor)
+            return True
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 def _make_private(path: Path) -> None:
     """Looks by name and opens nothing: closing a file takes the locks from whoever has it open in this
     process, as SQLite may."""

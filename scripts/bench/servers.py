@@ -25,7 +25,7 @@ _START_S = 600
 _STOP_S = 30
 _POLL_S = 0.05
 _LOG_LINES = 30
-OUR_COMMAND = (sys.executable, "-m", "openai_cpu_server", "serve")
+OUR_COMMAND = (sys.executable, "-m", "openai_cpu_server", "serve", "--cache-file", "off")
 _OPTIONS_IN_ENVIRONMENT = ("OCS_", "LLAMA_ARG_", "OTEL_")
 """Prefixes of variables from which our server and llama-server take options."""
 

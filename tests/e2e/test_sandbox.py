@@ -72,15 +72,15 @@ def test_it_can_be_switched_off() -> None:
 
 def test_it_serves_all_that_it_served(tmp_path: Path) -> None:
     """Adapters that come later, a cache that is kept, a death, and a model whose file is replaced."""
-    model, adapters, cache = tmp_path / "tiny.gguf", tmp_path / "adapters", tmp_path / "cache"
-    for folder in (adapters, cache):
-        folder.mkdir()
+    model, adapters = tmp_path / "tiny.gguf", tmp_path / "adapters"
+    adapters.mkdir()
     shutil.copy(tiny_model_path(), model)
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     options = (
         *("--model", str(model), "--adapter-dir", str(adapters), "--cache-mb", "64"),
-        *("--cache-file", str(cache / "prefixes.kv"), "--cache-dir", str(tmp_path / "measured")),
+        *("--cache-file", "auto", "--cache-dir", str(tmp_path / "measured")),
     )
-    with ServerProcess(*options, is_fresh=True) as server:
+    with ServerProcess(*options, env=env, is_fresh=True) as server:
         late = make_adapter(adapters / "late.gguf", "--seed", "1")
         loaded = httpx.post(f"{server.url}/v1/adapters", json={"name": "late", "path": late.name}, timeout=60)
         assert loaded.status_code == 200, loaded.text
@@ -95,11 +95,18 @@ def test_it_serves_all_that_it_served(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert answered(server, "tiny:late").json()["choices"] == before
         assert answered(server, "tiny").status_code == 200
-    assert (cache / "prefixes.kv").stat().st_size > 0
-    with ServerProcess(*options) as server:
+    (kept,) = tmp_path.glob("openai-cpu-server/prefixes/tiny-*/cells")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    was = kept.stat().st_ino
+    with ServerProcess(*options, env=env) as server, ServerProcess(*options, env=env) as other:
+        answered(other, "tiny")
+        assert other.stop(signal.SIGTERM) == 0
+        assert any("is read, and not saved" in line for line in other.lines)
+        assert kept.stat().st_ino == was
         usage = answered(server, "tiny").json()["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] > 0
     assert not any("ignored" in line or "not saved" in line for line in server.lines)
+    assert kept.stat().st_ino == was, "nothing new was computed"
 
 
 def test_all_parts_of_a_model_and_links_to_them_are_open(tmp_path: Path) -> None:

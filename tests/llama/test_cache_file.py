@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openai_cpu_server.contract.step import Drop, Restore, Save, SavedBlock
+from openai_cpu_server.contract.step import CacheFileLimit, Drop, Restore, Save, SavedBlock
 from openai_cpu_server.llama.backend import LlamaBackend
 from tests.llama.driver import Logprobs, do, holding, loaded, logprobs
 from tests.llama.odd_models import rewritten
@@ -123,9 +123,9 @@ def test_a_folder(tmp_path: Path, refusal: Refusal) -> None:
         (b"OCS-KV\r\n", "it is no cache file"),
         (b"GGUF" + bytes(100), "it is no cache file"),
         (b"OCS-KV\n" + bytes(100), "it is no cache file"),
-        (b"OCS-KV\r\n\x02\0\0\0" + bytes(100), "it is of format 2, not 1"),
-        (b"OCS-KV\r\n\x01\0\0\0" + bytes(100), "its index is damaged"),
-        (b"OCS-KV\r\n\x01\0\0\0" + b"\xff" * 100, "its index is damaged"),
+        (b"OCS-KV\r\n\x01\0\0\0" + bytes(100), "it is of format 1, not 2"),
+        (b"OCS-KV\r\n\x02\0\0\0" + bytes(100), "it has 112 bytes instead of 0"),
+        (b"OCS-KV\r\n\x02\0\0\0" + bytes(20) + b"\x70" + bytes(79), "its index is damaged"),
     ],
 )
 def test_something_else(tmp_path: Path, refusal: Refusal, content: bytes, cause: str) -> None:
@@ -146,7 +146,7 @@ def test_a_file_with_something_behind(path: Path, refusal: Refusal) -> None:
     assert f"it has {size + 4} bytes instead of {size}" in refusal(path)
 
 
-@pytest.mark.parametrize("at", [0, 9, 13, 17, 25, 40, 200, 600])
+@pytest.mark.parametrize("at", [0, 9, 13, 17, 25, 33, -1, -200, -600])
 def test_a_flipped_bit_in_head_or_index(path: Path, refusal: Refusal, at: int) -> None:
     flip(path, at)
     assert "is ignored: it" in refusal(path)
@@ -198,10 +198,30 @@ def test_the_same_model_under_another_name(tiny: Path, tmp_path: Path, path: Pat
 
 
 def test_a_failed_export_leaves_everything_as_it_was(writer: LlamaBackend, tmp_path: Path) -> None:
+    with holding(writer, 0, TEXT[:64], TEXT[64:128]):
+        do(writer, Save(0, 0, 64, 4), Save(0, 64, 128, 17), Save(0, 0, 64, 5))
     with pytest.raises(FileNotFoundError):
-        writer.export_cache(str(tmp_path / "absent" / "prefixes.kv"), ())
+        writer.export_cache(str(tmp_path / "absent" / "prefixes.kv"), BLOCKS)
     occupied = tmp_path / "occupied"
     occupied.mkdir()
     with pytest.raises(IsADirectoryError):
-        writer.export_cache(str(occupied), ())
+        writer.export_cache(str(occupied), BLOCKS)
+    do(writer, Drop(4), Drop(17), Drop(5))
     assert [entry.name for entry in tmp_path.iterdir()] == ["occupied"]
+
+
+def test_a_limited_file_has_the_first_blocks_and_one_that_nothing_was_added_to_stays(
+    tiny: Path, path: Path, tmp_path: Path
+) -> None:
+    with loaded(tiny) as backend:
+        backend.import_cache(str(path))
+        inode, small = path.stat().st_ino, tmp_path / "small"
+        backend.export_cache(str(path), BLOCKS)
+        assert path.stat().st_ino == inode, "it was not written anew"
+        backend.export_cache(str(small), BLOCKS, CacheFileLimit(path.stat().st_size * 3 // 4, 60))
+        backend.export_cache(str(tmp_path / "late"), BLOCKS[:1], CacheFileLimit(2**30, 0))
+        backend.export_cache(str(path), ())
+    assert not path.exists(), "what was forgotten is not kept"
+    with loaded(tiny) as backend:
+        assert backend.import_cache(str(tmp_path / "late")) == ()
+        assert backend.import_cache(str(small)) == BLOCKS[:2]

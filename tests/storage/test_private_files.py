@@ -22,6 +22,7 @@ from openai_cpu_server.llama.cells.block_store import read_cache_file, write_cac
 from openai_cpu_server.llama.measure.measurements import Measurements
 from openai_cpu_server.storage.private_files import (
     ForeignFile,
+    SoleWriter,
     keep_database_private,
     private_folder,
     replacing,
@@ -233,3 +234,13 @@ def test_a_guessable_folder_that_another_user_has_made_is_refused(tmp_path: Path
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(ForeignFile):
         private_folder(tmp_path / "link")
+
+
+def test_one_process_writes_a_file(tmp_path: Path) -> None:
+    first, second = SoleWriter(tmp_path / "f"), SoleWriter(tmp_path / "f")
+    assert first.may_write()
+    assert not second.may_write()
+    first.release()
+    assert second.may_write()
+    assert not first.may_write()
+    assert SoleWriter(tmp_path / "absent" / "f").may_write(), "its writer will say what is wrong"

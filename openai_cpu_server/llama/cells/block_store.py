@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -16,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from openai_cpu_server.contract.step import SavedBlock
+from openai_cpu_server.contract.step import CacheFileLimit, SavedBlock
 from openai_cpu_server.errors import ServerError
 from openai_cpu_server.storage.private_files import claim, replacing
 
@@ -105,11 +107,15 @@ class BlockStore:
 
 
 _MAGIC = b"OCS-KV\r\n"
-_VERSION = 1
-_HEAD = struct.Struct("<8sIIQQ")
+_VERSION = 2
+_HEAD = struct.Struct("<8sIIQQQ")
 _SEALED_FROM = 16
 """The checksum covers head and index from this byte on."""
 _PAGE = 4096
+_SYNC_BYTES = 64 * 2**20
+"""Who has only so much time waits for the disk now and then: else all would be written when time is up."""
+_FREE_SHARE = 0.5
+"""Of what the disk has left a limited file takes no more."""
 
 
 class BadCacheFile(ServerError):
@@ -138,9 +144,12 @@ class StoredBlock(NamedTuple):
 class CacheFile(NamedTuple):
     """What was in a file of this form:
 
-        head    magic, version, checksum of the rest of head and index, bytes of the index, bytes of the file
-        index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
+        head    magic, version, checksum of the rest of head and index, the index's place and bytes, bytes
+                of the file; written last
         cells   of each block, from the start of a page on, and behind them its state if it has one
+        index   msgpack: fingerprint, and for each block its tokens, its place and its checksum
+
+    The index stands behind the cells, so that who writes can stop at any block.
 
     The cells are people's prompts: `private_files` writes them whole, for this user alone.
     """
@@ -154,7 +163,7 @@ class CacheFile(NamedTuple):
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
     block: SavedBlock
     offset: int
-    """Byte at which the cells begin, counted from the first page behind the index."""
+    """Byte of the file at which the cells begin."""
     sizes: tuple[int, ...]
     """The bytes of each part; the last is the state's, if the block has one."""
     checksum: int
@@ -164,22 +173,41 @@ class _Index(msgspec.Struct, frozen=True):
     fingerprint: str
     entries: tuple[_Entry, ...]
 
-    @property
-    def cells_bytes(self) -> int:
-        return sum(_whole_pages(sum(entry.sizes)) for entry in self.entries)
 
-
-def write_cache_file(path: Path, fingerprint: str, blocks: Iterable[StoredBlock]) -> None:
-    """Write the file. Raises OSError; then the file is as it was before."""
-    blocks = list(blocks)
-    index = _Index(fingerprint, tuple(_entries(blocks)))
+def write_cache_file(
+    path: Path, fingerprint: str, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None = None
+) -> int:
+    """Write the file, with the first of these blocks as far as the limit lets it. Returns how many they are.
+    Raises OSError; then the file is as it was before."""
     with replacing(path) as file:
-        file.write(_sealed(index))
-        for stored in blocks:
-            _fill_page(file)
-            for part in stored.parts:
-                file.write(part.data.data)
+        file.write(bytes(_PAGE))
+        entries = tuple(_written(file, blocks, limit))
+        _seal(file, _Index(fingerprint, entries))
+    return len(entries)
+
+
+def _written(file: BinaryIO, blocks: Iterable[StoredBlock], limit: CacheFileLimit | None) -> Iterator[_Entry]:
+    """Writes blocks, and tells of each where it is."""
+    end_s = time.monotonic() + (math.inf if limit is None else limit.seconds)
+    most_bytes = math.inf if limit is None else min(limit.num_bytes, _free_bytes(file) * _FREE_SHARE)
+    synced = file.tell()
+    for stored in blocks:
+        offset = file.tell()
+        if time.monotonic() >= end_s or offset + sum(stored.sizes) > most_bytes:
+            return
+        for part in stored.parts:
+            file.write(part.data.data)
         _fill_page(file)
+        if limit is not None and file.tell() - synced > _SYNC_BYTES:
+            file.flush()
+            os.fsync(file.fileno())
+            synced = file.tell()
+        yield _Entry(stored.block, offset, stored.sizes, stored.checksum)
+
+
+def _free_bytes(file: BinaryIO) -> int:
+    found = os.fstatvfs(file.fileno())
+    return found.f_bavail * found.f_frsize
 
 
 def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
@@ -190,42 +218,37 @@ def read_cache_file(path: Path, fingerprint: str) -> CacheFile:
     """
     with path.open("rb") as file:
         claim(path, file.fileno())
-        index, cells = _opened(_mapped(file))
+        cells = _mapped(file)
+        index = _opened(cells)
     if index.fingerprint != fingerprint:
         raise BadCacheFile("it is of another model, KV type or version of llama.cpp")
     blocks = list(_sound_blocks(index, cells))
     return CacheFile(blocks, num_damaged=len(index.entries) - len(blocks))
 
 
-def _entries(blocks: Iterable[StoredBlock]) -> Iterator[_Entry]:
-    offset = 0
-    for stored in blocks:
-        yield _Entry(stored.block, offset, stored.sizes, stored.checksum)
-        offset += _whole_pages(sum(stored.sizes))
-
-
-def _sealed(index: _Index) -> bytes:
-    """The bytes of head and index, with their checksum."""
-    body = msgspec.msgpack.encode(index)
-    file_bytes = _whole_pages(_HEAD.size + len(body)) + index.cells_bytes
-    head = _HEAD.pack(_MAGIC, _VERSION, 0, len(body), file_bytes)
+def _seal(file: BinaryIO, index: _Index) -> None:
+    """Writes index and head, with their checksum."""
+    body, at = msgspec.msgpack.encode(index), file.tell()
+    facts = (at, len(body), at + len(body))
+    head = _HEAD.pack(_MAGIC, _VERSION, 0, *facts)
     checksum = zlib.crc32(body, zlib.crc32(head[_SEALED_FROM:]))
-    return _HEAD.pack(_MAGIC, _VERSION, checksum, len(body), file_bytes) + body
+    file.write(body)
+    file.seek(0)
+    file.write(_HEAD.pack(_MAGIC, _VERSION, checksum, *facts))
 
 
-def _opened(data: memoryview) -> tuple[_Index, memoryview]:
-    """The index, and the bytes behind it in which its offsets count."""
+def _opened(data: memoryview) -> _Index:
     if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
         raise BadCacheFile("it is no cache file")
-    _, version, checksum, index_bytes, file_bytes = _HEAD.unpack(data[: _HEAD.size])
+    _, version, checksum, index_at, index_bytes, file_bytes = _HEAD.unpack(data[: _HEAD.size])
     if version != _VERSION:
         raise BadCacheFile(f"it is of format {version}, not {_VERSION}")
-    index_end = _HEAD.size + index_bytes
-    if zlib.crc32(data[_SEALED_FROM:index_end]) != checksum:
-        raise BadCacheFile("its index is damaged")
     if len(data) != file_bytes:
         raise BadCacheFile(f"it has {len(data)} bytes instead of {file_bytes}")
-    return _decoded(data[_HEAD.size : index_end]), data[_whole_pages(index_end) :]
+    index = data[index_at : index_at + index_bytes]
+    if zlib.crc32(index, zlib.crc32(data[_SEALED_FROM : _HEAD.size])) != checksum:
+        raise BadCacheFile("its index is damaged")
+    return _decoded(index)
 
 
 def _decoded(index: memoryview) -> _Index:
@@ -263,7 +286,3 @@ def _mapped(file: BinaryIO) -> memoryview:
 
 def _fill_page(file: BinaryIO) -> None:
     file.write(bytes(-file.tell() % _PAGE))
-
-
-def _whole_pages(num_bytes: int) -> int:
-    return -(-num_bytes // _PAGE) * _PAGE

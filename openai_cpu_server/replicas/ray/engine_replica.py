@@ -28,6 +28,7 @@ from openai_cpu_server.replicas.ray.surroundings import CpuClaim, server_tls
 from openai_cpu_server.replicas.wire import DoorAddress
 from openai_cpu_server.server.model_builder import ModelParts, reader_pool, supervised
 from openai_cpu_server.server.plans import ModelPlan, planned_models
+from openai_cpu_server.server.prefix_files import PrefixFiles
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,8 @@ class EngineReplica:
             plan = next(plan for plan in planned_models(self._settings) if plan.name == model)
             with reader_pool(self._settings, [plan]) as readers:
                 parts = ModelParts.open(self._settings, plan, None, readers)
+            if plan.options.cache_file == "auto":
+                parts = parts.keeping_prefixes(PrefixFiles.of_user(num_models=1))
         except StartupError as error:
             path = str(plan.path) if plan is not None else model
             broken = supervised(self._settings, EngineOptions(model_path=path), NOBODY, begins_asleep=True)
