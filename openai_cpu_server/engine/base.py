@@ -5,9 +5,11 @@ The loop drives one `Core`: `EngineCore` for models that generate, `EmbedCore` f
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from openai_cpu_server.contract.engine import RequestFailed, contained
@@ -309,3 +311,10 @@ def _is_urgent(command: Work | ShortenTurn) -> bool:
         return command.interrupts
     submit = submit_of(command)
     return submit is not None and submit.request.priority is Priority.INTERACTIVE
+
+
+def forget_file(path: str | None) -> None:
+    """What is to be forgotten must not come back from the prefix cache's file at the next start."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            Path(path).unlink()

@@ -3,12 +3,10 @@ together here, as options and model say."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from pathlib import Path
 
 import msgspec
 
@@ -55,6 +53,7 @@ from openai_cpu_server.engine.base import (
     StepTimer,
     Work,
     failure,
+    forget_file,
     shared_ms,
     step_of,
     submit_of,
@@ -93,7 +92,7 @@ class EngineCore(Core[Step]):
         preempt_threshold_s: float,
         measure: Measure | None = None,
         journal: PrefixJournal | None = None,
-        cache_file: Path | None = None,
+        cache_file: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
@@ -174,12 +173,6 @@ class EngineCore(Core[Step]):
 
     def is_worth_interrupting(self, command: Work | ShortenTurn) -> bool:
         return self._is_measuring or super().is_worth_interrupting(command)
-
-    def _forget_file(self) -> None:
-        """What is to be forgotten must not come back with the next start."""
-        if self._cache_file is not None:
-            with contextlib.suppress(OSError):
-                self._cache_file.unlink()
 
     def save_cache(self, path: str, limit: CacheFileLimit | None = None) -> None:
         if not self._scheduler.kv_stats.cache_capacity_bytes:
@@ -330,7 +323,7 @@ class EngineCore(Core[Step]):
                 self._outputs.end(request_id, reason)
             case ClearCache():
                 self._scheduler.clear_cache()
-                self._forget_file()
+                forget_file(self._cache_file)
             case UnloadAdapter(key=key):
                 self._adapters.leave(key)
             case ShowSteps() | HideSteps():
@@ -446,7 +439,7 @@ def build_core(
         preempt_threshold_s=options.scheduling.preempt_threshold_ms / 1000,
         measure=measure if curve is None else None,
         journal=journal,
-        cache_file=Path(options.cache_file) if options.cache_file else None,
+        cache_file=options.cache_file,
         clock=clock,
     )
     for number, tokens in enumerate(options.pinned_prompts):
