@@ -35,7 +35,7 @@ from openai_cpu_server.contract.messages import (
 )
 from openai_cpu_server.contract.model_info import Adapter, CostCurve, LoadedAdapter, ModelInfo, RefusedAdapter
 from openai_cpu_server.contract.replica import BLOCK_TOKENS
-from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
+from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import (
     POOL_BLOCK_TOKENS,
     Backend,
@@ -61,6 +61,7 @@ from openai_cpu_server.engine.base import (
 from openai_cpu_server.engine.cores import CoreWatch
 from openai_cpu_server.engine.embedding import EmbedCore
 from openai_cpu_server.engine.output import LiveOutputs
+from openai_cpu_server.engine.preparation import pinned_request
 from openai_cpu_server.engine.trace import ForecastNews, ForecastTeller, StepTracer, log_step
 from openai_cpu_server.errors import AdapterFailed
 from openai_cpu_server.scheduler.compose import StepOptions
@@ -443,7 +444,7 @@ def build_core(
         clock=clock,
     )
     for number, tokens in enumerate(options.pinned_prompts):
-        core.handle(Submit(request=_pin(number, tokens, options.pinned_namespace)))
+        core.handle(Submit(request=pinned_request(number, tokens, options.pinned_namespace)))
     return core
 
 
@@ -486,17 +487,6 @@ def _cache(options: EngineOptions, backend: Backend, journal: PrefixJournal | No
         refused = cache.adopt(backend.import_cache(options.cache_file))
         backend.execute(Step(verbs=tuple(Drop(number) for number in refused)))
     return cache
-
-
-def _pin(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
-    return GenerationRequest(
-        id=f"pinned/{number}",
-        tokens=tokens,
-        max_tokens=0,
-        sampling=Sampling(seed=0),
-        cache_namespace=namespace,
-        pin=True,
-    )
 
 
 def _encoded_kind(step: Step, encoders: Seq[Sequence]) -> str:

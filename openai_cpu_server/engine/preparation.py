@@ -29,7 +29,7 @@ from openai_cpu_server.contract.messages import (
     UnloadAdapter,
 )
 from openai_cpu_server.contract.model_info import Adapter
-from openai_cpu_server.contract.request import GenerationRequest, Priority
+from openai_cpu_server.contract.request import GenerationRequest, Priority, Sampling
 from openai_cpu_server.engine.base import CheckedAdapter, PreparedRequest, RefusedRequest, Work
 
 Request = (
@@ -154,3 +154,15 @@ class Preparation:
         prepared = self._prepare(submit)
         self._announce(Handling(id=None))
         return prepared
+
+
+def pinned_request(number: int, tokens: tuple[int, ...], namespace: str) -> GenerationRequest:
+    """A prompt that is computed at the start and never forgotten."""
+    return GenerationRequest(
+        id=f"pinned/{number}",
+        tokens=tokens,
+        max_tokens=0,
+        sampling=Sampling(seed=0),
+        cache_namespace=namespace,
+        pin=True,
+    )
