@@ -17,6 +17,12 @@ from tests.tiny_model import tiny_model_path, tiny_projector_path
 ANN, METER = "the key of ann", "the key of a meter"
 """The keys of `locked_server`: one that may ask for answers, and one that may only read metrics."""
 
+THINKS = (
+    "{{ messages[-1].content }}"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+)
+"""A template of a chat with a model that thinks, unless it is told not to."""
+
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
@@ -39,12 +45,17 @@ def slow_server(smollm2: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="package")
 def media_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The model `seeing` sees and hears, `blind` does neither."""
-    seeing = tmp_path_factory.mktemp("seeing") / "model.gguf"
-    shutil.copyfile(tiny_model_path(sees=True), seeing)
-    shutil.copyfile(tiny_projector_path("gemma3+ultravox", rows_width=256), seeing.with_name("mmproj.gguf"))
-    models = f"seeing={seeing}", f"blind={tiny_model_path()}"
-    with ServerProcess(*(option for model in models for option in ("--model", model))) as server:
+    """The model `seeing` sees and hears; `blind` does neither, and thinks before it answers."""
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copyfile(tiny_model_path(sees=True), folder / "seeing.gguf")
+    shutil.copyfile(tiny_projector_path("gemma3+ultravox", rows_width=256), folder / "mmproj.gguf")
+    (folder / "thinks.jinja").write_text(THINKS)
+    settings = folder / "settings.toml"
+    settings.write_text(
+        f'[models.seeing]\nsource = "{folder / "seeing.gguf"}"\nmmproj = "{folder / "mmproj.gguf"}"\n'
+        f'[models.blind]\nsource = "{tiny_model_path()}"\nchat_template = "{folder / "thinks.jinja"}"\n'
+    )
+    with ServerProcess("--config", str(settings)) as server:
         yield server
 
 

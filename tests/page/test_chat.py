@@ -388,6 +388,19 @@ def test_sounds_are_given_with_pictures_played_recorded_and_sent_in_their_order(
     assert players.first.evaluate("player => player.duration") == 1
 
 
+def test_a_model_that_thinks_is_told_to_answer(media_visit: Visit) -> None:
+    page = media_visit.page
+    choose(page, "blind")
+    endless(page, 4000)
+    say(page, "Tell me about the river and the bridge.")
+    answer = answers(page).last
+    answer.get_by_role("button", name="Answer now").click()
+    expect(answer.locator(":scope > .prose")).not_to_be_empty()
+    expect(answer.get_by_text("Thoughts")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(answer).to_contain_text("Stopped.")
+
+
 def attachable(page: Page) -> None:
     expect(page.get_by_role("button", name="Attach pictures, sounds and text files")).to_be_visible()
 

@@ -16,7 +16,7 @@ let number = 0;
 const live = new Map();
 
 /**
- * Asks the server. `hear` gets {queue: {position, first_token_ms}}, {loading: share} and {chunk}.
+ * Asks the server. `hear` gets {loading: share} and {chunk}.
  * Returns when all is said. Raises Unreachable, ApiError; an AbortError after `signal`.
  */
 export async function ask(body, hear, signal) {
@@ -98,9 +98,7 @@ function heard(message) {
 }
 
 function news(message) {
-  if (message.object === "queue") return { queue: message };
-  if (message.object === "model.loading") return { loading: message.loaded };
-  return { chunk: message };
+  return message.object === "model.loading" ? { loading: message.loaded } : { chunk: message };
 }
 
 function lost(closed, code) {
@@ -122,8 +120,6 @@ async function overHttp(body, hear, signal) {
 }
 
 function hearComment(text, hear) {
-  const queued = text.match(/queued position=(\d+) first_token_ms=(\d+)/);
-  if (queued) return hear({ queue: { position: Number(queued[1]), first_token_ms: Number(queued[2]) } });
   const loading = text.match(/model is loading \((\d+) %\)/);
   if (loading) hear({ loading: Number(loading[1]) / 100 });
 }

@@ -25,10 +25,11 @@ export function grown(message, chunks) {
 }
 
 function take(message, chunk) {
+  if (chunk.id) message.callId = chunk.id;
   if (chunk.model) message.model = chunk.model;
   if (chunk.usage) message.usage = summed(message.usage, chunk.usage);
   if (chunk.timings) message.timings = chunk.timings;
-  message.wait = chunk.prompt_progress && reading(chunk.prompt_progress);
+  message.wait = chunk.prompt_progress && waiting(chunk.prompt_progress);
   const choice = chunk.choices?.[0];
   if (!choice) return;
   const { delta } = choice;
@@ -39,10 +40,10 @@ function take(message, chunk) {
   if (choice.finish_reason) message.finish = choice.finish_reason;
 }
 
-/** How far the prompt is read. What is left takes as long as what was read so far. */
-function reading({ processed, total, cache: cached, time_ms: takenMs }) {
-  const leftMs = processed > cached ? (takenMs * (total - processed)) / (processed - cached) : null;
-  return { why: "prompt", processed, total, cached, until: leftMs === null ? null : Date.now() + leftMs };
+/** For what it waits: its place in the line, or how far its prompt is read. */
+function waiting({ place, processed, total, cache: cached, seconds_left: leftS }) {
+  const until = leftS === null ? null : Date.now() + 1000 * leftS;
+  return place === null ? { why: "prompt", processed, total, cached, until } : { why: "queue", position: place, until };
 }
 
 function withCall(calls, { index, id, function: said }) {
@@ -70,6 +71,11 @@ export function canGoOn(message) {
 /** Nobody asks for it any more: the tab that did was closed or loaded again. */
 export function isAbandoned(message, now) {
   return isRunning(message) && now - (message.beat ?? 0) > 5000;
+}
+
+/** It has begun to think, and not to answer. */
+export function isThinking(message) {
+  return isRunning(message) && Boolean(message.reasoning && message.callId) && !message.content && !message.toolCalls.length;
 }
 
 export function isRunning(message) {

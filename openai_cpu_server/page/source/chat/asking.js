@@ -1,7 +1,7 @@
 // Asking for answers: several at once, each until it ends, is stopped, or fails for good. What passes by itself (a
 // server that is gone, a full queue, an engine that restarts) is waited for and said.
 import { effect } from "@preact/signals";
-import { ApiError, Unreachable } from "../api/client.js";
+import { ApiError, Unreachable, call } from "../api/client.js";
 import { look, reachable, refused } from "../api/server.js";
 import { ask } from "../api/socket.js";
 import { announce } from "../shell/announce.js";
@@ -56,6 +56,17 @@ export function goOn(message) {
 
 export function stop(id) {
   live.get(id)?.stop();
+}
+
+/** Has the model end its thoughts and begin its answer. Returns why it does not; null: it does. */
+export async function stopThinking({ callId }) {
+  try {
+    await call("POST", `/v1/chat/completions/${encodeURIComponent(callId)}/control`, { body: { action: "stop_thinking" } });
+    return null;
+  } catch (error) {
+    if (error instanceof ApiError || error instanceof Unreachable) return error.message;
+    throw error;
+  }
 }
 
 /** One answer, from the question to its end. */
@@ -164,10 +175,7 @@ class Answering {
 
   hear(news) {
     if (news.chunk) return this.hold(news.chunk);
-    const wait = news.queue
-      ? { why: "queue", position: news.queue.position, until: Date.now() + news.queue.first_token_ms }
-      : { why: "loading", share: news.loading };
-    this.set({ status: "waiting", wait, beat: Date.now() });
+    this.set({ status: "waiting", wait: { why: "loading", share: news.loading }, beat: Date.now() });
   }
 
   /** Chunks that come within one frame are drawn together. A tab that is hidden has no frames. */

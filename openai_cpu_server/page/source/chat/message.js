@@ -7,8 +7,8 @@ import { bytes } from "../base/numbers.js";
 import { copyText } from "../base/clipboard.js";
 import { announce } from "../shell/announce.js";
 import { Markdown } from "../text/markdown_view.js";
-import { canGoOn, isAbandoned, isRunning } from "./answer.js";
-import { answer, goOn, say } from "./asking.js";
+import { canGoOn, isAbandoned, isRunning, isThinking } from "./answer.js";
+import { answer, goOn, say, stopThinking } from "./asking.js";
 import { FormAnswer } from "./form_answer.js";
 import { change, current, messages, remove, watched } from "./conversations.js";
 import { Figures } from "./figures.js";
@@ -107,11 +107,25 @@ function Answer({ message, isLast }) {
 
 function Thoughts({ message, growing }) {
   if (!message.reasoning) return null;
-  const thinking = growing && !message.content;
-  return html`<details class="thoughts">
-    <summary>${thinking ? "Thinking …" : "Thoughts"}</summary>
-    <${Markdown} text=${message.reasoning} growing=${growing} />
-  </details>`;
+  const thinking = growing && isThinking(message);
+  return html`<div class="thoughts">
+    <details>
+      <summary>${thinking ? "Thinking …" : "Thoughts"}</summary>
+      <${Markdown} text=${message.reasoning} growing=${growing} />
+    </details>
+    ${thinking && html`<${StopThinking} message=${message} />`}
+  </div>`;
+}
+
+function StopThinking({ message }) {
+  const [state, setState] = useState({ asked: false, problem: null });
+  const ask = async () => {
+    setState({ asked: true, problem: null });
+    const problem = await stopThinking(message);
+    if (problem) setState({ asked: false, problem });
+  };
+  return html`<${Button} icon="right" disabled=${state.asked} onClick=${ask}>Answer now</${Button}>
+    ${state.problem && html`<p role="alert">${state.problem}</p>`}`;
 }
 
 /** What is to be said of how the answer ended, if it is not simply whole. */
