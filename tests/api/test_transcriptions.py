@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.asking.call import Prompt
 from openai_cpu_server.api.transcriptions.render import TranscriptForm, TranscriptRenderer
-from openai_cpu_server.contract.messages import FinishReason
+from openai_cpu_server.contract.messages import FinishReason, PromptProgress
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import GenerationFailed
 from openai_cpu_server.http.key_file import KeyRing
@@ -24,7 +24,7 @@ from openai_cpu_server.http.options import ApiOptions, MediaOptions
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.prompt.tool_formats import TOOL_FORMATS
 from openai_cpu_server.reader.decoders import decoded_sounds
-from tests.api.calls import PIECES, call, end, scored, text
+from tests.api.calls import FIGURES, PIECES, call, end, scored, text
 from tests.api.fake_engine import FakeEngine
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, TEMPLATE, api, client, eventually, named
@@ -291,6 +291,19 @@ FORM = TranscriptForm("json", "transcribe", None, 0.0, tells_logprobs=False)
 
 def sounding(*seconds: float) -> list[Prompt]:
     return [Prompt((0,), sound_s=one) for one in seconds]
+
+
+async def test_progress_is_told_of_the_piece_that_comes_next() -> None:
+    asked = call(*sounding(29, 28))
+    stream = TranscriptRenderer(FORM).stream(asked, PIECES)
+    half, figures = PromptProgress(total=200, cached=0, processed=100, left_ms=500.0), FIGURES
+    (chunk,) = stream.prompt("c-0", half, figures)
+    told = msgspec.json.decode(chunk.json)
+    assert (told["type"], told["delta"]) == ("transcript.text.delta", "")
+    assert told["prompt_progress"]["processed"] == 100
+    assert stream.prompt("c-1", half, figures) == ()
+    stream.event(end(0))
+    assert len(stream.prompt("c-1", half, figures)) == 1
 
 
 async def test_what_comes_of_later_pieces_waits_for_those_before() -> None:

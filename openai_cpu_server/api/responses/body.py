@@ -355,7 +355,7 @@ NamedConversation = Annotated[
 
 class ContextManagement(Body):
     type: Literal["compaction"]
-    compact_threshold: Annotated[int, Field(ge=1)] | None = None
+    compact_threshold: Several | None = None
     """A longer prompt is summed up. None: one of more tokens than three quarters of the context."""
 
 

@@ -20,9 +20,10 @@ from openai_cpu_server.api.asking.renderer import (
     content_of,
     finish_reason,
     one_line,
+    progress_field,
 )
 from openai_cpu_server.contract.figures import Figures
-from openai_cpu_server.contract.messages import TokenEvent
+from openai_cpu_server.contract.messages import PromptProgress, TokenEvent
 from openai_cpu_server.contract.step import TokenLogprob
 from openai_cpu_server.models.served import ShownPieces, finite
 
@@ -308,6 +309,13 @@ class TranscriptStream(Renderer):
         self._scores: list[ScoredToken] = []
         self._num_told = 0
         """How many of these."""
+
+    def prompt(self, request_id: str, progress: PromptProgress, figures: Figures) -> Sequence[Chunk]:
+        """Of the piece that is told next: a delta of no text, which clients add to the rest."""
+        if self._untold[-1:] != [request_id]:
+            return ()
+        told = progress_field(progress, figures)
+        return (Chunk(b'{"type":"transcript.text.delta","delta":"",%b}' % told),)
 
     def event(self, event: TokenEvent) -> Sequence[Chunk]:
         self._pieces[event.id].hear(event)
