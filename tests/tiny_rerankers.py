@@ -17,16 +17,18 @@ Floats = npt.NDArray[np.float64]
 
 
 class TinyCrossEncoder:
-    """As `BertForSequenceClassification`: a pooler over the first token, then a head of one number."""
+    """As `BertForSequenceClassification`: a pooler over the first token, then a head of one number, or of one
+    for each class."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Sequence[str] = ("LABEL_0",)) -> None:
+        self._labels = labels
         random = np.random.default_rng(11)
         self._bert = TinyBert(pools_mean=False)
         self._head = {
             "cls.weight": _random(random, WIDTH, WIDTH),
             "cls.bias": _random(random, WIDTH),
-            "cls.output.weight": _random(random, 1, WIDTH),
-            "cls.output.bias": _random(random, 1),
+            "cls.output.weight": _random(random, len(labels), WIDTH),
+            "cls.output.bias": _random(random, len(labels)),
         }
 
     def write(self, folder: Path) -> Path:
@@ -34,7 +36,7 @@ class TinyCrossEncoder:
         writer = gguf.GGUFWriter(folder / "ranker.gguf", "bert")
         copy_metadata(reader, writer, skip={"bert.pooling_type"})
         writer.add_pooling_type(gguf.PoolingType.RANK)
-        writer.add_classifier_output_labels(["LABEL_0"])
+        writer.add_classifier_output_labels(list(self._labels))
         for tensor in reader.tensors:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         for name, data in self._head.items():

@@ -59,6 +59,7 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     pooling.EMBEDDING_ROOM,
     pooling.RERANKING_ROOM,
     pooling.SCORING_ROOM,
+    pooling.CLASSIFYING_ROOM,
     generate.ROOM,
     ollama.ROOM,
     ollama_store.ROOM,

@@ -217,6 +217,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: ModelKind = ModelKind.GENERATES
     embedding_size: int = 0
     """Numbers in a vector, or a reranker's scores of one pair; 0 for a model that generates text."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes that a reranker's scores are of, where its file has them."""
     max_input_tokens: int = 0
     """The longest input that can be embedded or scored; 0 for a model that generates text."""
     sees: bool = False

@@ -108,6 +108,9 @@ def _answer(row: RouteRow[Any]) -> JsonSchema:
             {"type": "array", "items": one} if is_list else one for is_list in row.lists
         ]
         forms += [{"$ref": _SCHEMAS + _ANSWER_NAME.format(name=other.__name__)} for other in row.also]
+        if row.or_list_of is not None:
+            name = _ANSWER_NAME.format(name=row.or_list_of.__name__)
+            forms.append({"type": "array", "items": {"$ref": _SCHEMAS + name}})
         schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     if row.events:
         names = [_ANSWER_NAME.format(name=event.__name__) for event in row.events]
@@ -188,7 +191,7 @@ def _body_schemas(rows: Sequence[RouteRow[Any]], *, lenient: bool) -> Mapping[st
 
 
 def _structs_of(row: RouteRow[Any]) -> tuple[type[msgspec.Struct] | None, ...]:
-    return (row.error, row.answer, *row.also, *row.events)
+    return (row.error, row.answer, *row.also, row.or_list_of, *row.events)
 
 
 def _answer_schemas(rows: Sequence[RouteRow[Any]]) -> Mapping[str, object]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 import msgspec
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails
+from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from openai_cpu_server.errors import InvalidRequest
 from openai_cpu_server.http.unheeded import Hints, Refusal, Refusals, is_one_of
@@ -196,12 +196,14 @@ def parse(schema: type[B], data: bytes, *, lenient: bool) -> tuple[B, Ignored]:
     """`lenient`: fields that nobody knows are ignored as well as harmless ones, and some take more.
     Raises InvalidRequest, TooManyValues."""
     check_size(data, most_numbers=schema.most_numbers)
-    return _checked(partial(schema.model_validate_json, data, context={_LENIENT: lenient}), lenient=lenient)
+    validated = partial(schema.model_validate_json, data, context={_LENIENT: lenient})
+    return _checked(validated, partial(from_json, data), lenient=lenient)
 
 
 def parse_fields(schema: type[B], fields: Mapping[str, object], *, lenient: bool) -> tuple[B, Ignored]:
     """The same with a part of a body that was parsed before. Raises InvalidRequest."""
-    return _checked(partial(schema.model_validate, fields, context={_LENIENT: lenient}), lenient=lenient)
+    validated = partial(schema.model_validate, fields, context={_LENIENT: lenient})
+    return _checked(validated, lambda: fields, lenient=lenient)
 
 
 _FORM_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
@@ -239,11 +241,12 @@ def _of_json(text: str) -> object:
         return text
 
 
-def _checked(validated: Callable[[], B], *, lenient: bool) -> tuple[B, Ignored]:
+def _checked(validated: Callable[[], B], given: Callable[[], object], *, lenient: bool) -> tuple[B, Ignored]:
+    """`given`: the body as it came, for who tells what is wrong with it."""
     try:
         body = validated()
     except ValidationError as error:
-        raise _invalid(error.errors(include_url=False)[0]) from None
+        raise _invalid(error.errors(include_url=False)[0], given) from None
     kinds: dict[str, None] = {}
     unknown: list[str] = []
     for field in unheeded(body):
@@ -262,25 +265,28 @@ def _named(kinds: list[str]) -> tuple[str, ...]:
     return (*map(header_safe, kinds[:MOST_NAMED]), *more)
 
 
-def path_of(location: Sequence[int | str]) -> str | None:
+def path_of(location: Sequence[int | str], given: object, *, is_missing: bool = False) -> str | None:
     """`("messages", 0, "content", "<list>", 1, "type")` is `messages[0].content[1].type`.
 
-    Parts in brackets are pydantic's: tags of unions, and `[key]` where a key is wrong, not its value.
+    What the body that was given does not have is pydantic's own: choices of unions, and `[key]` where a key
+    is wrong, not its value. `is_missing`: but for the last part.
     """
-    path = ""
-    for part in location:
+    path, last = "", len(location) - 1 if is_missing else None
+    for at, part in enumerate(location):
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith(("<", "[")):
+            given = given[part] if isinstance(given, list) and part < len(given) else None
+        elif at == last or (isinstance(given, dict) and part in given):
             path += f".{part[:64]}" if path else part[:64]
+            given = given.get(part) if isinstance(given, dict) else None
     return path or None
 
 
-def _invalid(error: ErrorDetails) -> InvalidRequest:
+def _invalid(error: ErrorDetails, given: Callable[[], object]) -> InvalidRequest:
     if error["type"] == "json_invalid":
         why = error["msg"].removeprefix("Invalid JSON: ")
         return InvalidRequest(f"The request body is not valid JSON: {why}.", code="invalid_json")
-    param = path_of(error["loc"])
+    param = path_of(error["loc"], given(), is_missing=error["type"] == "missing")
     if param is None:
         return InvalidRequest("The request body must be a JSON object.", code="invalid_json")
     if error["type"] == "missing":

@@ -63,6 +63,8 @@ class RouteRow(Generic[R]):
     """What it is otherwise, where that depends on the request."""
     lists: tuple[bool, ...] = (False,)
     """Whether it is a list of these; where that depends on the request, both."""
+    or_list_of: type[msgspec.Struct] | None = None
+    """Another answer, where that depends on the request: a list of these."""
     media: str = "application/json"
     """The media type of an answer that has no model."""
     status: int = 200

@@ -114,7 +114,6 @@ RERANK_HINTS: Hints = {
 RERANK_REFUSALS: Refusals = {
     "max_tokens_per_doc": Refusal("'truncate' cuts documents to what the model takes"),
     "rank_fields": Refusal("only 'text' of a document is read", (["text"],)),
-    "raw_scores": Refusal("its name here is 'use_activation'", (False,)),
 }
 
 MESSAGE_REFUSALS: Refusals = {

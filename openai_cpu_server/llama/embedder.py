@@ -12,7 +12,7 @@ import numpy as np
 from openai_cpu_server.contract.embedding import EmbedResult
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize, not_taken
 from openai_cpu_server.contract.messages import EngineOptions
-from openai_cpu_server.contract.model_info import Kernels, ModelInfo, WeightLayout
+from openai_cpu_server.contract.model_info import Kernels, ModelInfo, ModelKind, WeightLayout
 from openai_cpu_server.contract.step import Span
 from openai_cpu_server.errors import EmbeddingFailed, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp
@@ -108,6 +108,14 @@ def _row_size(model: Model, handle: object) -> int:
     if llama_cpp.llama_pooling_type(handle) == llama_cpp.LLAMA_POOLING_TYPE_RANK:
         return int(llama_cpp.llama_model_n_cls_out(model.handle))
     return int(llama_cpp.llama_model_n_embd_out(model.handle))
+
+
+def _labels(model: Model, count: int) -> tuple[str, ...]:
+    """Of the classes; () where the file does not name them."""
+    if model_kind(model.header) is not ModelKind.RERANKS:
+        return ()
+    found = [llama_cpp.llama_model_cls_label(model.handle, index) for index in range(count)]
+    return () if None in found else tuple(label.decode(errors="replace") for label in found)
 
 
 _STEP_TOKENS = 256
@@ -233,5 +241,6 @@ def _info(
         weights=weights,
         kind=model_kind(model.header),
         embedding_size=context.row_size,
+        labels=_labels(model, context.row_size),
         max_input_tokens=max_input,
     )

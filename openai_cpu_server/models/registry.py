@@ -297,6 +297,7 @@ class Ability(enum.Enum):
     """And generate."""
     EMBED = "embed"
     RERANK = "rerank"
+    CLASSIFY = "tell classes apart"
 
 
 def is_able(model: ServedModel, ability: Ability) -> bool:
@@ -309,6 +310,8 @@ def is_able(model: ServedModel, ability: Ability) -> bool:
         return model.kind is ModelKind.GENERATES and (info is None or info.hears)
     if ability is Ability.EMBED:
         return model.kind is ModelKind.EMBEDS
+    if ability is Ability.CLASSIFY:
+        return model.kind is ModelKind.RERANKS
     return model.kind is not ModelKind.GENERATES or model.rerank is not None
 
 

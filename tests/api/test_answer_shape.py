@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -154,7 +155,7 @@ def test_every_choice_obeys() -> None:
         (
             {"structured_outputs": {"structural_tag": "x"}},
             "structured_outputs.structural_tag",
-            "unknown_parameter",
+            "invalid_value",
         ),
         ({"regex": "a", "guided_regex": "a"}, "guided_regex", "invalid_value"),
         ({"response_format": json_schema(), "choice": ["a"]}, "choice", "invalid_value"),
@@ -241,6 +242,96 @@ def test_structures_stand_in_free_text() -> None:
         assert not accepts(text, response_format=tagged), text
 
 
+ANY = {"type": "any_text"}
+NUMBER = {"type": "json_schema", "json_schema": {"type": "integer", "minimum": 0, "maximum": 9}}
+TAG = {"type": "tag", "begin": "[n]", "content": NUMBER, "end": ["[/n]", "[.]"]}
+THINKS = {"type": "tag", "begin": "", "content": ANY, "end": "</t>"}
+FORMATS: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
+    "any_text": ({**ANY, "excludes": ["no", "("]}, ["", "n(o"[:1], "yes"], ["no", "a (b)"]),
+    "const_string": ({"type": "const_string", "value": 'a"\\'}, ['a"\\'], ["", "b"]),
+    "json_schema": (NUMBER, ["7"], ["77", "x"]),
+    "true": ({"type": "json_schema", "json_schema": True}, ["[1]"], ["[1"]),
+    "grammar": ({"type": "grammar", "grammar": 'root ::= b+\nb ::= "x"'}, ["xx"], [""]),
+    "regex": ({"type": "regex", "pattern": "a{2}"}, ["aa"], ["a"]),
+    "or": ({"type": "or", "elements": [NUMBER, {"type": "const_string", "value": "z"}]}, ["1", "z"], ["1z"]),
+    "sequence": (
+        {"type": "sequence", "elements": [THINKS, TAG]},
+        ["a < b</t>[n]1[/n]", "</t>[n]1[.]"],
+        ["[n]1[/n]", "a</t>b</t>[n]1[.]", "</t>[n]12[.]"],
+    ),
+    "triggered_tags": (
+        {"type": "triggered_tags", "triggers": ["[n"], "tags": [TAG], "excludes": ["!"]},
+        ["", "a [m", "a[n]1[.]b[n]2[/n]"],
+        ["[n", "!", "[n]1[.]!"],
+    ),
+    "one of them first": (
+        {"type": "triggered_tags", "triggers": ["["], "tags": [TAG], "at_least_one": True},
+        ["[n]1[.]", "[n]1[.] and [n]2[.] so"],
+        ["", "a[n]1[.]"],
+    ),
+    "the first of them": (
+        {"type": "triggered_tags", "triggers": ["["], "tags": [TAG], "stop_after_first": True},
+        ["", "a", "a[n]1[.]"],
+        ["a[n]1[.]b"],
+    ),
+    "one alone": (
+        {"type": "triggered_tags", "triggers": ["["], "tags": [TAG], "stop_after_first": True,
+         "at_least_one": True},
+        ["[n]1[.]"],
+        ["", "[n]1[.][n]1[.]"],
+    ),
+    "tags_with_separator": (
+        {"type": "tags_with_separator", "tags": [TAG], "separator": ", "},
+        ["", "[n]1[.]", "[n]1[.], [n]2[.], [n]3[/n]"],
+        [", ", "[n]1[.][n]2[.]", "[n]1[.], "],
+    ),
+    "separated, at least one": (
+        {"type": "tags_with_separator", "tags": [TAG], "separator": ",", "at_least_one": True},
+        ["[n]1[.],[n]1[.]"],
+        [""],
+    ),
+    "separated, the first": (
+        {"type": "tags_with_separator", "tags": [TAG], "separator": ",", "stop_after_first": True},
+        ["", "[n]1[.]"],
+        ["[n]1[.],[n]1[.]"],
+    ),
+    "text in a tag ends before the tag does": (
+        {"type": "tag", "begin": "<", "content": {"type": "triggered_tags", "triggers": ["["], "tags": [TAG]},
+         "end": ">"},
+        ["<>", "<a[n]1[.]b>"],
+        ["<a>b>", "<a[n]1[.]"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_stand_in_one_another(name: str) -> None:
+    wanted, good, bad = FORMATS[name]
+    tag = {"type": "structural_tag", "format": wanted}
+    for text in good:
+        assert accepts(text, response_format=tag), text
+    for text in bad:
+        assert not accepts(text, response_format=tag), text
+
+
+@pytest.mark.parametrize("wrap", [json.dumps, dict])
+def test_a_tag_comes_as_text_too(wrap: Callable[[object], object]) -> None:
+    newer = {"type": "structural_tag", "format": TAG}
+    older = {"type": "structural_tag", "structures": [structure(schema={"type": "null"})], "triggers": ["<"]}
+    assert accepts("[n]1[.]", structured_outputs={"structural_tag": wrap(newer)})
+    assert not accepts("[n]x[.]", structured_outputs={"structural_tag": wrap(newer)})
+    assert accepts("so <null>", structured_outputs={"structural_tag": wrap(older)})
+
+
+def test_a_tag_in_a_text_is_refused_by_its_place() -> None:
+    for tag in ({"type": "structural_tag"}, {"type": "structural_tag", "structures": [structure()]}):
+        error = refused(structured_outputs={"structural_tag": json.dumps(tag)})
+        assert str(error.param).startswith("structured_outputs.structural_tag.")
+    assert refused(structured_outputs={"structural_tag": {"type": "x"}}).param == (
+        "structured_outputs.structural_tag.type"
+    )
+
+
 def structure(**fields: object) -> dict[str, object]:
     return {"begin": "<", "schema": {}, "end": ">", **fields}
 
@@ -258,7 +349,17 @@ def structure(**fields: object) -> dict[str, object]:
             {"structures": [{"begin": "<", "schema": HARD, "end": ">"}], "triggers": ["<"]},
             "structures[0].schema",
         ),
-        ({"format": {"type": "any_text"}}, "format"),
+        ({"format": {"type": "any_text"}, "triggers": ["<"]}, "format"),
+        ({"format": {"type": "nobody"}}, "format"),
+        ({"format": {"type": "sequence", "elements": []}}, "format.elements"),
+        ({"format": {"type": "sequence", "elements": [{"type": "regex"}]}}, "format.elements[0].pattern"),
+        ({"format": {"type": "regex", "pattern": "("}}, "format.pattern"),
+        ({"format": {"type": "json_schema", "json_schema": HARD}}, "format.json_schema"),
+        ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "format.style"),
+        ({"format": {"type": "tag", "begin": "", "content": ANY, "end": ""}}, "format.begin"),
+        ({"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [TAG]}}, "format.tags[0].begin"),
+        ({"format": {"type": "any_text", "colour": 1}}, "format.colour"),
+        ({"format": {"type": "or", "elements": [ANY] * 256}}, "format.elements[255]"),
     ],
 )
 def test_structures_are_refused_by_their_places(fields: dict[str, object], at: str) -> None:

@@ -128,6 +128,27 @@ async def test_what_is_too_long_is_cut_where_that_is_asked_for(http: httpx.Async
     assert body["data"][0]["embedding"] == unit(tokens_of("a" * (LONGEST - 2)))
 
 
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 5}, "abc"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, "def"),
+        ({"truncate_prompt_tokens": -1}, "abcdef"),
+    ],
+)
+async def test_vllms_clients_say_to_how_many_tokens(
+    http: httpx.AsyncClient, fields: dict[str, object], kept: str
+) -> None:
+    body = (await embed(http, input="abcdef", **fields)).json()
+    assert body["data"][0]["embedding"] == unit(tokens_of(kept))
+
+
+async def test_the_end_of_a_long_text_is_kept_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
+    text = "a" * 5000 + "b" * (LONGEST - 2)
+    body = (await embed(http, input=text, truncate=True, truncation_side="left")).json()
+    assert body["data"][0]["embedding"] == unit(tokens_of("b" * (LONGEST - 2)))
+
+
 async def test_without_a_model_the_first_that_embeds_is_meant(http: httpx.AsyncClient) -> None:
     assert (await http.post(PATH, json={"input": "a"})).json()["model"] == "embedder"
     completion = {"prompt": "a", "max_tokens": 1}

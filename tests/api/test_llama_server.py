@@ -23,7 +23,7 @@ from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, api, client, embedding_model, eventually, locked_api, num_live, served
 from tests.api.talking import complete, error_of, events
 from tests.docs.markdown import DOCS
-from tests.fakes import FAKE_EMBEDDER
+from tests.fakes import FAKE_EMBEDDER, FAKE_RERANKER
 
 pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
@@ -43,10 +43,11 @@ class HearingEngine(FakeEngine):
 
 @pytest.fixture
 async def able() -> AsyncIterator[httpx.AsyncClient]:
-    """A model that fills in, and one that embeds."""
+    """A model that fills in, one that embeds, and one that ranks."""
     generates = served(FakeEngine(), tokenizer=FakeTokenizer(has_fim=True)).default
     embeds = embedding_model(FakeEngine(FAKE_EMBEDDER), "embeds")
-    async with client(create_api(ModelRegistry([generates, embeds]), OPTIONS).app) as http:
+    ranks = embedding_model(FakeEngine(FAKE_RERANKER), "ranks")
+    async with client(create_api(ModelRegistry([generates, embeds, ranks]), OPTIONS).app) as http:
         yield http
 
 
@@ -198,6 +199,29 @@ async def test_vectors_are_lists_of_lists(able: httpx.AsyncClient) -> None:
     raw = (await able.post("/embedding", json={"content": "one", "embd_normalize": -1})).json()
     assert raw[0]["embedding"] != told[0]["embedding"]
     assert error_of(await able.post("/embedding", json={}))["param"] == "content"
+
+
+async def test_inputs_may_be_mixed(able: httpx.AsyncClient) -> None:
+    """As llama-server's own: texts beside token ids, in one input and in several."""
+
+    async def vectors(content: object) -> list[list[float]]:
+        answer = await able.post("/embedding", json={"content": content})
+        assert answer.status_code == 200, answer.text
+        return [one["embedding"][0] for one in answer.json()]
+
+    text, h, i = await vectors(["hi", "h", "i"])
+    h_token, i_token = (byte + 2 for byte in b"hi")
+    assert await vectors(["h", i_token]) == [text]
+    assert await vectors([0, "h", i_token, 1]) == [text], "what the model puts around it may be there"
+    assert await vectors(["hi", [h_token], {"prompt_string": "i"}]) == [text, h, i]
+    for wrong in (
+        [-1],
+        [99_999_999, "a"],
+        [["a", None]],
+        {"prompt_string": "a", "multimodal_data": ["aGk="]},
+    ):
+        error = error_of(await able.post("/embedding", json={"content": wrong}))
+        assert str(error["param"]).startswith("content")
 
 
 async def test_a_template_is_applied_and_read_again_as_it_was(http: httpx.AsyncClient) -> None:

@@ -210,7 +210,7 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     ({"query": None}, "query", "invalid_type"),
     ({"query": ""}, "query", "string_below_min_length"),
     ({"query": ["a"]}, "query", "invalid_type"),
-    ({"documents": None}, "documents", "invalid_type"),
+    ({"documents": None}, "documents", "missing_required_parameter"),
     ({"documents": []}, "documents", "empty_array"),
     ({"documents": "abc"}, "documents", "invalid_type"),
     ({"documents": ["a", 5]}, "documents[1]", "invalid_type"),
@@ -222,6 +222,14 @@ BAD: list[tuple[dict[str, object], str, str]] = [
     ({"query": LONG, "truncate": True}, "documents[0]", "context_length_exceeded"),
     ({"query": LONG, "model": "embedder"}, "query", "context_length_exceeded"),
     ({"return_documents": "yes"}, "return_documents", "invalid_type"),
+    ({"texts": ["a"]}, "texts", "invalid_value"),
+    ({"return_text": True}, "return_text", "invalid_value"),
+    ({"documents": None, "texts": ["a"], "return_documents": True}, "return_documents", "invalid_value"),
+    ({"documents": None, "texts": []}, "texts", "empty_array"),
+    ({"truncate": False, "truncate_prompt_tokens": 9}, "truncate", "invalid_value"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+    ({"truncate_prompt_tokens": 4}, "documents[0]", "context_length_exceeded"),
+    ({"truncation_side": "middle"}, "truncation_side", "invalid_value"),
     ({"rank_fields": ["title"]}, "rank_fields", "unsupported_parameter"),
     ({"priority": "high"}, "priority", "invalid_value"),
     ({"model": "judge"}, "model", "wrong_model_kind"),
@@ -243,6 +251,61 @@ async def test_a_document_too_long_is_cut_where_that_is_asked_for(http: httpx.As
         answer = await rerank(http, model=model, **long)
         assert answer.json()["usage"]["prompt_tokens"] == tokens
         assert answer.json()["results"][0]["document"]["text"] == LONG
+
+
+async def test_the_end_of_a_document_is_kept_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
+    """vLLM's words for it, and Text Embeddings Inference's."""
+    wanted = vector_of([0, *letters(QUERY), 1, *letters("yz"), 1], 1)[0]
+    cut = {"truncate_prompt_tokens": 8, "documents": ["wxyz"], "model": "cross"}
+    for side in ({"truncation_side": "left"}, {"truncation_direction": "Left"}):
+        assert ranked(await rerank(http, **cut, **side)) == in_order([sigmoid(wanted)])
+    start = vector_of([0, *letters(QUERY), 1, *letters("wx"), 1], 1)[0]
+    assert ranked(await rerank(http, **cut)) == in_order([sigmoid(start)])
+
+
+async def test_text_embeddings_inference_gets_a_list(http: httpx.AsyncClient) -> None:
+    body = {"model": "cross", "query": QUERY, "texts": DOCUMENTS}
+    told = (await http.post("/rerank", json={**body, "return_text": True})).json()
+    best_first = ranked(await rerank(http, model="cross"))
+    assert [(one["index"], one["score"]) for one in told] == best_first
+    assert [one["text"] for one in told] == [DOCUMENTS[index] for index, _ in best_first]
+    raw = (await http.post("/rerank", json={**body, "raw_scores": True, "top_n": 1})).json()
+    assert raw == [{"index": raw[0]["index"], "score": pytest.approx(max(map(pair_score, DOCUMENTS)))}]
+
+
+CLASSES = msgspec.structs.replace(FAKE_RERANKER, embedding_size=3, labels=("bad", "so", "good"))
+
+
+async def test_texts_are_told_apart() -> None:
+    """By a model with classes; one with a number has a class, and none to name it."""
+    models = [embedding_model(FakeEngine(CLASSES), "mood"), embedding_model(FakeEngine(FAKE_RERANKER), "one")]
+    async with client(create_api(ModelRegistry(models), OPTIONS).app) as http:
+        body = {"model": "mood", "input": ["abc", "a"]}
+        told = (await http.post("/v1/classify", json=body)).json()
+        raw = (await http.post("/classify", json={**body, "use_activation": False})).json()
+        alone = (await http.post("/classify", json={"model": "one", "input": "abc"})).json()
+        refused = error_of(await rerank(http, model="mood"))
+        cut = await http.post("/classify", json={"model": "one", "input": "abc", "truncate_prompt_tokens": 3})
+    numbers = np.array(vector_of([0, *letters("abc"), 1], 3))
+    shares = np.exp(numbers) / np.exp(numbers).sum()
+    assert (told["object"], told["usage"]["prompt_tokens"]) == ("list", 8)
+    assert told["data"][0] == {
+        "index": 0, "label": CLASSES.labels[int(numbers.argmax())],
+        "probs": pytest.approx(shares.tolist()), "num_classes": 3,
+    }  # fmt: skip
+    assert raw["data"][0]["probs"] == numbers.tolist()
+    score = sigmoid(vector_of([0, *letters("abc"), 1], 1)[0])
+    assert alone["data"] == [
+        {"index": 0, "label": "LABEL_0", "probs": [pytest.approx(score)], "num_classes": 1}
+    ]
+    assert (refused["param"], refused["code"]) == ("model", "wrong_model_kind")
+    assert cut.json()["usage"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize("model", ["embedder", "judge"])
+async def test_other_models_tell_no_classes_apart(http: httpx.AsyncClient, model: str) -> None:
+    error = error_of(await http.post("/classify", json={"model": model, "input": "a"}))
+    assert (error["code"], "cross" in str(error["message"])) == ("wrong_model_kind", True)
 
 
 async def test_a_document_in_a_template_is_cut_too(served: Served) -> None:

@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import ValidationError
 
+from openai_cpu_server.api.admin.tokens import TokenizeBody
 from openai_cpu_server.api.asking.ask import AskedPicture
 from openai_cpu_server.api.chat.body import ChatBody, attached_in, checked_messages, told_in_words
 from openai_cpu_server.api.completions.routes import CompletionBody
+from openai_cpu_server.api.llama_server.body import LlamaCompletionBody
+from openai_cpu_server.api.ollama.body import OllamaChatBody
 from openai_cpu_server.api.pooling.body import EmbeddingBody, RerankBody
 from openai_cpu_server.errors import InvalidRequest
-from openai_cpu_server.http.parse import MOST_NAMED, Ignored, parse, parse_form, path_of
+from openai_cpu_server.http.parse import MOST_NAMED, Body, Ignored, parse, parse_form, path_of
 from openai_cpu_server.http.unheeded import GENERATION_HINTS, GENERATION_REFUSALS, Hint, Refusal
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -477,5 +480,33 @@ def test_whole_numbers_are_numbers() -> None:
 
 
 def test_paths_leave_out_what_pydantic_adds() -> None:
-    assert path_of(("messages", 0, "content", "<list>", 1, "type")) == "messages[0].content[1].type"
-    assert path_of(()) is None
+    given = {"messages": [{"content": [{}, {"type": "x"}]}], "dict": {"int": 1}}
+    path = ("messages", 0, "content", "<list>", 1, "type")
+    assert path_of(path, given) == "messages[0].content[1].type"
+    assert path_of(("messages", 0, "role"), given, is_missing=True) == "messages[0].role"
+    assert path_of(("dict", "int", "int"), given) == "dict.int"
+    assert path_of(("dict", "no", "[key]"), {"dict": {"no": 1}}) == "dict.no"
+    assert path_of((), given) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "param"),
+    [
+        (TokenizeBody, {"content": [72, 1.5]}, "content[1]"),
+        (TokenizeBody, {"content": [None]}, "content[0]"),
+        (LlamaCompletionBody, {"prompt": "a", "logit_bias": {"a": "b"}}, "logit_bias"),
+        (LlamaCompletionBody, {"prompt": "a", "samplers": 3}, "samplers"),
+        (LlamaCompletionBody, {"prompt": {"prompt_string": 3}}, "prompt"),
+        (OllamaChatBody, {"model": "a", "keep_alive": {}}, "keep_alive"),
+        (EmbeddingBody, {"input": ["a", 3]}, "input[1]"),
+        (EmbeddingBody, {"input": "a", "truncate": []}, "truncate"),
+        (ChatBody, {"messages": [{"role": "assistant", "function_call": {"name": "a", "arguments": 3}}]},
+         "messages[0].function_call.arguments"),
+    ],
+)  # fmt: skip
+def test_a_choice_of_kinds_is_no_part_of_a_path(
+    schema: type[Body], fields: dict[str, object], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(schema, json.dumps(fields).encode(), lenient=False)
+    assert caught.value.param == param

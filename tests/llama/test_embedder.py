@@ -145,10 +145,12 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
         pass
 
 
-def test_a_cross_encoder_gives_the_scores_of_the_book(tmp_path: Path) -> None:
-    model, inputs = TinyCrossEncoder(), some_inputs()
+@pytest.mark.parametrize("labels", [("LABEL_0",), ("bad", "so", "good")])
+def test_a_cross_encoder_gives_the_scores_of_the_book(tmp_path: Path, labels: tuple[str, ...]) -> None:
+    model, inputs = TinyCrossEncoder(labels), some_inputs()
     with loaded(model.write(tmp_path)) as embedder:
-        assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, 1)
+        assert (embedder.info.kind, embedder.info.embedding_size) == (ModelKind.RERANKS, len(labels))
+        assert embedder.info.labels == labels
         found = embed(embedder, *inputs)
     expected = np.array([model.scores(tokens) for tokens in inputs])
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Union
 
 import msgspec
 import pydantic_core
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.ask import (
@@ -33,6 +32,7 @@ from openai_cpu_server.api.asking.body import (
     Whole,
 )
 from openai_cpu_server.api.asking.sampling import is_seed, sampling_of, sampling_sent
+from openai_cpu_server.api.asking.structural_tags import format_tag, outputs_tag
 from openai_cpu_server.contract.grammar import GrammarSource
 from openai_cpu_server.contract.request import COUNT
 from openai_cpu_server.errors import missing, wrong
@@ -41,7 +41,6 @@ from openai_cpu_server.json_size import check_size
 from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
 from openai_cpu_server.prompt.conversation import with_bound_results
 from openai_cpu_server.prompt.tool_formats import INPUT
-from openai_cpu_server.prompt.tool_formats.patterns import quoted
 
 _SYNTAXES = {"lark": GrammarSource.LARK, "regex": GrammarSource.RUST_REGEX}
 _FOLLOWS = {
@@ -150,13 +149,17 @@ def _forms(body: GenerationBody) -> Iterator[AskedForm]:
         yield from _of_structured_outputs(body.structured_outputs)
 
 
+_OF_TAGS = ("format", "structures", "triggers")
+
+
 def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
     at = "response_format.json_schema"
     given = wanted.json_schema
+    tag = {name: value for name in _OF_TAGS if (value := getattr(wanted, name)) is not None}
     if wanted.type == "structural_tag":
-        yield _tag_form(wanted)
-    elif wanted.structures is not None or wanted.triggers is not None:
-        path = f"response_format.{'triggers' if wanted.structures is None else 'structures'}"
+        yield format_tag({"type": wanted.type, **tag})
+    elif tag:
+        path = f"response_format.{next(iter(tag))}"
         raise wrong(f"'{path}' is only allowed with the type 'structural_tag'.", path)
     if wanted.type == "json_schema" and given is None:
         raise missing(at)
@@ -174,59 +177,28 @@ def _of_format(wanted: ResponseFormat) -> Iterator[AskedForm]:
         yield schema_form(given.json_schema, f"{at}.schema", strict=is_strict, field="response_format")
 
 
-_MOST_SHARES = 3.0
-"""The schemas of all structures may cost so many times what one may, as those of tools."""
-_SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|/-]")
-
-
-def _tag_form(wanted: ResponseFormat) -> AskedForm:
-    """Any text without a trigger, and structures. Raises InvalidRequest."""
-    at = "response_format"
-    if wanted.structures is None or wanted.triggers is None:
-        raise missing(f"{at}.{'structures' if wanted.structures is None else 'triggers'}")
-    structures, triggers = wanted.structures, tuple(wanted.triggers)
-    for index, one in enumerate(structures):
-        if not one.begin.startswith(triggers):
-            path = f"{at}.structures[{index}].begin"
-            raise wrong(f"Invalid value for '{path}': it must begin with one of the triggers.", path)
-    patterns = "|".join(_SPECIAL.sub(r"\\\g<0>", trigger) for trigger in triggers)
-    tags = [f"t{n} ::= {quoted(one.begin)} s{n} {quoted(one.end)}" for n, one in enumerate(structures)]
-    names = " | ".join(f"t{index}" for index in range(len(structures)))
-    root = "\n".join(["free (tag free)*", f"tag ::= {names}", *tags, ""])
-
-    def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
-        parts = {"free": grammars.of_regex(rf"(?:(?!{patterns})[\s\S])*", f"{param}.triggers")}
-        spent = 0.0
-        for index, one in enumerate(structures):
-            path = f"{param}.structures[{index}].schema"
-            parts[f"s{index}"] = grammars.of_schema(one.json_schema, path)
-            spent += parts[f"s{index}"].share
-            if spent > _MOST_SHARES:
-                raise wrong("The schemas of this call are too large together.", path)
-        return grammars.of_parts(root, parts, param)
-
-    return AskedForm(at, make, at)
-
-
 def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[AskedForm]:
     at = "structured_outputs"
     inner = list(_given(wanted, _STRUCTURED_OUTPUTS, f"{at}."))
     if wanted.json_object:
         inner.append(any_object(f"{at}.json_object"))
+    if (tag := wanted.structural_tag) is not None:
+        inner.append(outputs_tag(_parsed(tag, f"{at}.structural_tag") if isinstance(tag, str) else tag))
     if not inner:
-        raise wrong(f"'{at}' needs one of 'json', 'regex', 'choice', 'grammar', 'json_object'.", at)
+        kinds = "'json', 'regex', 'choice', 'grammar', 'json_object', 'structural_tag'"
+        raise wrong(f"'{at}' needs one of {kinds}.", at)
     yield from inner
 
 
 def _parsed(text: str, path: str) -> JsonObject:
-    """vLLM also takes a schema as text. Raises InvalidRequest, TooManyValues."""
+    """vLLM also takes objects as text. Raises InvalidRequest, TooManyValues."""
     check_size(text.encode(errors="surrogatepass"))
     try:
         schema = pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError as error:
         raise wrong(f"Invalid value for '{path}': it is not valid JSON: {error}.", path) from None
     if not isinstance(schema, dict):
-        raise wrong(f"Invalid value for '{path}': a JSON Schema is an object.", path)
+        raise wrong(f"Invalid value for '{path}': it must be a JSON object.", path)
     return schema
 
 
@@ -311,3 +283,54 @@ def check_stream_options(given: object, *, stream: bool | None) -> None:
     """Raises InvalidRequest for options without a stream."""
     if given is not None and not stream:
         raise wrong("'stream_options' is only allowed together with 'stream'.", "stream_options")
+
+
+Item = Union[int, str]
+MixedText = Union[str, tuple[Item, ...]]
+"""A text, or tokens and texts in turns."""
+
+
+def _wrong_prompt() -> PydanticCustomError:
+    return PydanticCustomError(
+        "prompt_kind",
+        "Input should be a string, a list of token ids and strings, an object with 'prompt_string', or a "
+        "list of these",
+    )
+
+
+def _prompts(value: object) -> tuple[MixedText, ...]:
+    """One prompt, or several: a list of token ids, with texts or not, is one; of anything else it is many."""
+    if not isinstance(value, list):
+        return (_one_prompt(value),)
+    if not value:
+        raise _wrong_prompt()
+    if any(is_token_id(item) for item in value):
+        return (_mixed(value),)
+    return tuple(_mixed(item) if isinstance(item, list) else _one_prompt(item) for item in value)
+
+
+def _one_prompt(value: object) -> str:
+    if isinstance(value, dict):
+        if value.get("multimodal_data"):
+            message = "pictures belong to the messages of '/v1/chat/completions'"
+            raise PydanticCustomError("multimodal_data", message)
+        value = value.get("prompt_string")
+    if not isinstance(value, str):
+        raise _wrong_prompt()
+    return value
+
+
+def _mixed(value: list[object]) -> tuple[Item, ...]:
+    items = tuple(item for item in value if isinstance(item, str) or is_token_id(item))
+    if not items or len(items) < len(value):
+        raise _wrong_prompt()
+    return tuple(item if isinstance(item, str) else int(str(item)) for item in items)
+
+
+def is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_Object = dict[str, JsonValue]
+_Told = Union[str, list[Union[int, str, list[Union[int, str]], _Object]], _Object]
+Prompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_Told)]

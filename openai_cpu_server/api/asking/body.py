@@ -357,9 +357,11 @@ class ResponseFormat(Body):
     json_schema: JsonSchemaFormat | None = None
     shape: Annotated[JsonObject | None, Field(alias="schema")] = None
     """llama-server's, with `json_object`: what the object must be."""
-    structures: Annotated[Some[TagStructure], Field(max_length=64)] | None = None
-    """vLLM's, with `structural_tag`: what stands behind a trigger, which its `begin` begins with."""
-    triggers: Annotated[Some[Breaker], Field(max_length=16)] | None = None
+    format: JsonObject | None = None
+    """vLLM's, with `structural_tag`: see `structural_tags`."""
+    structures: list[JsonObject] | None = None
+    """The older way: what stands behind a trigger, which its `begin` begins with."""
+    triggers: list[str] | None = None
     """Between structures there is any text without these."""
 
 
@@ -371,6 +373,8 @@ class StructuredOutputs(Body):
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: SchemaOrText | None = None
+    """As of `ResponseFormat`, with its type; vLLM's clients send it as text."""
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Union
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from openai_cpu_server.api.asking.as_ask import Prediction, PredictionBody
+from openai_cpu_server.api.asking.as_ask import Prediction, PredictionBody, Prompts, is_token_id
 from openai_cpu_server.api.asking.ask import AskedBias
 from openai_cpu_server.api.asking.body import (
     JsonObject,
@@ -37,55 +37,10 @@ _NO_SAMPLER = "this sampler is not built"
 _TRIGGERS = "a grammar holds from the first token on; tools have their own ('/v1/chat/completions')"
 _CHATS = "it belongs to chats; '/v1/chat/completions' takes them"
 
-Item = Union[int, str]
-MixedText = Union[str, tuple[Item, ...]]
-"""A text, or tokens and texts in turns."""
-
 
 class Biases(NamedTuple):
     ids: dict[int, float]
     texts: tuple[AskedBias, ...]
-
-
-def _wrong_prompt() -> PydanticCustomError:
-    return PydanticCustomError(
-        "prompt_kind",
-        "Input should be a string, a list of token ids and strings, an object with 'prompt_string', or a "
-        "list of these",
-    )
-
-
-def _prompts(value: object) -> tuple[MixedText, ...]:
-    """One prompt, or several: a list of token ids, with texts or not, is one; of anything else it is many."""
-    if not isinstance(value, list):
-        return (_one_prompt(value),)
-    if not value:
-        raise _wrong_prompt()
-    if any(_is_id(item) for item in value):
-        return (_mixed(value),)
-    return tuple(_mixed(item) if isinstance(item, list) else _one_prompt(item) for item in value)
-
-
-def _one_prompt(value: object) -> str:
-    if isinstance(value, dict):
-        if value.get("multimodal_data"):
-            message = "pictures belong to the messages of '/v1/chat/completions'"
-            raise PydanticCustomError("multimodal_data", message)
-        value = value.get("prompt_string")
-    if not isinstance(value, str):
-        raise _wrong_prompt()
-    return value
-
-
-def _mixed(value: list[object]) -> tuple[Item, ...]:
-    items = tuple(item for item in value if isinstance(item, str) or _is_id(item))
-    if not items or len(items) < len(value):
-        raise _wrong_prompt()
-    return tuple(item if isinstance(item, str) else int(str(item)) for item in items)
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _biases(value: object) -> Biases:
@@ -111,7 +66,7 @@ def _bias(pair: object) -> AskedBias:
         raise _wrong_bias()
     token, amount = pair
     is_number = isinstance(amount, (int, float)) and amount is not True and not math.isnan(amount)
-    if not (_is_id(token) or isinstance(token, str)) or not is_number:
+    if not (is_token_id(token) or isinstance(token, str)) or not is_number:
         raise _wrong_bias()
     is_id = not isinstance(token, str) or (token.isascii() and token.isdigit() and len(token) <= _LONGEST_ID)
     return AskedBias(
@@ -172,9 +127,6 @@ def _with_texts_only(value: object) -> object:
     return [each for each in value if each != ""] if isinstance(value, list) else value or None
 
 
-_Object = dict[str, JsonValue]
-_Told = Union[str, list[Union[int, str, list[Union[int, str]], _Object]], _Object]
-Prompts = Annotated[tuple[MixedText, ...], PlainValidator(_prompts, json_schema_input_type=_Told)]
 TokenBias = Annotated[
     Biases,
     PlainValidator(_biases, json_schema_input_type=Union[dict[str, JsonValue], list[list[JsonValue]]]),

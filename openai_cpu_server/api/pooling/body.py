@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator, Field, Tag
 
+from openai_cpu_server.api.asking.as_ask import LastTokens, Prompts
 from openai_cpu_server.api.asking.body import (
     DOCUMENT_KIND,
     PROMPT_KIND,
@@ -27,7 +28,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.contract.request import GenerationRequest, Priority
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError
+from openai_cpu_server.errors import GenerationFailed, InvalidRequest, ServerError, wrong
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import (
     EMBEDDING_HINTS,
@@ -68,8 +69,25 @@ Truncate = Annotated[
 ]
 
 
+def _as_side(value: object) -> object:
+    """TEI writes it `Left` and `Right`."""
+    return value.lower() if isinstance(value, str) else value
+
+
+Side = Annotated[Literal["left", "right"], BeforeValidator(_as_side)]
+
+
+class Cut(NamedTuple):
+    """What is longer is cut."""
+
+    most_tokens: int | None
+    """None: to what the model takes."""
+    keeps_end: bool
+    """The beginning goes in place of the end."""
+
+
 class PoolingBody(Body):
-    """Fields that the two share."""
+    """Fields that all share."""
 
     model: str | None = None
     user: str | None = None
@@ -80,9 +98,27 @@ class PoolingBody(Body):
     # Ours.
     truncate: Truncate | None = None
     """Cut an input that is longer than the model takes, instead of refusing it."""
+    truncate_prompt_tokens: LastTokens | None = None
+    """vLLM's: cut to so many tokens, control tokens included; -1: to what the model takes."""
+    truncation_side: Side | None = None
+    """vLLM's: where it is cut; absent: at its end."""
     priority: str | None = None
     timeout: Seconds | None = None
     """Seconds that the call may take, waiting included."""
+
+    @property
+    def cut(self) -> Cut | None:
+        """None: what is too long is refused. Raises InvalidRequest."""
+        tokens = self.truncate_prompt_tokens
+        if tokens is not None and self.truncate is False:
+            raise wrong("'truncate' cannot be false beside 'truncate_prompt_tokens'.", "truncate")
+        if tokens is None and not self.truncate:
+            return None
+        return Cut(tokens if tokens is not None and tokens > 0 else None, self.side == "left")
+
+    @property
+    def side(self) -> str:
+        return self.truncation_side or "right"
 
 
 class EmbeddingBody(PoolingBody):
@@ -101,10 +137,14 @@ class LlamaEmbedBody(PoolingBody):
     is_open: ClassVar[bool] = True
     most_numbers: ClassVar[int] = MOST_TOKENS
 
-    content: Input | None = None
-    input: Input | None = None
+    content: Prompts | None = None
+    """A text, a list of token ids and texts, an object with `prompt_string`, or a list of these."""
+    input: Prompts | None = None
     embd_normalize: Literal[-1, 2] | None = None
     """-1: as the model gives them; 2 and absent: with length 1."""
+
+
+_SOME = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 
 
 class TextDocument(OpenBody):
@@ -123,12 +163,29 @@ class RerankBody(PoolingBody):
     refusals: ClassVar[Refusals] = RERANK_REFUSALS
 
     query: NonEmpty
-    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    documents: Annotated[list[Document], _SOME] | None = None
     top_n: Several | None = None
     return_documents: bool | None = None
     """Absent: they are returned, as vLLM and Jina do."""
     use_activation: bool | None = None
     """vLLM's name. False: the model's own numbers, not squeezed between 0 and 1."""
+
+    # Text Embeddings Inference's.
+    texts: Annotated[list[str], _SOME] | None = None
+    """In place of `documents`: the answer is a list."""
+    return_text: bool | None = None
+    raw_scores: bool | None = None
+    """The opposite of `use_activation`."""
+    truncation_direction: Side | None = None
+    """The same as `truncation_side`."""
+
+    @property
+    def side(self) -> str:
+        return self.truncation_direction or super().side
+
+    @property
+    def activates(self) -> bool:
+        return not self.raw_scores if self.use_activation is None else self.use_activation
 
 
 TextOrTexts = Annotated[
@@ -147,6 +204,20 @@ class ScoreBody(PoolingBody):
     text_2: TextOrTexts
     use_activation: bool | None = None
     """As of `RerankBody`."""
+
+    @property
+    def activates(self) -> bool:
+        return self.use_activation is not False
+
+
+class ClassifyBody(PoolingBody):
+    """vLLM's."""
+
+    most_numbers: ClassVar[int] = MOST_TOKENS
+
+    input: Input
+    use_activation: bool | None = None
+    """False: the model's own numbers in place of probabilities."""
 
 
 Rows = npt.NDArray[np.float32]

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from openai_cpu_server.api.asking.as_ask import MixedText
 from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.pooling.body import EmbeddingBody, Input, LlamaEmbedBody, PoolingBody, PoolingCall
+from openai_cpu_server.api.pooling.body import (
+    MAX_INPUTS,
+    Cut,
+    EmbeddingBody,
+    Input,
+    LlamaEmbedBody,
+    PoolingBody,
+    PoolingCall,
+)
 from openai_cpu_server.api.pooling.render import EmbeddingWriter, LlamaVectorsWriter
 from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import Tokenizer
@@ -18,22 +27,28 @@ from openai_cpu_server.http.clients import Client, account_of
 from openai_cpu_server.http.context import Sender
 
 Tokens = tuple[int, ...]
+T = TypeVar("T")
 FOREIGN_TOKENS = "foreign_token_ids"
 
 
 class InputReader(msgspec.Struct, frozen=True):
-    """Makes inputs of at most `limit` tokens, special ones included. `truncate`: what is longer is cut."""
+    """Makes inputs of at most `limit` tokens, special ones included. `truncate`: what is longer is cut, with
+    `keeps_end` at its beginning."""
 
     tokenizer: Tokenizer
     limit: int
     truncate: bool
+    keeps_end: bool = False
 
     @classmethod
-    def of(cls, asking: ModelContext, *, truncate: bool | None, room: int = 0) -> InputReader:
+    def of(cls, asking: ModelContext, cut: Cut | None, *, room: int = 0) -> InputReader:
         """`room`: so many tokens stay free for an answer."""
-        limits = (asking.info.context_limit - room, asking.options.max_prompt_tokens)
+        asked = None if cut is None or cut.most_tokens is None else cut.most_tokens
+        limits = (asking.info.context_limit - room, asking.options.max_prompt_tokens, asked)
         limit = min(limit for limit in limits if limit is not None)
-        return cls(asking.chosen.model.tokenizer, limit, bool(truncate))
+        return cls(
+            asking.chosen.model.tokenizer, limit, cut is not None, keeps_end=cut is not None and cut.keeps_end
+        )
 
     def texts(self, texts: Sequence[str], params: Sequence[str]) -> tuple[Tokens, ...]:
         """Names of control tokens in them are text. Raises InputTooLong; InvalidRequest for a text that is no
@@ -60,7 +75,30 @@ class InputReader(msgspec.Struct, frozen=True):
         room = self.limit - len(head) - len(marks.end)
         if length > self.limit and not (self.truncate and room >= 0):
             raise InputTooLong(tokens=length, limit=self.limit, param=param)
-        return (*head, *text[: max(0, room)], *marks.end)
+        return (*head, *self.kept(text, max(0, room)), *marks.end)
+
+    def mixed(self, given: MixedText, param: str) -> Tokens:
+        """Tokens and texts in turns, with what the model puts around them where it is not there. Raises as
+        `texts` and `ids`."""
+        if isinstance(given, str):
+            return self.texts([given], [param])[0]
+        marks, strange = self.tokenizer.marks, [one for one in given if isinstance(one, int)]
+        if strange and not 0 <= min(strange) <= max(strange) < self.tokenizer.vocab_size:
+            raise InvalidRequest(_foreign(param, self.tokenizer), param=param, code=FOREIGN_TOKENS)
+        tokens = [
+            token
+            for one in given
+            for token in ((one,) if isinstance(one, int) else self.plain([one], [param])[0])
+        ]
+        if tuple(tokens[: len(marks.begin)]) == marks.begin:
+            tokens = tokens[len(marks.begin) :]
+        if marks.end and tuple(tokens[-len(marks.end) :]) == marks.end:
+            tokens = tokens[: -len(marks.end)]
+        return self._fitted([*marks.begin, *tokens, *marks.end], param)
+
+    def kept(self, tokens: Sequence[T], room: int) -> Sequence[T]:
+        """So many of them, at one end or the other."""
+        return tokens[max(0, len(tokens) - room) :] if self.keeps_end else tokens[:room]
 
     def plain(self, texts: Sequence[str], params: Sequence[str]) -> list[list[int]]:
         """Tokens without special ones."""
@@ -78,15 +116,20 @@ class InputReader(msgspec.Struct, frozen=True):
         if not self.truncate:
             raise PromptFarTooLong(least_tokens=least, limit=self.limit, param=param)
         longest_token = len(text) // least + 1
-        return text[: (self.limit + 1) * longest_token]
+        length = (self.limit + 1) * longest_token
+        return text[-length:] if self.keeps_end else text[:length]
 
     def _fitted(self, tokens: Sequence[int], param: str) -> Tokens:
         if len(tokens) <= self.limit:
             return tuple(tokens)
         if not self.truncate:
             raise InputTooLong(tokens=len(tokens), limit=self.limit, param=param)
-        end = self.tokenizer.marks.end
-        return (*tokens[: self.limit - len(end)], *end)
+        begin, end = self.tokenizer.marks.begin, self.tokenizer.marks.end
+        inner = tokens[len(begin) : len(tokens) - len(end)]
+        room = self.limit - len(begin) - len(end)
+        if room < 0:
+            raise InputTooLong(tokens=len(begin) + len(end), limit=self.limit, param=param)
+        return (*begin, *self.kept(inner, room), *end)
 
 
 def _foreign(param: str, tokenizer: Tokenizer) -> str:
@@ -106,7 +149,7 @@ def _listed(tokens: Tokens) -> str:
 
 def resolve_embeddings(body: EmbeddingBody, asking: ModelContext) -> PoolingCall:
     dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
-    inputs = _inputs(body.input, InputReader.of(asking, truncate=body.truncate), "input")
+    inputs = read_inputs(body.input, InputReader.of(asking, body.cut), "input")
     request = embed_request(inputs, body, asking, id_prefix="embd-")
     writer = EmbeddingWriter(
         model=asking.chosen.name,
@@ -122,7 +165,11 @@ def resolve_llama_embedding(body: LlamaEmbedBody, asking: ModelContext) -> Pooli
         raise wrong("Give exactly one of 'content' and 'input'.", "content")
     given, name = (body.input, "input") if body.content is None else (body.content, "content")
     assert given is not None, "one of them is given"
-    inputs = _inputs(given, InputReader.of(asking, truncate=body.truncate), name)
+    if len(given) > MAX_INPUTS:
+        raise wrong(f"Invalid value for '{name}': expected at most {MAX_INPUTS} inputs.", name)
+    reader = InputReader.of(asking, body.cut)
+    params = [name] if len(given) == 1 else [f"{name}[{index}]" for index in range(len(given))]
+    inputs = tuple(reader.mixed(*each) for each in zip(given, params, strict=True))
     request = embed_request(inputs, body, asking, id_prefix="llama-")
     is_normalised = body.embd_normalize != -1
     return PoolingCall(work=request, timeout_s=body.timeout, render=LlamaVectorsWriter(is_normalised))
@@ -146,7 +193,7 @@ def asked_by(body: PoolingBody, sender: Sender, id_prefix: str) -> dict[str, Any
     }
 
 
-def _inputs(given: Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
+def read_inputs(given: Input, reader: InputReader, name: str) -> tuple[Tokens, ...]:
     """Texts are tokenised, token ids are checked. `name`: the field that has them."""
     if isinstance(given, str):
         return reader.texts([given], [name])

@@ -11,7 +11,7 @@ from pydantic import Field, Tag
 from openai_cpu_server.api.asking.body import TEXT_OR_LIST, NonEmpty, Several
 from openai_cpu_server.api.asking.call import ModelContext
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.api.pooling.body import MAX_INPUTS, PoolingBody, PoolingCall, Rows
+from openai_cpu_server.api.pooling.body import MAX_INPUTS, Cut, PoolingBody, PoolingCall, Rows
 from openai_cpu_server.api.pooling.embed import InputReader, dimensions_of, embed_request
 from openai_cpu_server.api.pooling.render import as_numbers, checked, normalised
 from openai_cpu_server.api.pooling.routes import PoolingFamily, PoolingRoute
@@ -26,6 +26,9 @@ _HINTS: Hints = {
     "options": Hint("they are for answers and for Ollama's own runner"),
     "keep_alive": Hint("the server decides how long models stay"),
 }
+
+
+_CUT = Cut(None, keeps_end=False)
 
 
 class OllamaEmbedBody(PoolingBody):
@@ -87,14 +90,14 @@ def _vectors(body: OllamaEmbedBody, asking: ModelContext) -> PoolingCall:
     dimensions = dimensions_of(body.dimensions, asking.info.embedding_size)
     texts = [body.input] if isinstance(body.input, str) else body.input
     params = ["input"] if isinstance(body.input, str) else [f"input[{at}]" for at in range(len(texts))]
-    inputs = InputReader.of(asking, truncate=body.truncate is not False).texts(texts, params)
+    inputs = InputReader.of(asking, None if body.truncate is False else _CUT).texts(texts, params)
     request = embed_request(inputs, body, asking, id_prefix="ollama-")
     writer = _VectorsWriter(model=asking.chosen.name, prompt_tokens=request.num_tokens, dimensions=dimensions)
     return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
 
 
 def _vector(body: OllamaOldEmbedBody, asking: ModelContext) -> PoolingCall:
-    inputs = InputReader.of(asking, truncate=True).texts([body.prompt], ["prompt"])
+    inputs = InputReader.of(asking, _CUT).texts([body.prompt], ["prompt"])
     request = embed_request(inputs, body, asking, id_prefix="ollama-")
     return PoolingCall(work=request, timeout_s=body.timeout, render=_one_vector)
 

@@ -8,12 +8,22 @@ from functools import partial
 from typing import NamedTuple
 
 from openai_cpu_server.api.asking.call import ModelContext
-from openai_cpu_server.api.pooling.body import PoolingCall, RerankBody, Rows, ScoreBody, YesOrNo
-from openai_cpu_server.api.pooling.embed import InputReader, Tokens, asked_by, embed_request
+from openai_cpu_server.api.pooling.body import (
+    ClassifyBody,
+    PoolingCall,
+    RerankBody,
+    Rows,
+    ScoreBody,
+    Writer,
+    YesOrNo,
+)
+from openai_cpu_server.api.pooling.embed import InputReader, Tokens, asked_by, embed_request, read_inputs
 from openai_cpu_server.api.pooling.render import (
+    ClassesWriter,
     RankingWriter,
     Scores,
     ScoresWriter,
+    TextRankingWriter,
     cosines,
     first_numbers,
     probabilities,
@@ -22,7 +32,7 @@ from openai_cpu_server.contract.embedding import EmbedRequest
 from openai_cpu_server.contract.model_info import ModelKind
 from openai_cpu_server.contract.replica import cache_namespace
 from openai_cpu_server.contract.request import GenerationRequest, Sampling
-from openai_cpu_server.errors import InputTooLong, InvalidRequest, wrong
+from openai_cpu_server.errors import InputTooLong, InvalidRequest, missing, wrong
 from openai_cpu_server.prompt.rerank_template import RerankPrompts
 
 _PREFIX = "rerank-"
@@ -71,18 +81,44 @@ class _Scoring(NamedTuple):
 
 def resolve_ranking(body: RerankBody, asking: ModelContext) -> PoolingCall:
     """What the model is decides how it ranks. Raises InvalidRequest, InputTooLong, TemplateFailed."""
-    documents = tuple(item if isinstance(item, str) else item.text for item in body.documents)
-    pairs = _Pairs((body.query,), documents, "query", "documents")
+    name, documents = _documents(body)
+    pairs = _Pairs((body.query,), documents, "query", name)
     work, scores_of = _WAYS[asking.chosen.model.kind](pairs, body, asking)
-    writer = RankingWriter(
-        id=work.id,
-        model=asking.chosen.name,
-        prompt_tokens=work.num_tokens,
-        top_n=body.top_n,
-        documents=None if body.return_documents is False else documents,
-        scores_of=scores_of,
-    )
+    writer: Writer
+    if body.texts is not None:
+        writer = TextRankingWriter(
+            top_n=body.top_n, texts=documents if body.return_text else None, scores_of=scores_of
+        )
+    else:
+        writer = RankingWriter(
+            id=work.id,
+            model=asking.chosen.name,
+            prompt_tokens=work.num_tokens,
+            top_n=body.top_n,
+            documents=None if body.return_documents is False else documents,
+            scores_of=scores_of,
+        )
     return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
+
+
+def _documents(body: RerankBody) -> tuple[str, tuple[str, ...]]:
+    """The field that has them, and their texts. Raises InvalidRequest."""
+    if (body.documents is None) == (body.texts is None):
+        raise missing("documents") if body.documents is None else wrong(_ONE_OF, "texts")
+    if strange := _of_the_other(body):
+        raise wrong(f"'{strange}' does not go with '{'texts' if body.texts else 'documents'}'.", strange)
+    if body.texts is not None:
+        return "texts", tuple(body.texts)
+    return "documents", tuple(item if isinstance(item, str) else item.text for item in body.documents or ())
+
+
+_ONE_OF = "Give exactly one of 'documents' and 'texts'."
+
+
+def _of_the_other(body: RerankBody) -> str | None:
+    """A field that says nothing beside the documents as they were given."""
+    names = ("return_text",) if body.texts is None else ("return_documents",)
+    return next((name for name in names if getattr(body, name) is not None), None)
 
 
 def resolve_scores(body: ScoreBody, asking: ModelContext) -> PoolingCall:
@@ -98,13 +134,28 @@ def resolve_scores(body: ScoreBody, asking: ModelContext) -> PoolingCall:
     return PoolingCall(work=work, timeout_s=body.timeout, render=writer)
 
 
+def resolve_classes(body: ClassifyBody, asking: ModelContext) -> PoolingCall:
+    """As `resolve_ranking`."""
+    inputs = read_inputs(body.input, InputReader.of(asking, body.cut), "input")
+    request = embed_request(inputs, body, asking, id_prefix="classify-")
+    writer = ClassesWriter(
+        id=request.id,
+        model=asking.chosen.name,
+        prompt_tokens=request.num_tokens,
+        labels=asking.info.labels,
+        # llama.cpp has made them probabilities already.
+        activates=body.use_activation is not False and asking.info.architecture not in _SOFTMAX,
+    )
+    return PoolingCall(work=request, timeout_s=body.timeout, render=writer)
+
+
 def _listed(given: str | list[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
     """By a model that embeds: queries and texts become vectors."""
-    reader = InputReader.of(asking, truncate=body.truncate)
+    reader = InputReader.of(asking, body.cut)
     read = reader.texts((*pairs.queries, *pairs.texts), (*pairs.query_params, *pairs.params))
     request = embed_request(read, body, asking, id_prefix=_PREFIX)
     return _Scoring(request, partial(cosines, num_queries=len(pairs.queries)))
@@ -113,7 +164,12 @@ def _by_cosine(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext
 def _by_scores(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> _Scoring:
     """By a cross-encoder: each pair gets a score."""
     request = embed_request(_joined(pairs, body, asking), body, asking, id_prefix=_PREFIX)
-    squeezes = body.use_activation is not False and asking.info.architecture not in _SOFTMAX
+    if asking.info.embedding_size > 1 and asking.info.architecture not in _SOFTMAX:
+        message = (
+            f"This model tells {asking.info.embedding_size} classes apart and scores no pairs: see /classify."
+        )
+        raise InvalidRequest(message, param="model", code="wrong_model_kind")
+    squeezes = body.activates and asking.info.architecture not in _SOFTMAX
     return _Scoring(request, probabilities if squeezes else first_numbers)
 
 
@@ -127,10 +183,10 @@ def _by_yes_or_no(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelCont
     if len(pairs.texts) > asking.options.max_sequences:
         message = f"{len(pairs.texts)} texts: one call may have {asking.options.max_sequences} sequences."
         raise wrong(message, pairs.texts_at)
-    reader = InputReader.of(asking, truncate=body.truncate, room=1)
+    reader = InputReader.of(asking, body.cut, room=1)
     prompts = _Prompts(reader, model.rerank).about(pairs)
     work = _questions(prompts, _answers(reader, model.rerank), body, asking)
-    return _Scoring(work, first_numbers if body.use_activation is False else probabilities)
+    return _Scoring(work, probabilities if body.activates else first_numbers)
 
 
 class _Prompts:
@@ -158,8 +214,8 @@ class _Prompts:
             if not num_kept:
                 raise InputTooLong(tokens=len(tokens), limit=limit, param=param)
             num_kept = max(0, num_kept - (len(tokens) - limit))
-            kept = self._reader.tokenizer.decode(pieces[:num_kept])
-            (tokens,) = self._asked.prompts(query, [kept.removesuffix(_HALF)])
+            kept = self._reader.tokenizer.decode(self._reader.kept(pieces, num_kept))
+            (tokens,) = self._asked.prompts(query, [kept.removesuffix(_HALF).removeprefix(_HALF)])
         return tokens
 
 
@@ -199,7 +255,7 @@ def _questions(
 
 def _joined(pairs: _Pairs, body: RerankBody | ScoreBody, asking: ModelContext) -> tuple[Tokens, ...]:
     """By the file's own template for reranking, else joined by the tokenizer's separators."""
-    reader = InputReader.of(asking, truncate=body.truncate)
+    reader = InputReader.of(asking, body.cut)
     asked = asking.chosen.model.rerank
     if asked is not None:
         return tuple(_Prompts(reader, asked).about(pairs))

@@ -182,13 +182,11 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     scores_of: Callable[[Rows], Scores]
 
     def __call__(self, rows: Rows, figures: Figures) -> bytes:
-        """Documents of equal scores keep their order."""
-        scores: list[float] = self.scores_of(checked(rows)).tolist()
-        best_first = sorted(range(len(scores)), key=lambda index: -scores[index])
+        best_first = _best_first(self.scores_of(checked(rows)))
         answer = Reranked(
             id=self.id,
             model=self.model,
-            results=[self._result(index, scores[index]) for index in best_first[: self.top_n]],
+            results=[self._result(index, score) for index, score in best_first[: self.top_n]],
             usage=InputUsage.of(self.prompt_tokens),
             timings=_shown(figures),
         )
@@ -197,6 +195,90 @@ class RankingWriter(msgspec.Struct, frozen=True, kw_only=True):
     def _result(self, index: int, score: float) -> RankedResult:
         document = UNSET if self.documents is None else RankedDocument(self.documents[index])
         return RankedResult(index=index, relevance_score=score, document=document)
+
+
+def _best_first(scores: Scores) -> list[tuple[int, float]]:
+    """Places and scores. Documents of equal scores keep their order."""
+    return sorted(enumerate(scores.tolist()), key=lambda each: -each[1])
+
+
+class RankedText(msgspec.Struct, frozen=True, kw_only=True):
+    """Of Text Embeddings Inference's list."""
+
+    index: int
+    score: float
+    text: Union[str, UnsetType] = UNSET
+
+
+class TextRankingWriter(msgspec.Struct, frozen=True, kw_only=True):
+    top_n: int | None
+    texts: tuple[str, ...] | None
+    """None: they are not returned."""
+    scores_of: Callable[[Rows], Scores]
+
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
+        best_first = _best_first(self.scores_of(checked(rows)))
+        texts = self.texts
+        return msgspec.json.encode(
+            [
+                RankedText(index=index, score=score, text=UNSET if texts is None else texts[index])
+                for index, score in best_first[: self.top_n]
+            ]
+        )
+
+
+class Classified(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    label: str
+    """Of the likeliest class."""
+    probs: list[float]
+    num_classes: int
+
+
+class ClassList(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Classified]
+    usage: InputUsage
+    timings: dict[str, float]
+
+
+class ClassesWriter(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    model: str
+    prompt_tokens: int
+    labels: tuple[str, ...]
+    activates: bool
+    """The model's numbers become probabilities."""
+
+    def __call__(self, rows: Rows, figures: Figures) -> bytes:
+        numbers = checked(rows).astype(np.float64)
+        told = _of_classes(numbers) if self.activates else numbers
+        answer = ClassList(
+            id=self.id,
+            created=int(time.time()),
+            model=self.model,
+            data=[self._classified(index, row.tolist()) for index, row in enumerate(told)],
+            usage=InputUsage.of(self.prompt_tokens),
+            timings=_shown(figures),
+        )
+        return msgspec.json.encode(answer)
+
+    def _classified(self, index: int, told: list[float]) -> Classified:
+        best = told.index(max(told))
+        label = self.labels[best] if best < len(self.labels) else f"LABEL_{best}"
+        return Classified(index=index, label=label, probs=told, num_classes=len(told))
+
+
+def _of_classes(numbers: Scores) -> Scores:
+    """By the logistic function of one number, else by softmax."""
+    if numbers.shape[1] == 1:
+        return 1 / (1 + np.exp(-numbers))
+    raised = np.exp(numbers - numbers.max(axis=1, keepdims=True))
+    shares: Scores = raised / raised.sum(axis=1, keepdims=True)
+    return shares
 
 
 class ScoredPair(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from openai_cpu_server.api.asking.route import while_connected
 from openai_cpu_server.api.asking.running import limit_time
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.pooling.body import (
+    ClassifyBody,
     EmbeddingBody,
     LlamaEmbedBody,
     PoolingBody,
@@ -29,8 +30,15 @@ from openai_cpu_server.api.pooling.body import (
     submit,
 )
 from openai_cpu_server.api.pooling.embed import resolve_embeddings, resolve_llama_embedding
-from openai_cpu_server.api.pooling.rank import resolve_ranking, resolve_scores
-from openai_cpu_server.api.pooling.render import EmbeddingList, LlamaVector, Reranked, ScoreList
+from openai_cpu_server.api.pooling.rank import resolve_classes, resolve_ranking, resolve_scores
+from openai_cpu_server.api.pooling.render import (
+    ClassList,
+    EmbeddingList,
+    LlamaVector,
+    RankedText,
+    Reranked,
+    ScoreList,
+)
 from openai_cpu_server.contract.engine import Embedding
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
@@ -61,6 +69,7 @@ class PoolingFamily(msgspec.Struct, Generic[B], frozen=True):
 EMBEDDINGS = PoolingFamily(EmbeddingBody, Ability.EMBED, resolve_embeddings)
 LLAMA_SERVER = PoolingFamily(LlamaEmbedBody, Ability.EMBED, resolve_llama_embedding)
 SCORING = PoolingFamily(ScoreBody, Ability.RERANK, resolve_scores)
+CLASSIFYING = PoolingFamily(ClassifyBody, Ability.CLASSIFY, resolve_classes)
 RERANKING = PoolingFamily(RerankBody, Ability.RERANK, resolve_ranking)
 
 
@@ -189,6 +198,7 @@ _RERANK = RouteRow[PoolingRoute[RerankBody]](
     tag="Embeddings",
     body=RerankBody,
     answer=Reranked,
+    or_list_of=RankedText,
     errors=GENERATION_ERRORS,
 )
 _SCORE = RouteRow[PoolingRoute[ScoreBody]](
@@ -204,6 +214,21 @@ _SCORE = RouteRow[PoolingRoute[ScoreBody]](
 )
 SCORING_ROOM = RouteRoom[ServerParts, PoolingRoute[ScoreBody]](
     lambda parts: PoolingRoute(SCORING, parts.models, parts.options), (_SCORE, _SCORE.at("/v1/score"))
+)
+_CLASSIFY = RouteRow[PoolingRoute[ClassifyBody]](
+    "POST",
+    "/classify",
+    lambda at: at.create,
+    access=CALLS,
+    summary="Texts as classes, by a model that tells them apart",
+    tag="Embeddings",
+    body=ClassifyBody,
+    answer=ClassList,
+    errors=GENERATION_ERRORS,
+)
+CLASSIFYING_ROOM = RouteRoom[ServerParts, PoolingRoute[ClassifyBody]](
+    lambda parts: PoolingRoute(CLASSIFYING, parts.models, parts.options),
+    (_CLASSIFY, _CLASSIFY.at("/v1/classify")),
 )
 _RERANK_PATHS = ("/v2/rerank", "/rerank", "/reranking", "/v1/reranking")
 """Cohere's, Jina's, and llama-server's."""

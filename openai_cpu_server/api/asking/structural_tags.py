@@ -1,0 +1,339 @@
+"""xgrammar's structural tags, as vLLM and SGLang take them: formats in one another become one grammar.
+
+`as_ask` asks for it with the fields of `response_format` and of `structured_outputs`. An answer is then text
+that the formats describe; what cannot be enforced is refused by its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Union
+
+from pydantic import Discriminator, Field, Tag
+
+from openai_cpu_server.api.asking.ask import AskedForm
+from openai_cpu_server.api.asking.body import Breaker, JsonObject, Some, TagStructure, TextOrList
+from openai_cpu_server.errors import missing, wrong
+from openai_cpu_server.http.parse import Body, parse_fields
+from openai_cpu_server.models.grammars import CheckedGrammar, ModelGrammars
+from openai_cpu_server.prompt.tool_formats.patterns import quoted
+
+_MOST_SHARES = 3.0
+"""All schemas of a call may cost so many times what one may, as those of tools."""
+_MOST_FORMATS = 256
+_SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|/-]")
+_Breakers = Annotated[list[Breaker], Field(max_length=16, fail_fast=True)]
+_Triggers = Annotated[Some[Breaker], Field(max_length=16)]
+
+
+class _ConstString(Body):
+    type: Literal["const_string"]
+    value: str
+
+
+class _Schema(Body):
+    type: Literal["json_schema"]
+    json_schema: Union[bool, JsonObject]
+    style: Literal["json"] | None = None
+    """Others are how some models write calls of tools: `tools` makes those."""
+
+
+class _AnyText(Body):
+    type: Literal["any_text"]
+    excludes: _Breakers | None = None
+
+
+class _Grammar(Body):
+    type: Literal["grammar"]
+    grammar: str
+    """GBNF."""
+
+
+class _Regex(Body):
+    type: Literal["regex"]
+    pattern: str
+
+
+class _Several(Body):
+    type: Literal["sequence", "or"]
+    elements: Some[_Format]
+
+
+class _Tag(Body):
+    type: Literal["tag"] = "tag"
+    begin: str
+    content: _Format
+    end: TextOrList[Some[str]]
+    """One of them. Empty: what follows says where the content ends."""
+
+
+class _Tags(Body):
+    tags: Some[_Tag]
+    at_least_one: bool | None = None
+    stop_after_first: bool | None = None
+
+
+class _TriggeredTags(_Tags):
+    """Text without triggers and, in it, tags that begin with one. With `at_least_one` a tag comes first, as
+    xgrammar does it."""
+
+    type: Literal["triggered_tags"]
+    triggers: _Triggers
+    excludes: _Breakers | None = None
+
+
+class _SeparatedTags(_Tags):
+    type: Literal["tags_with_separator"]
+    separator: str
+
+
+_KINDS: Mapping[str, type[Body]] = {
+    "const_string": _ConstString,
+    "json_schema": _Schema,
+    "any_text": _AnyText,
+    "grammar": _Grammar,
+    "regex": _Regex,
+    "sequence": _Several,
+    "or": _Several,
+    "tag": _Tag,
+    "triggered_tags": _TriggeredTags,
+    "tags_with_separator": _SeparatedTags,
+}
+
+
+def _kind(value: object) -> str | None:
+    name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{name}>" if isinstance(name, str) and name in _KINDS else None
+
+
+_Format = Annotated[
+    Union[
+        Annotated[_ConstString, Tag("<const_string>")],
+        Annotated[_Schema, Tag("<json_schema>")],
+        Annotated[_AnyText, Tag("<any_text>")],
+        Annotated[_Grammar, Tag("<grammar>")],
+        Annotated[_Regex, Tag("<regex>")],
+        Annotated[_Several, Tag("<sequence>")],
+        Annotated[_Several, Tag("<or>")],
+        Annotated[_Tag, Tag("<tag>")],
+        Annotated[_TriggeredTags, Tag("<triggered_tags>")],
+        Annotated[_SeparatedTags, Tag("<tags_with_separator>")],
+    ],
+    Discriminator(
+        _kind,
+        custom_error_type="tag_format",
+        custom_error_message=f"Input should be an object whose 'type' is one of {', '.join(_KINDS)}",
+    ),
+]
+
+
+class _StructuralTag(Body):
+    """The newer `format`, or the older `structures` and `triggers`."""
+
+    type: Literal["structural_tag"]
+    format: _Format | None = None
+    structures: Annotated[Some[TagStructure], Field(max_length=64)] | None = None
+    triggers: _Triggers | None = None
+
+
+class _InResponseFormat(Body):
+    response_format: _StructuralTag
+
+
+class _InTag(Body):
+    structural_tag: _StructuralTag
+
+
+class _InStructuredOutputs(Body):
+    structured_outputs: _InTag
+
+
+def format_tag(fields: JsonObject) -> AskedForm:
+    """Of a `response_format`. Raises InvalidRequest."""
+    body, _ = parse_fields(_InResponseFormat, {"response_format": fields}, lenient=False)
+    return _form(body.response_format, "response_format")
+
+
+def outputs_tag(fields: JsonObject) -> AskedForm:
+    """Of `structured_outputs`. Raises InvalidRequest."""
+    given = {"structured_outputs": {"structural_tag": fields}}
+    body, _ = parse_fields(_InStructuredOutputs, given, lenient=False)
+    return _form(body.structured_outputs.structural_tag, "structured_outputs.structural_tag")
+
+
+class _PlacedTag(NamedTuple):
+    """A tag, written either way."""
+
+    begin: str
+    ends: tuple[str, ...]
+    content: Any
+    at: str
+    content_at: str
+
+
+def _form(wanted: _StructuralTag, at: str) -> AskedForm:
+    whole, place = wanted.format, f"{at}.format"
+    if whole is None:
+        return _older_form(wanted, at)
+    if wanted.structures is not None or wanted.triggers is not None:
+        raise wrong(f"'{place}' and 'structures' cannot be combined.", place)
+
+    def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
+        writer = _Writer(grammars, param)
+        return writer.finish(writer.written(whole, f"{param}.format", ()))
+
+    return AskedForm(at, make, at)
+
+
+def _older_form(wanted: _StructuralTag, at: str) -> AskedForm:
+    if wanted.structures is None or wanted.triggers is None:
+        raise missing(f"{at}.{'structures' if wanted.structures is None else 'triggers'}")
+    triggers = wanted.triggers
+    places = [(one, f"{at}.structures[{index}]") for index, one in enumerate(wanted.structures)]
+    tags = [
+        _PlacedTag(
+            one.begin,
+            (one.end,),
+            _Schema(type="json_schema", json_schema=one.json_schema),
+            place,
+            f"{place}.schema",
+        )
+        for one, place in places
+    ]
+    _require_triggers(tags, triggers)
+
+    def make(grammars: ModelGrammars, param: str) -> CheckedGrammar:
+        writer = _Writer(grammars, param)
+        free = writer.text_without(triggers, f"{param}.triggers")
+        return writer.finish(f"{free} ({writer.one_of(tags, ())} {free})*")
+
+    return AskedForm(at, make, at)
+
+
+def _placed(tags: Sequence[_Tag], at: str) -> list[_PlacedTag]:
+    return [
+        _PlacedTag(
+            one.begin,
+            (one.end,) if isinstance(one.end, str) else tuple(one.end),
+            one.content,
+            f"{at}.tags[{index}]",
+            f"{at}.tags[{index}].content",
+        )
+        for index, one in enumerate(tags)
+    ]
+
+
+def _require_triggers(tags: Sequence[_PlacedTag], triggers: Sequence[str]) -> None:
+    for tag in tags:
+        if not tag.begin.startswith(tuple(triggers)):
+            path = f"{tag.at}.begin"
+            raise wrong(f"Invalid value for '{path}': it must begin with one of the triggers.", path)
+
+
+class _Writer:
+    """Writes one grammar: GBNF that names parts, which have grammars of their own."""
+
+    def __init__(self, grammars: ModelGrammars, param: str) -> None:
+        self._grammars = grammars
+        self._param = param
+        self._parts: dict[str, CheckedGrammar] = {}
+        self._rules: list[str] = []
+        self._texts: dict[tuple[str, ...], str] = {}
+        """The names of parts that are text without some strings."""
+        self._num_formats = 0
+        self._spent = 0.0
+
+    def finish(self, root: str) -> CheckedGrammar:
+        return self._grammars.of_parts("\n".join([root, *self._rules, ""]), self._parts, self._param)
+
+    def written(self, wanted: Any, at: str, ends: tuple[str, ...]) -> str:
+        """An expression. `ends`: free text that stands last in it has none of these, for they end what is
+        around it. Raises InvalidRequest."""
+        self._num_formats += 1
+        if self._num_formats > _MOST_FORMATS:
+            raise wrong(f"More than {_MOST_FORMATS} formats.", at)
+        match wanted:
+            case _ConstString():
+                return quoted(wanted.value)
+            case _AnyText():
+                return self.text_without((*(wanted.excludes or ()), *ends), at)
+            case _Several():
+                return self._several(wanted, at, ends)
+            case _Tag():
+                (tag,) = _placed([wanted], at)
+                return self._tag(tag._replace(at=at, content_at=f"{at}.content"), ends)
+            case _TriggeredTags():
+                return self._triggered(wanted, at, ends)
+            case _SeparatedTags():
+                return self._separated(wanted, at)
+            case _:
+                return self._part(self._grammar_of(wanted, at))
+
+    def text_without(self, breakers: Sequence[str], at: str) -> str:
+        """The name of a part."""
+        key = tuple(dict.fromkeys(filter(None, breakers)))
+        if key not in self._texts:
+            patterns = "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in key)
+            pattern = rf"(?:(?!{patterns})[\s\S])*" if key else r"[\s\S]*"
+            self._texts[key] = self._part(self._grammars.of_regex(pattern, at))
+        return self._texts[key]
+
+    def one_of(self, tags: Sequence[_PlacedTag], ends: tuple[str, ...]) -> str:
+        """The name of a rule."""
+        return self._rule(" | ".join(self._tag(tag, ends) for tag in tags))
+
+    def _tag(self, tag: _PlacedTag, ends: tuple[str, ...]) -> str:
+        if not tag.begin and "" in tag.ends:
+            raise wrong(f"'{tag.at}' has neither a beginning nor an end.", f"{tag.at}.begin")
+        own = tuple(filter(None, tag.ends))
+        content = self.written(tag.content, tag.content_at, own if len(own) == len(tag.ends) else ends)
+        return f"{quoted(tag.begin)} {content} ({' | '.join(map(quoted, tag.ends))})"
+
+    def _several(self, wanted: _Several, at: str, ends: tuple[str, ...]) -> str:
+        last, is_choice = len(wanted.elements) - 1, wanted.type == "or"
+        each = [
+            self.written(one, f"{at}.elements[{index}]", ends if is_choice or index == last else ())
+            for index, one in enumerate(wanted.elements)
+        ]
+        return f"({(' | ' if is_choice else ' ').join(each)})"
+
+    def _triggered(self, wanted: _TriggeredTags, at: str, ends: tuple[str, ...]) -> str:
+        tags = _placed(wanted.tags, at)
+        _require_triggers(tags, wanted.triggers)
+        breakers = (*wanted.triggers, *(wanted.excludes or ()), *ends)
+        tag, free = self.one_of(tags, ends), self.text_without(breakers, f"{at}.triggers")
+        if wanted.at_least_one:
+            return tag if wanted.stop_after_first else f"({tag} ({free} {tag})* {free})"
+        return f"({free} {tag}?)" if wanted.stop_after_first else f"({free} ({tag} {free})*)"
+
+    def _separated(self, wanted: _SeparatedTags, at: str) -> str:
+        tag = self.one_of(_placed(wanted.tags, at), ())
+        several = tag if wanted.stop_after_first else f"({tag} ({quoted(wanted.separator)} {tag})*)"
+        return several if wanted.at_least_one else f"{several}?"
+
+    def _grammar_of(self, wanted: Any, at: str) -> CheckedGrammar:
+        match wanted:
+            case _Regex():
+                return self._grammars.of_regex(wanted.pattern, f"{at}.pattern")
+            case _Grammar():
+                return self._grammars.of_text(wanted.grammar, f"{at}.grammar")
+            case _Schema(json_schema=False):
+                raise wrong("Nothing fits this schema.", f"{at}.json_schema")
+        schema = {} if wanted.json_schema is True else wanted.json_schema
+        place = at if at.endswith(".schema") else f"{at}.json_schema"
+        found = self._grammars.of_schema(schema, place)
+        self._spent += found.share
+        if self._spent > _MOST_SHARES:
+            raise wrong("The schemas of this call are too large together.", place)
+        return found
+
+    def _part(self, grammar: CheckedGrammar) -> str:
+        name = f"p{len(self._parts)}"
+        self._parts[name] = grammar
+        return name
+
+    def _rule(self, expression: str) -> str:
+        name = f"t{len(self._rules)}"
+        self._rules.append(f"{name} ::= {expression}")
+        return name
