@@ -76,14 +76,16 @@ def build(compiler: str = "", *, target: Path = LIBRARY, cpu: Sequence[str] = NA
     partial.replace(target)  # a process that has the old one mapped keeps it
 
 
-def build_portable(compiler: str = "", *, beside: Path = LIBRARY) -> list[Path]:
-    """Compile a library for each level of this architecture.
+def build_portable(compiler: str = "", *, machine: str = "", beside: Path = LIBRARY) -> list[Path]:
+    """Compile a library for each level of an architecture, for which the compiler makes code; "": of this
+    machine's.
 
     Raises `BuildFailed`.
     """
-    levels = LEVELS.get(platform.machine())
+    machine = machine or platform.machine()
+    levels = LEVELS.get(machine)
     if levels is None:
-        raise BuildFailed(f"no levels of {platform.machine()} are known")
+        raise BuildFailed(f"no levels of {machine} are known")
     for level, flags in levels.items():
         build_if_changed(compiler, target=level_library(level, beside), cpu=flags)
     return [level_library(level, beside) for level in levels]

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
+from openai_cpu_server.errors import StartupError
+
 _PACKAGE = "llama_cpp"
 
 
@@ -42,7 +44,12 @@ VERSION = metadata.version("llama-cpp-python")
 
 @functools.cache
 def mtmd_library() -> Any:
-    """The bindings of libmtmd, which only those load who see."""
-    with _package_not_run():
-        from llama_cpp import mtmd_cpp
+    """The bindings of libmtmd, which only those load who see. Raises StartupError."""
+    try:
+        with _package_not_run():
+            from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise StartupError(
+            f"llama-cpp-python has no libmtmd, which takes pictures and sounds: {error}."
+        ) from None
     return mtmd_cpp

@@ -187,7 +187,9 @@ def _native_threads() -> dict[int, int]:
 
 
 def _bind(thread: int, cores: Collection[int]) -> bool:
-    """Bind a thread, 0: the calling one; False if the thread or a core is gone."""
+    """Bind a thread, 0: the calling one; False if the thread or a core is gone, or this system binds none."""
+    if not hasattr(os, "sched_setaffinity"):
+        return False
     try:
         os.sched_setaffinity(thread, cores)
     except OSError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -442,8 +443,9 @@ class _Job:
 
     def _work(self, projector: Projector, item: MediaItem, part: int) -> None:
         # The threads that compute with this one are begun by it, and inherit that.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         try:
             self._rows = projector.encode(item, part, self._turns)
         except BaseException as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import fcntl
 import hashlib
+import importlib.util
 import logging
 import os
 import pkgutil
@@ -245,16 +246,34 @@ def projector_of(
     `asked`: `off`, a name as `--model` takes it, or `auto`: the file beside the model's whose rows are as
     wide as the model's, else that of the model's repository. `hub`: where the model came from; None: not from
     the hub. `find`: what finds a file by its name. Raises StartupError for a file that was asked for and is
-    not there.
+    not there, or that llama-cpp-python cannot take.
     """
     if asked == "off":
         return None
     if asked != "auto":
         try:
-            return find(asked)
+            path = find(asked)
         except StartupError as error:
             raise StartupError(f"--mmproj: {error}") from None
-    return projector_beside(model) or (_of_repository(model, hub) if hub is not None else None)
+        if not _takes_media():
+            raise StartupError(f"--mmproj: {_NO_MTMD}")
+        return path
+    found = projector_beside(model)
+    if (found is not None or hub is not None) and not _takes_media():
+        logger.warning("%s: serving text only, if %s takes anything else at all", _NO_MTMD, model.name)
+        return None
+    return found or (_of_repository(model, hub) if hub is not None else None)
+
+
+_NO_MTMD = "llama-cpp-python was built without libmtmd, which takes pictures and sounds"
+
+
+def _takes_media() -> bool:
+    """Whether llama-cpp-python came with libmtmd, seen without loading it. A build may leave it out."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return True  # whoever loads it says what is wrong
+    return any(Path(spec.origin).with_name("lib").glob("*mtmd.*"))
 
 
 def projector_beside(model: Path) -> Path | None:

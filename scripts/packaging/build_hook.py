@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
         """Called for wheels, those of editable installations too; a source distribution holds the sources.
 
         `KERNELS_CPU=portable` puts a library for each level of CPU into the wheel, or ends the build:
-        pip shows no warnings, and other machines would be slow without a word.
+        pip shows no warnings, and other machines would be slow without a word. With `KERNELS_ARCH` they are
+        those of another architecture, for which `CXX` compiles.
         """
         if self.target_name != "wheel":
             return
-        cpu = os.environ.get("KERNELS_CPU") or "native"
+        cpu, machine = os.environ.get("KERNELS_CPU") or "native", os.environ.get("KERNELS_ARCH", "")
         try:
-            libraries = _built(cpu, os.environ.get("CXX", ""))
+            libraries = _built(cpu, machine, os.environ.get("CXX", ""))
         except (BuildFailed, OSError) as error:
             if cpu != "native":
                 self.app.abort(f"kernels were not built: {error}")
@@ -33,14 +35,18 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc]
             return
         build_data["artifacts"].extend(str(library.relative_to(self.root)) for library in libraries)
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        # ctypes loads them: any Python 3 will do.
+        platform = f"linux-{machine}" if machine else sysconfig.get_platform()
+        build_data["tag"] = f"py3-none-{platform.replace('-', '_').replace('.', '_')}"
 
 
-def _built(cpu: str, compiler: str) -> list[Path]:
+def _built(cpu: str, machine: str, compiler: str) -> list[Path]:
     """The libraries that belong into the wheel. Raises `BuildFailed`."""
     if cpu == "portable":
-        return build_portable(compiler)
-    if cpu != "native":
-        raise BuildFailed(f"KERNELS_CPU is native or portable, not {cpu}")
+        return build_portable(compiler, machine=machine)
+    if cpu != "native" or machine:
+        raise BuildFailed(
+            f"KERNELS_CPU is native or portable, not {cpu}; only the latter goes with KERNELS_ARCH"
+        )
     build_if_changed(compiler)
     return [LIBRARY]

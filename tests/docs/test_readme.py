@@ -28,6 +28,7 @@ _ON_PAGES = {
     "rm set stop-timeout tag tmpfs values volume",
     "llama-server.md": "batch-size",
     "openvino.md": "pull weight-format",
+    "start.md": "find-links from pip-args spec",
     "vllm.md": "allowed-local-media-path allowed-media-domains allowed-origins data-parallel-size dtype "
     "enable-auto-tool-choice enable-chunked-prefill enable-lora enable-prefix-caching gpu-memory-utilization "
     "kv-cache-dtype lora-modules max-model-len max-num-batched-tokens max-num-seqs quantization "

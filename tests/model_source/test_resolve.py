@@ -208,6 +208,25 @@ class TestEyes:
         found = projector_of(tmp_path / files[0], "auto")
         assert found == (eyes and tmp_path / eyes)
 
+    def test_without_libmtmd_text_is_served_unless_eyes_are_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """llama-cpp-python can be built so."""
+        (tmp_path / "python/llama_cpp/lib").mkdir(parents=True)
+        (tmp_path / "python/llama_cpp/__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / "python")
+        monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+        shutil.copy(tiny_model_path(), tmp_path / "a.gguf")
+        assert projector_of(tmp_path / "a.gguf", "auto") is None
+        assert caplog.text == ""
+        eyes = Path(shutil.copy(tiny_projector_path("gemma3", rows_width=256), tmp_path / "mmproj.gguf"))
+        assert projector_of(tmp_path / "a.gguf", "auto") is None
+        assert "without libmtmd, which takes pictures and sounds: serving text only" in caplog.text
+        with pytest.raises(StartupError, match="--mmproj: llama-cpp-python was built without libmtmd"):
+            projector_of(tmp_path / "a.gguf", str(eyes))
+        (tmp_path / "python/llama_cpp/lib/libmtmd.so").touch()
+        assert projector_of(tmp_path / "a.gguf", "auto") == eyes
+
     def test_text_is_served_while_the_hub_is_away(
         self, repos: dict[str, Repo], tmp_path: Path, unreachable: str
     ) -> None:

@@ -1,0 +1,73 @@
+"""What `scripts/package` makes can be installed and served from, and says truly where it runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.kernels.build import LEVELS
+from tests.deploy.dockerfile import ROOT, stages
+
+SCRIPT = ROOT / "scripts" / "package"
+
+
+def run(*arguments: str, dist: Path) -> str:
+    """Raises for what fails; skips where a compiler or an emulator is missing."""
+    environment = {**os.environ, "DIST": str(dist)}
+    done = subprocess.run([SCRIPT, *arguments], env=environment, capture_output=True, text=True)
+    if missing := re.search(r"package: there is no .*", done.stderr):
+        pytest.skip(missing[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_only_two_words_are_known() -> None:
+    done = subprocess.run([SCRIPT, "paint"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "usage: scripts/package build | check [FOLDER]\n")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run("build", dist=folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+class TestBuilt:
+    def test_wheels_have_kernels_for_every_level_and_no_other_library(self, dist: Path) -> None:
+        for architecture, levels in LEVELS.items():
+            (wheel,) = dist.glob(f"*-py3-none-manylinux_*_{architecture}.whl")
+            names = zipfile.ZipFile(wheel).namelist()
+            libraries = {Path(name).name for name in names if ".so" in name}
+            assert libraries == {f"libocs_kernels.{level}.so" for level in levels}
+            assert "openai_cpu_server/model_assets/demo.gguf" in names
+            assert not [name for name in names if "page/source" in name or "node_modules" in name]
+
+    def test_the_image_can_be_built_from_the_archive(self, dist: Path) -> None:
+        (archive,) = dist.glob("*-image.tar.gz")
+        with tarfile.open(archive) as tar:
+            names = tar.getnames()
+        copied = [step.words[:-1] for step in stages()[0].steps if step.name == "COPY"]
+        needed = {"deploy/Dockerfile", "deploy/healthcheck.py", *(name for each in copied for name in each)}
+        assert needed <= set(names)
+        assert not [name for name in names if "libocs_kernels" in name or "node_modules" in name]
+
+    def test_they_are_installed_and_serve(self, dist: Path) -> None:
+        built = (Path.home() / ".cache/openai-cpu-server/wheels").glob("*/")
+        newest = sorted(built, key=os.path.getmtime)[-1:]
+        said = run("check", *map(str, newest), dist=dist)
+        for fact in (
+            "Haswell: avx2 suits",
+            "cortex-a57: neon suits",
+            "cortex-a57: neon-dotprod is for other",
+        ):
+            assert fact in said
+        assert "serves: Once" in said
