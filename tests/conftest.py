@@ -16,6 +16,7 @@ from openai_cpu_server.kernels.library import put_in_front
 from tests.certificates import trust_one
 from tests.company import share_cores
 from tests.kernels.library import KERNELS
+from tests.warm import OURS
 
 gc.disable()  # until all tests are collected: it would look again and again at what stays
 share_cores()
@@ -87,8 +88,11 @@ def gemma3_270m() -> Path:
         pytest.skip(str(error))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What has been imported and collected stays to the end: no garbage collection looks at it."""
+    options = session.config.option
+    if options.forks > 1 and not options.collectonly:
+        assert OURS.parent  # one process for all forks, from which their servers come
     gc.freeze()
     gc.enable()
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -120,7 +121,10 @@ class _Forks:
         elif name == "pytest_runtest_logreport":
             data = told["report"]
             told = {"report": hook.pytest_report_from_serializable(config=self._session.config, data=data)}
-        getattr(hook, name)(**told)
+        if name == "pytest_warning_recorded":
+            hook.pytest_warning_recorded.call_historic(kwargs=told)
+        else:
+            getattr(hook, name)(**told)
 
     def _end_of(self, heard: Connection) -> None:
         """One that dies on the way is a failure of its test, and another goes on with the other files."""
@@ -141,8 +145,10 @@ class _Tells:
 
     def __init__(self, config: pytest.Config, tells: Connection) -> None:
         self._config, self._tells = config, tells
+        self._has_begun = False
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        self._has_begun = True
         self._tells.send(("pytest_runtest_logstart", {"nodeid": nodeid, "location": location}))
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
@@ -153,7 +159,15 @@ class _Tells:
         self._tells.send(("pytest_runtest_logreport", {"report": data}))
 
     def pytest_warning_recorded(self, warning_message: Any, when: Any, nodeid: str, location: Any) -> None:
-        told = {"warning_message": warning_message, "when": when, "nodeid": nodeid, "location": location}
+        if not self._has_begun:
+            return  # it is told of all that came before it was registered
+        said = warnings.WarningMessage(
+            str(warning_message.message),
+            warning_message.category,
+            warning_message.filename,
+            warning_message.lineno,
+        )
+        told = {"warning_message": said, "when": when, "nodeid": nodeid, "location": location}
         self._tells.send(("pytest_warning_recorded", told))
 
 

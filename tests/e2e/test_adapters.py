@@ -23,7 +23,9 @@ from tests.tiny_model import tiny_model_path
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
 
 NAMES = ("tiny", "tiny:one", "tiny:two")
-PROMPT = "The quick brown fox jumps over the lazy dog."
+PROMPT = "The brown fox"
+"""In 80 tokens no two best are nearer to each other than 0.01, with any of the adapters: steps of other sizes
+round differently."""
 
 
 class Served:

@@ -139,7 +139,7 @@ def opened(path: Path) -> Vocabulary:
     return Vocabulary.open(path)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.sampled_from([DEMO, tiny_model_path()]),
     st.sampled_from(CHATML),

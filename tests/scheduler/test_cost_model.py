@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openai_cpu_server.contract.model_info import CostCurve, attended_pairs
@@ -187,6 +187,7 @@ def test_a_step_that_took_no_time_says_nothing(actual: float) -> None:
     assert model.curve.step_ms[15] == (16, 151.0)
 
 
+@settings(max_examples=50)
 @given(curves, st.lists(st.tuples(st.integers(1, 400), pairs, st.floats(1e-9, 1e12)), max_size=30))
 def test_whatever_it_learns_it_stays_sane(curve: CostCurve, steps: list[tuple[int, int, float]]) -> None:
     model = CostModel(curve)

@@ -153,10 +153,10 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_a_shape_of_today_loads_and_answers_differently_to_different_prompts(small: Path) -> None:
     model = _load(small)
     prompts = ["Hello", "Once upon a time", "The answer is 42."]
-    outputs = [_greedy(model, prompt, 60) for prompt in prompts]
-    assert outputs[0] == _greedy(model, prompts[0], 60)
+    outputs = [_greedy(model, prompt, 30) for prompt in prompts]
+    assert outputs[0] == _greedy(model, prompts[0], 30)
     assert len({tuple(output) for output in outputs}) == len(prompts)
-    assert min(len(set(output)) for output in outputs) > 20
+    assert min(len(set(output)) for output in outputs) > 10
     model.close()
 
 

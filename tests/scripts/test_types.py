@@ -25,6 +25,7 @@ def quality(model: Path, cells: str) -> Quality:
     return ours
 
 
+@pytest.mark.slow
 def test_cells_of_fewer_bits_lose_more() -> None:
     floats, bytes_ = (quality(DemoFiles().path(), cells) for cells in ("f16", "q8_0"))
     assert floats.num_tokens == 512

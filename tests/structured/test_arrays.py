@@ -143,9 +143,9 @@ def test_values_that_several_alternatives_spell_are_one_value():
     check({**texts, "uniqueItems": True}, [["a", "b"], ["b", "a"]], [["a", "a"], ["b", "a", "b"]])
 
 
-@pytest.mark.parametrize("counts", [{}, {"minItems": 2}, {"maxItems": 3}, {"minItems": 1, "maxItems": 400}])
+@pytest.mark.parametrize("counts", [{}, {"minItems": 2}, {"maxItems": 3}, {"minItems": 1, "maxItems": 200}])
 def test_hundreds_of_values_may_be_unique(counts):
-    values = [f"v{i}" for i in range(400)]
+    values = [f"v{i}" for i in range(200)]
     schema = array(items={"enum": values}, uniqueItems=True, **counts)
-    check(schema, [["v0", "v9", "v399"], values[1:3]], [["v9", "v9"], ["v3", "v3", "v3"]])
-    assert accepts(schema, compact(values)) == ("maxItems" not in counts or counts["maxItems"] == 400)
+    check(schema, [["v0", "v9", "v199"], values[1:3]], [["v9", "v9"], ["v3", "v3", "v3"]])
+    assert accepts(schema, compact(values)) == ("maxItems" not in counts or counts["maxItems"] == 200)

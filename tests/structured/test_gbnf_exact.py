@@ -28,7 +28,7 @@ def is_refused(text):
     return False
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(grammars())
 def test_random_grammars(grammar):
     text = printed(grammar)

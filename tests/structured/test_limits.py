@@ -176,7 +176,13 @@ def outcome(schema, options=None):
         return str(error), None
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+LONG = ("exponential automaton", "nested counts", "catastrophic")
+"""They take more than a second each, and meet limits that others meet."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in HOSTILE]
+)
 def test_hostile_schemas_are_compiled_or_refused_by_counting(name):
     _, limit = outcome(HOSTILE[name])
     assert limit == REFUSED_BY.get(name)

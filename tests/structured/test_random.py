@@ -27,7 +27,7 @@ from tests.structured.random_schemas import schemas, values
 
 pytestmark = pytest.mark.thorough
 
-QUICK = settings(max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
+QUICK = settings(max_examples=50, suppress_health_check=list(HealthCheck), derandomize=True)
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "uuid"])
 
 
