@@ -178,6 +178,21 @@ async def test_what_the_form_says_is_what_is_asked() -> None:
     assert asked.media_items[0].size.num_samples == 6400
 
 
+async def test_a_model_that_was_trained_to_other_words_gets_these() -> None:
+    engine = SpyingEngine(msgspec.structs.replace(HEARING, architecture="lfm2"), says="Yes.")
+
+    def words() -> str:
+        return bytes(token - 2 for token in engine.asked[0].tokens if 2 <= token < 258).decode()
+
+    async with client(hearing(engine)) as http:
+        await send(http, TRANSCRIPTIONS, FILES["ogg"], ("language", "en"))
+        assert "Perform ASR." in words()
+        assert "Language: en" in words()
+        assert "word for word" not in words()
+        await send(http, TRANSLATIONS, FILES["ogg"])
+        assert "into English" in words()
+
+
 @pytest.mark.parametrize(
     ("field", "value", "param", "code"),
     [
@@ -273,6 +288,13 @@ async def test_who_leaves_ends_all_pieces(engine: FakeEngine, http: httpx.AsyncC
     task = asyncio.create_task(send(http))
     await eventually(lambda: len(engine.requests()) == 2)
     task.cancel()
+    await eventually(lambda: not engine.requests())
+
+
+async def test_time_that_is_over_ends_it(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+    engine.goes_on.clear()
+    got = await send(http, TRANSCRIPTIONS, LONG, ("timeout", "0.05"))
+    assert (got.status_code, error_of(got)["code"]) == (408, "request_timeout")
     await eventually(lambda: not engine.requests())
 
 

@@ -9,6 +9,7 @@ from urllib.parse import quote_from_bytes
 import httpx
 
 from tests.access_table import ENDLESS
+from tests.fuzz.sounds import FILES
 
 WORDS = [
     b"",
@@ -55,6 +56,18 @@ HEADERS = [
     "cookie",
     "x-forwarded-for",
 ]
+RECORDINGS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+RECORDING_FIELDS = (
+    *(b"model", b"language", b"prompt", b"stream", b"temperature", b"seed", b"include[]", b"logit_bias[0]"),
+    *(
+        b"response_format",
+        b"timestamp_granularities[]",
+        b"chunking_strategy[type]",
+        b"keywords",
+        b"metadata[a]",
+    ),
+    *(b"a[b", b"[]", b"stop[]", b"file[x]", b"max_tokens", b"timeout", b"priority", b"grammar"),
+)
 BODY = b'{"model":"m","prompt":"a","max_tokens":1}'
 ROW = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":' + BODY + b"}"
 
@@ -93,7 +106,9 @@ class OddRequests:
         """Of a form that is right, wrong in a field, or no form."""
         random = self._random
         boundary = random.choice([b"b", b"x" * 70, b"-", b"'()+_,-.:"])
-        parts = [part for part in self._parts() if random.random() < 0.95]
+        is_recording = random.random() < 1 / 3
+        whole = self._recording() if is_recording else self._parts()
+        parts = [part for part in whole if random.random() < 0.95]
         if random.random() < 0.2:
             parts.insert(
                 random.randrange(len(parts) + 1), self._part(random.choice(WORDS), random.choice(WORDS))
@@ -105,7 +120,8 @@ class OddRequests:
             body = random.choice([body[:at], body[:at] + random.randbytes(9) + body[at:], body[at:], b""])
         kind = b"multipart/form-data; boundary=" + random.choice([*[boundary] * 9, b'"b', b"", b"z"])
         headers = [(b"content-type", kind)] if random.random() < 0.95 else []
-        return httpx.Request("POST", self._url + "/v1/files", content=body, headers=headers)
+        path = random.choice(RECORDINGS) if is_recording else "/v1/files"
+        return httpx.Request("POST", self._url + path, content=body, headers=headers)
 
     def _pair(self, names: list[str]) -> str:
         random = self._random
@@ -131,6 +147,13 @@ class OddRequests:
             parts.append(self._part(b"expires_after[anchor]", random.choice([b"created_at", *WORDS])))
             parts.append(self._part(b"expires_after[seconds]", random.choice([b"3600", b"3599", *WORDS])))
         return parts
+
+    def _recording(self) -> list[bytes]:
+        random = self._random
+        sound = random.choice([FILES["flac"], b"", random.randbytes(99)])
+        file = b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n' + sound
+        names = random.choices(RECORDING_FIELDS, k=random.choice((0, 1, 2, 9)))
+        return [file, *(self._part(name, random.choice(WORDS)) for name in names)]
 
     def _part(self, name: bytes, value: bytes) -> bytes:
         return b'content-disposition: form-data; name="' + name.replace(b'"', b"") + b'"\r\n\r\n' + value

@@ -197,6 +197,9 @@ class AskedRecording(msgspec.Struct, frozen=True):
     """Its field."""
     piece_s: float
     """So long a piece is at most."""
+    trained: Mapping[str, Sequence[AskedMessage]] = {}
+    """Messages in place of the conversation's one, by the architecture of models that were trained to
+    these."""
 
 
 AskedMedia = Union[AskedPicture, AskedSound]

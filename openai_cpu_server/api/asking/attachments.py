@@ -117,7 +117,11 @@ class AttachmentFinder:
             pieces = await self._heard(data, model, recording.piece_s)
             shapes = await model.engine.shapes([piece.size for piece in pieces])
         marks = [mark_of(piece.digest, "sound") for piece in pieces]
-        each = tuple(_about(ask.prompt, recording.mark, mark) for mark in marks)
+        said = ask.prompt.messages
+        if len(said) == 1:  # else a preset has the say
+            said = recording.trained.get(model.loaded().architecture, said)
+        conversation = msgspec.structs.replace(ask.prompt, messages=said)
+        each = tuple(_about(conversation, recording.mark, mark) for mark in marks)
         media = dict(zip(marks, map(TakenMedia, marks, pieces, shapes), strict=True))
         prompt = AskedConversations(each, recording.at)
         return msgspec.structs.replace(ask, prompt=prompt, recording=None, media=tuple(media.values()))

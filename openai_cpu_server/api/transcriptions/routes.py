@@ -54,6 +54,9 @@ _WORDS = {
     "Answer with these words alone.",
     "translate": "Translate what is said in this recording into English. Answer with the translation alone.",
 }
+_TRAINED = {"lfm2": "Perform ASR."}
+"""By architecture, the system message that models are trained to write down recordings with, as llama-server
+has it: nothing else is said to them."""
 
 
 def _no_words(granularities: list[str]) -> list[str]:
@@ -114,15 +117,20 @@ def recording_ask(body: RecordingBody, data: bytes, task: str) -> Ask:
     """Raises InvalidRequest for what does not go together."""
     _check_together(body)
     mark = mark_of(f"{len(data)} {body.file}", "sound")
-    said = [{"type": "text", "text": mark}, {"type": "text", "text": _instruction(body, task)}]
-    prompt = AskedConversation([AskedMessage({"role": "user", "content": said}, path="prompt")], "file")
+    known = _known(body)
+    prompt = AskedConversation([_message("user", mark, "\n".join((_WORDS[task], *known)))], "file")
+    trained = {
+        architecture: (_message("system", words), _message("user", mark, *known))
+        for architecture, words in _TRAINED.items()
+        if task == "transcribe"
+    }
     ask = shared_ask(body, prompt, id_prefix="transcribe-", form=one_form(shared_forms(body)))
     limit = body.max_completion_tokens or body.max_tokens
     is_scored = body.form == "verbose_json" or bool(body.include)
     return msgspec.structs.replace(
         ask,
         sampling=msgspec.structs.replace(ask.sampling, temperature=body.temperature or 0.0),
-        recording=AskedRecording(mark, data, "file", _PIECE_S),
+        recording=AskedRecording(mark, data, "file", _PIECE_S, trained),
         max_tokens=AskedLimit(
             limit or _PIECE_TOKENS, "max_completion_tokens", is_ceiling=True, is_ours=limit is None
         ),
@@ -145,15 +153,20 @@ def _check_together(body: RecordingBody) -> None:
         raise wrong(message, "response_format")
 
 
-def _instruction(body: RecordingBody, task: str) -> str:
+def _message(role: str, *texts: str) -> AskedMessage:
+    content = [{"type": "text", "text": text} for text in texts]
+    return AskedMessage({"role": role, "content": content}, path="prompt")
+
+
+def _known(body: RecordingBody) -> list[str]:
+    """What the client says of the recording, in lines."""
     languages = ", ".join(filter(None, (body.language, *(body.languages or ()))))
     told = [
-        _WORDS[task],
         f"Language: {languages}." if languages else "",
         f"Words that may occur: {', '.join(body.keywords)}." if body.keywords else "",
         f"What was said before, or is known about it: {body.prompt}" if body.prompt else "",
     ]
-    return "\n".join(filter(None, told))
+    return [line for line in told if line]
 
 
 class RecordingRoutes:
