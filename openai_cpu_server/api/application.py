@@ -16,6 +16,7 @@ from openai_cpu_server.api.admin.models import AlwaysLoaded
 from openai_cpu_server.api.asking.answer_lookup import X_CACHE, AnswerLookup
 from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.generation import ROUTED_MODEL, ROUTED_WHY, GenerationService
+from openai_cpu_server.api.asking.kept_streams import CONVERSATION_HEADER, KeptStreams
 from openai_cpu_server.api.asking.resolve import UNENFORCED
 from openai_cpu_server.api.chat import routes as chat
 from openai_cpu_server.api.completions import routes as completions
@@ -84,7 +85,7 @@ ROWS: Sequence[RouteRow[Any]] = (*(row for room in ROOMS for row in room.rows), 
 """The one table. Of a server some of them may be left out."""
 
 
-_HEADERS = (UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE)
+_HEADERS = (UNENFORCED, ROUTED_MODEL, ROUTED_WHY, X_CACHE, CONVERSATION_HEADER.lower())
 """What families say in headers of their responses."""
 
 
@@ -125,21 +126,25 @@ def create_api(
     watch = watch or Watch.new(model=models.default.name)
     watch.know_keys(key_of, jobs.usage.add if jobs else None)
     upload = None if jobs is None else partial(uploaded, jobs)
+    endings = EndedRequests(watch)
+    streams = KeptStreams(endings, keep_s=options.keep_streams_s)
     parts = ServerParts(
         models=models,
         options=options,
         keys=keys or KeyRing(options.api_key),
         limits=limits or RateLimits(Meter.open(None)),
         bodies=BodyBudget(options.max_bodies_bytes),
-        endings=EndedRequests(watch),
+        endings=endings,
         watch=watch,
         jobs=jobs,
         recall=recall,
         find_adapter=find_adapter,
         keeping=keeping or AlwaysLoaded(),
         store=model_store,
-        generation=GenerationService(models, options, AttachmentFinder(options.media, upload), recall),
-        at_end=[],
+        generation=GenerationService(
+            models, options, AttachmentFinder(options.media, upload), streams, recall
+        ),
+        at_end=[streams.close],
     )
     served = list(served_routes(ROOMS, parts))
     guard = RouteGuard(keys=parts.keys, limits=parts.limits, bodies=parts.bodies, options=options)

@@ -328,6 +328,13 @@ class Settings(ModelOptions, WhatToServe, BaseSettings):
     max_file_mb: int = _of_servers(200, ge=1, description="largest file of /v1/files")
     max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")
     batch_concurrency: int = Field(32, ge=1, description="rows of batches that run at once")
+    resume_seconds: float = _of_servers(
+        300.0,
+        ge=0,
+        le=3600,
+        description="so long a stream that its client names (X-Conversation-Id) goes on without it, and is "
+        "kept when it has ended; 0: it ends with its connection",
+    )
     drain_seconds: float = _of_servers(
         30.0, ge=0, description="what running requests get to end after the first SIGTERM or Ctrl-C"
     )

@@ -89,6 +89,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     page: bool = True
     """There is a page for browsers."""
     media: MediaOptions = MediaOptions()
+    keep_streams_s: float = 300.0
+    """So long a stream that a client names goes on without it, and is kept when it has ended; 0: none is."""
     keep_alive_s: float = 10.0
     """Seconds between the comments that keep a silent stream open; 0 sends none."""
 

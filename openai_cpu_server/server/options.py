@@ -38,6 +38,7 @@ def api_options(settings: Settings) -> ApiOptions:
         "default_priority": settings.priority,
         "isolate_by_key": settings.isolates_by_key,
         "request_timeout_s": settings.request_timeout,
+        "keep_streams_s": settings.resume_seconds,
         "cors_origins": tuple(settings.cors_origin),
         "hosts": _hosts(settings),
         "is_admin_open": settings.open_admin or is_on_loopback(settings.host),

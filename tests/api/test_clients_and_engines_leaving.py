@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from collections.abc import Mapping
+from pathlib import Path
 
 import anyio
+import httpx
 import msgspec
 import openai
 import pytest
+from starlette.applications import Starlette
 
+from openai_cpu_server.api.asking.kept_streams import EventLog
 from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.engine_client.client import EngineClient
 from tests.api.asgi import exchange
-from tests.api.serving import OPTIONS, api, busy, client, eventually, new_engine, num_live, running, waiting
-from tests.api.talking import MESSAGES, chat
+from tests.api.fake_engine import FakeEngine
+from tests.api.keys import key_ring, of
+from tests.api.serving import (
+    OPTIONS,
+    api,
+    busy,
+    client,
+    eventually,
+    locked_api,
+    new_engine,
+    num_live,
+    running,
+    waiting,
+)
+from tests.api.talking import MESSAGES, chat, error_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
@@ -125,3 +144,158 @@ async def test_a_crash_is_a_pause_for_clients_and_not_ready_for_machines() -> No
     assert (health.status_code, health.json()["restarts"]) == (200, 1)
     assert after.status_code == 200
     assert after.json()["choices"] == before["choices"]
+
+
+# -- streams that are taken up again -------------------------------------------------------------------------
+
+
+CHAT = "/v1/chat/completions"
+LONG_CHAT = {"messages": MESSAGES, "ignore_eos": True, "stream": True, "max_tokens": 60, "temperature": 0}
+MINE = {"x-conversation-id": "mine"}
+
+
+async def begun(app: Starlette, num_events: int, headers: Mapping[str, str] = MINE) -> bytes:
+    """What a client has heard that leaves behind so many events."""
+    heard = b""
+    async with exchange(app, CHAT, LONG_CHAT, headers) as one:
+        while heard.count(b"id: ") < num_events:
+            heard += await one.chunk() or b""
+        assert one.headers["x-conversation-id"] == headers["x-conversation-id"]
+        one.disconnect()
+    return heard
+
+
+async def taken_up(app: Starlette, name: str, last: str | None = None, key: str = "") -> httpx.Response:
+    headers = {**(of(key) if key else {}), **({} if last is None else {"last-event-id": last})}
+    async with client(app, headers) as http:
+        return await http.get(f"{CHAT}/{name}/stream")
+
+
+def ids(told: bytes) -> list[int]:
+    return [int(each) for each in re.findall(rb"^id: (\d+)$", told, re.MULTILINE)]
+
+
+def words(told: bytes) -> str:
+    chunks = [json.loads(each) for each in re.findall(rb"^data: (\{.*)$", told, re.MULTILINE)]
+    return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
+
+
+async def test_a_stream_goes_on_without_its_client_and_tells_the_rest_once(slow_engine: EngineClient) -> None:
+    """Also when its engine is killed meanwhile."""
+    app = api(slow_engine)
+    heard = await begun(app, 5)
+    assert num_live(slow_engine) == 1
+    assert slow_engine.engine_pid is not None
+    os.kill(slow_engine.engine_pid, signal.SIGKILL)
+    name = json.loads(heard.split(b"data: ")[1].split(b"\n")[0])["id"]
+    rest = await taken_up(app, "mine", str(ids(heard)[-1]))
+    assert rest.headers["content-type"].startswith("text/event-stream")
+    assert rest.text.endswith("data: [DONE]\n\n")
+    told = heard + rest.content
+    assert ids(told) == [*range(len(ids(told)))]
+    async with client(app) as http:
+        plain = (await http.post(CHAT, json={**LONG_CHAT, "stream": False})).json()
+    assert words(told) == plain["choices"][0]["message"]["content"]
+    again = await taken_up(app, name)
+    assert [line for line in again.text.split("\n") if line[:1] != ":"] == [
+        line for line in told.decode().split("\n") if line[:1] != ":"
+    ]
+    assert num_live(slow_engine) == 0
+
+
+@pytest.mark.parametrize("keep_s", [0.0, 0.2])
+async def test_nobody_comes_back_in_time(keep_s: float) -> None:
+    """0: it ends with its connection."""
+    engine = FakeEngine(is_held=True)
+    app = api(engine, msgspec.structs.replace(OPTIONS, keep_streams_s=keep_s))
+    async with exchange(app, CHAT, LONG_CHAT, MINE) as one:
+        await eventually(lambda: num_live(engine) == 1)
+        one.disconnect()
+    assert num_live(engine) == (1 if keep_s else 0)
+    await eventually(lambda: num_live(engine) == 0)
+    assert (await taken_up(app, "mine")).status_code == 404
+
+
+async def test_a_stream_is_its_keys_and_a_new_one_takes_its_place(tmp_path: Path) -> None:
+    engine = FakeEngine(is_held=True)
+    app = locked_api(engine, key_ring(tmp_path, ann="", bob="", root='scopes = ["inference", "admin"]'))
+    calls = []
+    for _ in range(2):
+        async with exchange(app, CHAT, LONG_CHAT, {**of("ann"), **MINE}) as one:
+            await eventually(lambda: any(live.id not in calls for live in engine.requests()))
+            one.disconnect()
+        calls.append(engine.requests()[0].id)
+        assert num_live(engine) == 1
+    for other in ("bob", "root"):
+        assert error_of(await taken_up(app, "mine", key=other))["code"] == "request_not_found"
+    async with client(app, of("ann")) as http:
+        assert (await http.delete(f"{CHAT}/mine")).status_code == 200
+        told = await http.get(f"{CHAT}/mine/stream")
+        assert told.text.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"stop"' in told.text
+        assert (await http.delete(f"{CHAT}/mine")).status_code == 200
+    assert (await taken_up(app, "mine", key="ann")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [("x", "invalid_value"), ("-1", "invalid_value"), ("99999", "events_lost")]
+)
+async def test_what_is_not_there_cannot_be_taken_up(last: str, code: str) -> None:
+    app = api(FakeEngine())
+    await begun(app, 2)
+    response = await taken_up(app, "mine", last)
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, "Last-Event-ID")
+    assert error["code"] == code
+
+
+async def test_a_name_that_is_none_and_too_many_streams_are_refused() -> None:
+    engine = FakeEngine(is_held=True)
+    app = api(engine)
+    async with client(app) as http:
+        wrong = await http.post(CHAT, json=LONG_CHAT, headers={"x-conversation-id": "two words"})
+        assert (wrong.status_code, error_of(wrong)["param"]) == (400, "X-Conversation-Id")
+        for number in range(32):
+            async with exchange(app, CHAT, LONG_CHAT, {"x-conversation-id": f"c{number}"}) as one:
+                await eventually(lambda: num_live(engine) > number)  # noqa: B023 (it is awaited here)
+                one.disconnect()
+        refused = await http.post(CHAT, json=LONG_CHAT, headers=MINE)
+        assert refused.status_code == 429
+        for number in range(32):
+            await http.delete(f"/v1/stream?conv_id=c{number}")
+    assert num_live(engine) == 0
+
+
+async def test_llama_servers_routes_take_up_the_same_stream() -> None:
+    app = api(FakeEngine())
+    named = {"x-conversation-id": "talk::org/model"}
+    heard = await begun(app, 3, named)
+    async with client(app) as http:
+        known = {"conv_id": "talk::org/model"}
+        whole = await http.get("/v1/stream", params={**known, "from": 0})
+        assert whole.content.startswith(heard)
+        rest = await http.get("/v1/stream", params={**known, "from": len(heard) - 7})
+        assert rest.content == whole.content[len(heard) - 7 :]
+        assert (await http.get("/v1/stream", params={**known, "from": 10**9})).status_code == 400
+        (state,) = (await http.post("/v1/streams/lookup", json={"conversation_ids": ["talk", "no"]})).json()
+        assert state["conversation_id"] == "talk::org/model"
+        assert (state["is_done"], state["total_bytes"]) == (True, len(whole.content))
+        for _ in range(2):
+            assert (await http.delete("/v1/stream", params=known)).status_code == 204
+        assert (await http.get("/v1/stream", params=known)).status_code == 404
+        assert error_of(await http.get("/v1/stream"))["param"] == "conv_id"
+
+
+async def test_of_a_long_stream_the_oldest_events_are_dropped() -> None:
+    log = EventLog(most_bytes=30)
+    reading = log.read(0)
+    log.append(b"0" * 10)
+    assert await anext(reading) == b"0" * 10
+    for number in range(1, 6):
+        log.append(b"%d" % number * 10)
+    assert [event async for event in reading] == []
+    log.end()
+    assert [event async for event in log.read(4)] == [b"4" * 10, b"5" * 10]
+    assert [event async for event in log.read_bytes(45)] == [b"4" * 5, b"5" * 10]
+    assert (log.first, log.held_bytes, log.total_bytes) == (3, 30, 60)
+    assert [log.has_byte(each) for each in (29, 30, 60, 61)] == [False, True, True, False]

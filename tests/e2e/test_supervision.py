@@ -48,13 +48,50 @@ def num_tokens(lines: list[str]) -> int:
     return tokens
 
 
+def left(server: ServerProcess, max_tokens: int) -> list[str]:
+    """The first lines of a stream that goes on without this client."""
+    headers = {"x-conversation-id": "left"}
+    asked = {"headers": headers, "json": body(max_tokens), "timeout": 60}
+    with httpx.stream("POST", server.url + "/v1/completions", **asked) as stream:
+        lines = stream.iter_lines()
+        return [next(lines) for _ in range(6)]
+
+
+def taken_up(server: ServerProcess, heard: list[str]) -> list[str]:
+    """The lines behind the last event that was heard whole."""
+    last = max(ids_of(heard))
+    url = server.url + "/v1/chat/completions/left/stream"
+    rest = httpx.get(url, headers={"last-event-id": str(last)}, timeout=60).text
+    known = heard[: heard.index("", heard.index(f"id: {last}")) + 1]
+    return [line for line in [*known, *rest.splitlines()] if not line.startswith(":")]
+
+
+def ids_of(lines: list[str]) -> list[int]:
+    return [int(line.removeprefix("id: ")) for line in lines if line.startswith("id: ")]
+
+
+def text_of(lines: list[str]) -> str:
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
 def test_a_stopped_engine_is_replaced() -> None:
+    """Whoever has left a stream meanwhile takes it up again."""
     with tiny_server("--hang-seconds", "2") as server:
         engine = server.engine
+        heard = left(server, 300)
         with streaming(server, 300) as lines:
             engine.suspend()
-            assert num_tokens(list(lines)) == 300
+            listened = list(lines)
+            assert num_tokens(listened) == 300
         assert not engine.is_running()
+        told = taken_up(server, heard)
+        assert ids_of(told) == [*range(len(ids_of(told)))]
+        assert num_tokens([line for line in told if not line.startswith("id: ")]) == 300
+        whole = httpx.post(
+            server.url + "/v1/completions", json={**body(300), "stream": False, "stream_options": None}
+        )
+        assert text_of(told) == whole.json()["choices"][0]["text"]
         assert "no progress for 2 s" in "".join(server.lines)
 
 

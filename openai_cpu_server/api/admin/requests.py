@@ -1,30 +1,43 @@
 """`GET /v1/requests`: who is being served and who waits. `DELETE /v1/requests/{id}` ends one, with an error.
-What runs is controlled by `/control`: it ends well, or stops thinking."""
+
+What runs is controlled by `/control`: it ends well, or stops thinking. A stream that goes on without its
+client is taken up again by `/stream`."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
 import msgspec
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
+from openai_cpu_server.api.asking.kept_streams import LAST_EVENT_HEADER, KeptStream, StreamState, events_lost
+from openai_cpu_server.api.asking.route import kept_stream
 from openai_cpu_server.api.asking.running import RunningCall
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.engine import LiveRequest
-from openai_cpu_server.errors import NotThinking, RequestEnded, RequestNotFound
+from openai_cpu_server.errors import (
+    NotThinking,
+    RequestEnded,
+    RequestNotFound,
+    missing,
+    unknown_parameter,
+    wrong_value,
+)
 from openai_cpu_server.http.body import unkept_body
 from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import INFERENCE, Identity
 from openai_cpu_server.http.parse import Body, parse
-from openai_cpu_server.http.routes import RouteRoom, RouteRow
+from openai_cpu_server.http.routes import JsonSchema, RouteRoom, RouteRow
 
 
 class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,10 +135,25 @@ class DeletedAnswer(msgspec.Struct, frozen=True):
     object: str = "chat.completion.deleted"
 
 
+class LookupBody(Body):
+    conversation_ids: Annotated[list[str], Field(max_length=1000, fail_fast=True)]
+
+
+def _counted_bytes(given: str | None) -> int:
+    """How many a client has. Raises InvalidRequest."""
+    if given is None:
+        return 0
+    if not (given.isascii() and given.isdecimal() and len(given) < 12):
+        raise wrong_value("from", "a number of bytes")
+    return int(given)
+
+
 class RequestRoutes:
     def __init__(self, parts: ServerParts) -> None:
         self._models = parts.models
         self._calls = parts.generation.calls
+        self._streams = parts.generation.streams
+        self._options = parts.options
         self._lenient = parts.options.lenient
 
     async def list(self, request: Request) -> Response:
@@ -160,9 +188,56 @@ class RequestRoutes:
         return json_response(told, headers=ignored.headers)
 
     async def stop(self, request: Request) -> Response:
-        name: str = request.path_params["id"]
-        self._calls.find(name, context_of(request.scope).identity).stop()
+        """Of one that has ended, the stream that is kept is forgotten."""
+        name, identity = request.path_params["id"], context_of(request.scope).identity
+        try:
+            kept = self._streams.find(name, identity)
+        except RequestNotFound:
+            self._calls.find(name, identity).stop()
+        else:
+            if kept.log.has_ended:
+                self._streams.forget(kept)
+            else:
+                kept.running.stop()
         return json_response(DeletedAnswer(name))
+
+    async def stream(self, request: Request) -> ASGIApp:
+        """Raises RequestNotFound, and InvalidRequest where what is missing is not kept any more."""
+        for name in request.query_params:
+            if name != "starting_after":
+                raise unknown_parameter(name)
+        last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
+        kept = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
+        return self._told(kept, kept.log.read(kept.number_behind(last)))
+
+    async def stream_as_llama_server(self, request: Request) -> ASGIApp:
+        start = _counted_bytes(request.query_params.get("from"))
+        kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
+        if not kept.log.has_byte(start):
+            raise events_lost("from")
+        return self._told(kept, kept.log.read_bytes(start))
+
+    async def forget_as_llama_server(self, request: Request) -> Response:
+        """It does not matter whether there is one."""
+        with contextlib.suppress(RequestNotFound):
+            kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
+            self._streams.forget(kept)
+        return Response(status_code=204)
+
+    async def look_up(self, request: Request) -> Response:
+        body, ignored = parse(LookupBody, await unkept_body(request), lenient=self._lenient)
+        states = self._streams.states(body.conversation_ids, context_of(request.scope).identity)
+        return Response(msgspec.json.encode(states), headers=ignored.headers, media_type="application/json")
+
+    def _told(self, kept: KeptStream, told: AsyncIterator[bytes]) -> ASGIApp:
+        return kept_stream(self._streams, kept, told, keep_alive_s=self._options.keep_alive_s)
+
+    def _conversation(self, request: Request) -> str:
+        """Raises InvalidRequest."""
+        name = request.query_params.get("conv_id")
+        if not name:
+            raise missing("conv_id")
+        return name
 
     def _visible(self, identity: Identity) -> Sequence[LiveRequest]:
         live = [one for model in self._models for one in model.engine.requests()]
@@ -186,6 +261,9 @@ def _card(live: LiveRequest, seen_by: Identity) -> RequestCard:
 
 
 _row = partial(RouteRow[RequestRoutes], access=INFERENCE, tag="Requests")
+_CONVERSATION: Mapping[str, JsonSchema] = {
+    "conv_id": {"type": "string", "description": "the client's name for it"}
+}
 _rows = (
     _row("GET", "/v1/requests", lambda at: at.list, summary="Requests that run or wait", answer=RequestList),
     _row("DELETE", "/v1/requests/{id:path}", lambda at: at.cancel, summary="End one", answer=Cancelled),
@@ -210,9 +288,47 @@ _rows = (
         "DELETE",
         "/v1/chat/completions/{id}",
         lambda at: at.stop,
-        summary="End an answer that runs as it is",
+        summary="End an answer that runs as it is; forget the stream of one that has ended",
         answer=DeletedAnswer,
         errors=(409,),
+    ),
+    _row(
+        "GET",
+        "/v1/chat/completions/{id}/stream",
+        lambda at: at.stream,
+        summary="A stream that goes on without its client: what is missing, and what comes",
+        query={"starting_after": {"type": "string", "description": "as the header `Last-Event-ID`"}},
+        streams=True,
+        media="text/event-stream",
+        errors=(400,),
+    ),
+    _row(
+        "GET",
+        "/v1/stream",
+        lambda at: at.stream_as_llama_server,
+        summary="The same, as llama-server has it",
+        query={**_CONVERSATION, "from": {"type": "integer", "description": "bytes that are known"}},
+        streams=True,
+        media="text/event-stream",
+        errors=(400, 404),
+    ),
+    _row(
+        "DELETE",
+        "/v1/stream",
+        lambda at: at.forget_as_llama_server,
+        summary="End such a stream, and forget it",
+        query=_CONVERSATION,
+        status=204,
+        errors=(400,),
+    ),
+    _row(
+        "POST",
+        "/v1/streams/lookup",
+        lambda at: at.look_up,
+        summary="Which of these conversations have such a stream",
+        body=LookupBody,
+        answer=StreamState,
+        lists=(True,),
     ),
 )
 ROOM = RouteRoom[ServerParts, RequestRoutes](RequestRoutes, _rows)

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from openai_cpu_server.api.admin.models import ModelCard, model_card
-from openai_cpu_server.api.asking.renderer import Chunk
-from openai_cpu_server.api.asking.route import UNKEPT, event_source, events, while_connected
+from openai_cpu_server.api.asking.renderer import Chunk, events
+from openai_cpu_server.api.asking.route import UNKEPT, event_source, while_connected
 from openai_cpu_server.api.parts import ModelStore, ServerParts
 from openai_cpu_server.errors import ModelNotFound, PullNotAllowed
 from openai_cpu_server.http.body import small_body

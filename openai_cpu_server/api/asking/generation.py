@@ -20,6 +20,7 @@ from openai_cpu_server.api.asking.ask import (
 )
 from openai_cpu_server.api.asking.attachments import AttachmentFinder
 from openai_cpu_server.api.asking.call import Call, ModelContext
+from openai_cpu_server.api.asking.kept_streams import KeptStreams
 from openai_cpu_server.api.asking.resolve import prompt_of, resolve
 from openai_cpu_server.api.asking.running import (
     ReplayedGeneration,
@@ -175,6 +176,8 @@ class GenerationService:
     models: ModelRegistry
     options: ApiOptions
     attachments: AttachmentFinder
+    streams: KeptStreams
+    """Those that go on without their clients."""
     recall: AnswerLookup | None = None
     """None: there is no cache of answers."""
     calls: RunningCalls = field(default_factory=RunningCalls)

@@ -131,6 +131,17 @@ class Chunk(NamedTuple):
     """The event's name, in APIs whose events have names."""
 
 
+def events(chunks: Sequence[Chunk]) -> bytes:
+    """Server-sent events, each with its name, if it has one."""
+    return b"".join(map(_event, chunks))
+
+
+def _event(chunk: Chunk) -> bytes:
+    if chunk.event is None:
+        return b"data: %b\n\n" % chunk.json
+    return b"event: %b\ndata: %b\n\n" % (chunk.event.encode(), chunk.json)
+
+
 class Renderer(ABC):
     """Tells one answer as it comes. All methods return what is to be sent next, often nothing: this one says
     nothing but the answer, and what it failed with."""

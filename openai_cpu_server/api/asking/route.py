@@ -3,7 +3,7 @@ somebody is there."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openai_cpu_server.api.asking.ask import Ask
 from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
-from openai_cpu_server.api.asking.renderer import AnswerRenderer, Chunk, GatheredAnswer, Renderer
+from openai_cpu_server.api.asking.kept_streams import KeptStream, KeptStreams, conversation_of
+from openai_cpu_server.api.asking.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
 from openai_cpu_server.api.asking.running import RunningCall, Said, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
@@ -28,6 +29,7 @@ from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.models.registry import Ability, choose_able
+from openai_cpu_server.observe.ended import RequestOrigin
 
 T = TypeVar("T")
 
@@ -161,23 +163,12 @@ class EventStream:
         return _Encoded(events(chunks)) if chunks else _KEEP_ALIVE
 
 
-def events(chunks: Sequence[Chunk]) -> bytes:
-    """Server-sent events, each with its name, if it has one."""
-    return b"".join(map(_event, chunks))
-
-
 def comment(news: QueuePlace | ModelLoading) -> bytes:
     """`: queued position=3 first_token_ms=1200` or `: model is loading (40 %)`, which readers of server-sent
     events never see."""
     if isinstance(news, ModelLoading):
         return _comment(f"model is loading ({int(100 * news.fraction)} %)")
     return _comment(f"queued position={news.position} first_token_ms={round(news.first_token_ms)}")
-
-
-def _event(chunk: Chunk) -> bytes:
-    if chunk.event is None:
-        return b"data: %b\n\n" % chunk.json
-    return b"event: %b\ndata: %b\n\n" % (chunk.event.encode(), chunk.json)
 
 
 B = TypeVar("B", bound=Body)
@@ -206,6 +197,19 @@ class HeldBody:
 def not_in_batches(param: str) -> InvalidRequest:
     message = f"'{param}' is not possible in a batch."
     return InvalidRequest(message, param=param, code="unsupported_value")
+
+
+def kept_stream(
+    streams: KeptStreams, kept: KeptStream, told: AsyncIterator[bytes], *, keep_alive_s: float
+) -> ASGIApp:
+    """What one client reads of it, for as long as it listens."""
+    source = event_source(told, {**UNKEPT, **kept.headers}, keep_alive_s=keep_alive_s, grace_s=_FAREWELL_S)
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        with streams.reading(kept):
+            await source(scope, receive, send)
+
+    return respond
 
 
 class BodyReader(msgspec.Struct, Generic[B], frozen=True):
@@ -240,17 +244,34 @@ class GenerationRoute:
         self._options = options
 
     async def create(self, request: Request) -> ASGIApp:
-        running = await self._begun(request)
-        context_of(request.scope).body.release()
+        conversation = conversation_of(request.headers)
+        data, context = await unkept_body(request), context_of(request.scope)
+        ask = await self._read(data)
+        del data  # the call may wait for long
+        if conversation is not None and ask.stream and self._service.streams.keep_s:
+            return await self._kept(conversation, ask, context)
+        attempt = CascadeAttempt(partial(while_connected, request.receive))
+        running = await self._service.begin(ask, context, attempt)
+        context.body.release()
         if running.call.stream:
             return EventStream(running, self.renderer(running), keep_alive_s=self._options.keep_alive_s)
         body = await self.whole(running, partial(while_connected, request.receive))
         return Response(body, media_type="application/json", headers=dict(running.call.headers))
 
-    async def _begun(self, request: Request) -> RunningCall:
-        """It keeps nothing of the body: the call may wait for long."""
-        data, attempt = await unkept_body(request), CascadeAttempt(partial(while_connected, request.receive))
-        return await self.begin(data, context_of(request.scope), attempt)
+    async def _kept(self, conversation: str, ask: Ask, outer: RequestContext) -> ASGIApp:
+        """It goes on when this request has ended, so it has a line and an end of its own. Raises as
+        `GenerationService.begin`, and RequestsLimited."""
+        streams, identity = self._service.streams, outer.identity
+        streams.check(conversation, identity)
+        ticket = outer.ticket.inner(RequestOrigin.BACKGROUND, id=outer.ticket.id)
+        ticket.client = outer.ticket.client
+        context = RequestContext(ticket, outer.sender, outer.lease, timeout_s=outer.timeout_s)
+        running = await self._service.begin(ask, context)
+        outer.body.release()
+        kept = streams.begin(
+            conversation, identity, running, self.renderer(running), ticket=ticket, lease=outer.lease
+        )
+        return kept_stream(streams, kept, kept.log.read(0), keep_alive_s=self._options.keep_alive_s)
 
     async def begin(
         self, data: bytes, context: RequestContext, attempt: CascadeAttempt = UNWATCHED

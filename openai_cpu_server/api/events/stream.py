@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_cpu_server import __version__
-from openai_cpu_server.api.asking.renderer import Chunk
-from openai_cpu_server.api.asking.route import event_source, events
+from openai_cpu_server.api.asking.renderer import Chunk, events
+from openai_cpu_server.api.asking.route import event_source
 from openai_cpu_server.api.events.hub import StepFeed, Watcher
 from openai_cpu_server.api.events.objects import EVENTS, VERSION, Event, Hello, Restart, Steps, name_of
 from openai_cpu_server.api.events.view import EventFilter, Snapshots, told_steps

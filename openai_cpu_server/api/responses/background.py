@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
-import anyio
-
-from openai_cpu_server.api.asking.renderer import Chunk
-from openai_cpu_server.api.asking.route import events
+from openai_cpu_server.api.asking.kept_streams import EventLog
+from openai_cpu_server.api.asking.renderer import Chunk, events
 from openai_cpu_server.api.asking.running import chunks_of
 from openai_cpu_server.api.responses.making import RunningResponse
 from openai_cpu_server.api.responses.objects import ResponseObject
@@ -19,46 +17,6 @@ from openai_cpu_server.http.context import EndedRequests, Ticket
 from openai_cpu_server.http.errors import error_object, failure_of
 from openai_cpu_server.http.limits import Lease
 from openai_cpu_server.jobs.responses import RENEW_S, KeptResponses
-
-
-class EventLog:
-    """Event number n stands at index n."""
-
-    def __init__(self) -> None:
-        self._events: list[bytes] = []
-        self._news = anyio.Event()
-        self._has_ended = False
-
-    @property
-    def events(self) -> Sequence[bytes]:
-        return self._events
-
-    def add(self, chunks: Sequence[Chunk]) -> None:
-        self._events += [events([chunk]) for chunk in chunks]
-        self._wake()
-
-    def end(self) -> None:
-        self._has_ended = True
-        self._wake()
-
-    async def ended(self) -> None:
-        while not self._has_ended:
-            await self._news.wait()
-
-    async def read(self, first: int) -> AsyncIterator[bytes]:
-        """All events from this number on, until the last one."""
-        while True:
-            while first < len(self._events):
-                yield self._events[first]
-                first += 1
-            if self._has_ended:
-                return
-            await self._news.wait()
-
-    def _wake(self) -> None:
-        news, self._news = self._news, anyio.Event()
-        news.set()
-
 
 logger = logging.getLogger(__name__)
 _CLOSE_S = 5.0

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from openai_cpu_server.api.asking.route import UNKEPT, event_source, events
+from openai_cpu_server.api.asking.renderer import events
+from openai_cpu_server.api.asking.route import UNKEPT, event_source
 from openai_cpu_server.api.parts import page_ends
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.objects import (

@@ -1,0 +1,343 @@
+"""Streams that go on without their clients, for as long as these may come back, and what they have told.
+
+Chats have them, and all other streams of events whose client names its conversation. Responses in the
+background have a log of the same kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+import anyio
+import msgspec
+
+from openai_cpu_server.api.asking.renderer import Chunk, Renderer, events
+from openai_cpu_server.api.asking.running import RunningCall, chunks_of
+from openai_cpu_server.errors import InvalidRequest, RequestNotFound, RequestsLimited, wrong_value
+from openai_cpu_server.http.context import EndedRequests, Ticket
+from openai_cpu_server.http.errors import error_object, failure_of
+from openai_cpu_server.http.keys import Identity
+from openai_cpu_server.http.limits import Lease
+
+CONVERSATION_HEADER = "X-Conversation-Id"
+"""llama-server's: the client's own name for it."""
+LAST_EVENT_HEADER = "Last-Event-ID"
+_SANE_NAME = re.compile(r"[!-~]{1,256}")
+
+
+def conversation_of(headers: Mapping[str, str]) -> str | None:
+    """None: the stream ends with its connection. Raises InvalidRequest for a name that is none."""
+    name = headers.get(CONVERSATION_HEADER) or None
+    if name is not None and not _SANE_NAME.fullmatch(name):
+        raise wrong_value(CONVERSATION_HEADER, "1 to 256 characters without blanks")
+    return name
+
+
+class EventLog:
+    """The events of one stream, from number 0 on. Where it has a limit the oldest of them are dropped."""
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._events: deque[bytes] = deque()
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._dropped_bytes = 0
+        self._news = anyio.Event()
+        self.first = 0
+        """The number of the oldest event that is there."""
+        self.has_ended = False
+
+    @property
+    def events(self) -> Sequence[bytes]:
+        return self._events
+
+    @property
+    def end_number(self) -> int:
+        """That of the event that comes next."""
+        return self.first + len(self._events)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all events, also those that were dropped."""
+        return self._dropped_bytes + self._num_bytes
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            self.append(events([chunk]))
+
+    def append(self, event: bytes) -> None:
+        self._events.append(event)
+        self._num_bytes += len(event)
+        while self._most_bytes is not None and self._num_bytes > self._most_bytes:
+            self.drop()
+        self._wake()
+
+    def drop(self) -> None:
+        """Forget the oldest event."""
+        num_bytes = len(self._events.popleft())
+        self._num_bytes -= num_bytes
+        self._dropped_bytes += num_bytes
+        self.first += 1
+
+    def end(self) -> None:
+        self.has_ended = True
+        self._wake()
+
+    async def ended(self) -> None:
+        while not self.has_ended:
+            await self._news.wait()
+
+    async def read(self, number: int) -> AsyncIterator[bytes]:
+        """All events from this number on, until the last one. It ends before that where one was dropped."""
+        while True:
+            while self.first <= number < self.end_number:
+                yield self._events[number - self.first]
+                number += 1
+            if self.has_ended or number < self.first:
+                return
+            await self._news.wait()
+
+    async def read_bytes(self, start: int) -> AsyncIterator[bytes]:
+        """The same by bytes, as llama-server's clients count them."""
+        number, at = self.first, self._dropped_bytes
+        while number < self.end_number and at + len(self._events[number - self.first]) <= start:
+            at += len(self._events[number - self.first])
+            number += 1
+        skipped = start - at
+        async for event in self.read(number):
+            yield event[skipped:]
+            skipped = 0
+
+    def has_byte(self, start: int) -> bool:
+        """What comes from there on is there, or will be."""
+        return self._dropped_bytes <= start <= self.total_bytes
+
+    def _wake(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+
+class KeptStream:
+    """One stream of events, with a number each, while its call runs and for a while afterwards."""
+
+    def __init__(self, conversation: str, owner: str, running: RunningCall, renderer: Renderer) -> None:
+        self.conversation = conversation
+        self.owner = owner
+        self.running = running
+        self.headers = {**running.call.headers, CONVERSATION_HEADER.lower(): conversation}
+        self.started_at = int(time.time())
+        self.ended_at = 0
+        self.log = EventLog(_MOST_BYTES)
+        self.num_readers = 0
+        self.timer: asyncio.TimerHandle | None = None
+        """When it is forgotten."""
+        self._renderer = renderer
+
+    async def make(self, ticket: Ticket) -> None:
+        """To its end, whoever listens. It tells what it failed with, and raises nothing."""
+        renderer = self._renderer
+        try:
+            async with self.running as running:
+                async for said in running.tell(renderer):
+                    self._tell(chunks_of(said, renderer))
+            if (last_words := renderer.last_words) is not None:
+                self._tell([Chunk(last_words)])
+            ticket.status = 200
+        except Exception as error:
+            ticket.failed(error)
+            ticket.status = failure_of(error).status
+            self._tell(renderer.error(error_object(error, request_id=ticket.id)))
+
+    def end(self) -> None:
+        self.ended_at = int(time.time())
+        self.log.end()
+
+    def _tell(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            self.log.append(b"id: %d\n%b" % (self.log.end_number, events([chunk])))
+
+    def number_behind(self, last_event: str | None) -> int:
+        """That of the event that follows the last one that a client has; None: it has none. Raises
+        InvalidRequest for what is no number of an event, and for one that is not there any more."""
+        if last_event is None or last_event == "":
+            number = 0
+        elif last_event.isascii() and last_event.isdecimal() and len(last_event) < 10:
+            number = int(last_event) + 1
+        else:
+            raise wrong_value(LAST_EVENT_HEADER, "the id of an event")
+        if not self.log.first <= number <= self.log.end_number:
+            raise events_lost(LAST_EVENT_HEADER)
+        return number
+
+
+def events_lost(param: str) -> InvalidRequest:
+    message = f"What stands behind '{param}' is not kept (any more): ask for the answer anew."
+    return InvalidRequest(message, param=param, code="events_lost")
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """llama-server's."""
+
+    conversation_id: str
+    is_done: bool
+    total_bytes: int
+    started_at: int
+    """Unix time."""
+    completed_at: int
+    """0: it has not ended."""
+
+    @classmethod
+    def of(cls, kept: KeptStream) -> StreamState:
+        log = kept.log
+        return cls(kept.conversation, log.has_ended, log.total_bytes, kept.started_at, kept.ended_at)
+
+
+_MOST_BYTES = 4 * 1024 * 1024
+"""Of the events of one stream, as at llama-server: some 15,000 tokens of a chat."""
+_MOST_BYTES_TOGETHER = 128 * 1024 * 1024
+_MOST_STREAMS = 32
+"""Of one key."""
+_CLOSE_S = 5.0
+
+
+class KeptStreams:
+    """By owner and conversation. Whoever has it must `close` it when the engines have ended."""
+
+    def __init__(self, endings: EndedRequests, *, keep_s: float) -> None:
+        """`keep_s`: so long a stream goes on without a reader, and is kept when it has ended. 0: none is."""
+        self._endings = endings
+        self.keep_s = keep_s
+        self._streams: dict[tuple[str, str], KeptStream] = {}
+        """In the order of their beginning."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check(self, conversation: str, identity: Identity) -> None:
+        """Raises RequestsLimited where there is no room for another one of this key."""
+        owner = _owner(identity)
+        others = [one for one in self._of(owner) if one.conversation != conversation]
+        if len(others) >= _MOST_STREAMS and not any(one.log.has_ended for one in others):
+            limit = f"streams that are kept for one key: Limit {_MOST_STREAMS}"
+            raise RequestsLimited(limit, retry_after_s=1.0)
+
+    def begin(
+        self,
+        conversation: str,
+        identity: Identity,
+        running: RunningCall,
+        renderer: Renderer,
+        *,
+        ticket: Ticket,
+        lease: Lease | None,
+    ) -> KeptStream:
+        """It takes the place of another one of the conversation, which ends. `ticket` and `lease` are its own
+        from now on."""
+        owner = _owner(identity)
+        if (former := self._streams.get((owner, conversation))) is not None:
+            self.forget(former)
+        ended = [one for one in self._of(owner) if one.log.has_ended]
+        if len(self._of(owner)) >= _MOST_STREAMS and ended:
+            self.forget(ended[0])
+        kept = KeptStream(conversation, owner, running, renderer)
+        self._streams[owner, conversation] = kept
+        self._leave_alone(kept)
+        if lease is not None:
+            lease.keep()
+        task = asyncio.create_task(self._see_through(kept, ticket, lease))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return kept
+
+    def find(self, name: str, identity: Identity) -> KeptStream:
+        """`name`: its conversation's, or the id that its chunks have. Raises RequestNotFound."""
+        for kept in self._of(_owner(identity)):
+            if name in (kept.conversation, *kept.running.names):
+                return kept
+        raise RequestNotFound(name)
+
+    def states(self, names: Sequence[str], identity: Identity) -> list[StreamState]:
+        """Of the conversations of these names, and of those that have one of them and a model's."""
+        kept = self._of(_owner(identity))
+        return [
+            StreamState.of(one)
+            for name in names
+            for one in kept
+            if one.conversation == name or one.conversation.startswith(f"{name}::")
+        ]
+
+    def forget(self, kept: KeptStream) -> None:
+        """Ends it if it runs, so that who reads it is told so."""
+        if self._streams.get((kept.owner, kept.conversation)) is kept:
+            del self._streams[kept.owner, kept.conversation]
+        if kept.timer is not None:
+            kept.timer.cancel()
+        if not kept.log.has_ended:
+            kept.running.cancel()
+
+    @contextlib.contextmanager
+    def reading(self, kept: KeptStream) -> Iterator[None]:
+        """`with` it while a client reads: the stream waits for none meanwhile."""
+        kept.num_readers += 1
+        if kept.timer is not None and not kept.log.has_ended:
+            kept.timer.cancel()
+        try:
+            yield
+        finally:
+            kept.num_readers -= 1
+            if not kept.num_readers and not kept.log.has_ended:
+                self._leave_alone(kept)
+
+    async def close(self) -> None:
+        """Those that run have heard of their engines' end."""
+        for kept in self._streams.values():
+            if kept.timer is not None:
+                kept.timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+        for task in self._tasks:
+            task.cancel()
+
+    async def _see_through(self, kept: KeptStream, ticket: Ticket, lease: Lease | None) -> None:
+        try:
+            await kept.make(ticket)
+        finally:
+            if lease is not None:
+                await lease.end()
+            self._endings.end(ticket)
+            kept.end()
+            self._leave_alone(kept)
+            self._make_room()
+
+    def _leave_alone(self, kept: KeptStream) -> None:
+        """It is forgotten unless somebody comes, or at all events when it has ended."""
+        if kept.timer is not None:
+            kept.timer.cancel()
+        kept.timer = asyncio.get_running_loop().call_later(self.keep_s, self.forget, kept)
+
+    def _make_room(self) -> None:
+        """Those that have ended first are forgotten first."""
+        held = sum(one.log.held_bytes for one in self._streams.values())
+        ended = sorted((one for one in self._streams.values() if one.log.has_ended), key=_ended_at)
+        for one in ended:
+            if held <= _MOST_BYTES_TOGETHER:
+                return
+            held -= one.log.held_bytes
+            self.forget(one)
+
+    def _of(self, owner: str) -> list[KeptStream]:
+        return [one for one in self._streams.values() if one.owner == owner]
+
+
+def _ended_at(kept: KeptStream) -> int:
+    return kept.ended_at
+
+
+def _owner(identity: Identity) -> str:
+    """Only the same key finds it, from whatever address: without keys, everybody who knows its name."""
+    return identity.digest or ""
