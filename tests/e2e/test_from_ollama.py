@@ -1,0 +1,144 @@
+"""What the manual tells those who come from Ollama is done line by line. The hub is on loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from openai_cpu_server.model_source.aliases import KNOWN_MODELS
+from openai_cpu_server.model_source.names import parse_hub_name
+from tests import warm
+from tests.docs.markdown import DOCS, ROOT, blocks
+from tests.hub_stand_in import Repo, running
+from tests.server_process import ServerProcess
+from tests.tiny_model import tiny_model_path
+
+pytestmark = pytest.mark.thorough
+PAGE = DOCS / "ollama.md"
+SCRIPT = ROOT / "scripts" / "switch_from_ollama"
+_KNOWN = ("smollm2-135m", "llama-3.2-3b")
+
+
+class _Place(NamedTuple):
+    server: ServerProcess
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Place]:
+    """With the options of the page's first lines; the files of all names are tiny."""
+    folder, tiny = tmp_path_factory.mktemp("ollama"), tiny_model_path().read_bytes()
+    repos = {"acme/tiny": Repo({"tiny-Q4_0.gguf": tiny})}
+    for name in _KNOWN:
+        known = parse_hub_name(KNOWN_MODELS[name].source or "")
+        assert known is not None
+        repos[known.repo] = Repo({str(known.file): tiny})
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    with running(repos) as hub:
+        env = {**own, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder), "XDG_DATA_HOME": str(folder)}
+        with ServerProcess("--model", f"first={tiny_model_path()}", "--allow-pull", env=env) as server:
+            yield _Place(server, env)
+
+
+def steps(transcript: str) -> list[tuple[str, str, set[str]]]:
+    """The command of Ollama's, the request, and the names in the answer."""
+    found = re.findall(r"^# (.*)\n\$ (.*)\n((?:(?!# ).*\n?)*)", transcript, re.MULTILINE)
+    return [(command, request, {*re.findall(r'"(\w+)":', answer)}) for command, request, answer in found]
+
+
+def rows() -> dict[str, str]:
+    """The table of commands."""
+    section = PAGE.read_text("utf-8").split("## Commands")[1].split("\n## ")[0]
+    return dict(re.findall(r"^\| `(.*?)`.* \| (.*) \|$", section, re.MULTILINE))
+
+
+def test_the_transcript_is_what_the_script_does(place: _Place) -> None:
+    done = subprocess.run([SCRIPT, place.server.url], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = next(block for block in blocks(PAGE, "console") if SCRIPT.name in block)
+    done_steps, told_steps = steps(done.stdout), steps(told)
+    assert [step[:2] for step in told_steps] == [step[:2] for step in done_steps]
+    for (command, _, names), (_, _, there) in zip(told_steps, done_steps, strict=True):
+        assert names <= there, command
+    verbs = {command.split()[1] for command, _, _ in done_steps if command.startswith("ollama ")}
+    asked = {command.split()[1] for command in rows() if command.startswith("ollama ")}
+    assert asked - verbs == {"serve"}
+
+
+def test_commands_without_a_server_are_there(place: _Place) -> None:
+    def said(*arguments: str) -> str:
+        done = warm.run(*arguments, env=place.env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    told = " ".join(rows().values())
+    for command in ("pull llama3.2:3b", "pull hf:OWNER/REPO:QUANT", "list", "inspect NAME", "rm NAME"):
+        assert f"`openai-cpu-server {command}`" in told
+    said("pull", "llama3.2:3b")
+    said("pull", "hf:acme/tiny:Q4_0")
+    listed = said("list")
+    assert "llama-3.2-3b" in listed
+    assert "acme/tiny" in listed
+    assert "architecture" in said("inspect", "llama3.2:3b")
+    said("rm", "llama3.2:3b")
+    assert "llama-3.2-3b" not in said("list")
+
+
+def test_options_in_place_of_ollamas_variables_are_taken(place: _Place) -> None:
+    """The server starts with all of them at once."""
+    table = {name: told for name, told in rows().items() if name.startswith("OLLAMA_")}
+    options = [re.findall(r"`(--[a-z-]+) ([^`]+)`", told)[0] for told in table.values()]
+    assert len(options) == len(table) == 5
+    values = [part.replace("MiB", "4000") for pair in options for part in pair]
+    with ServerProcess("--model", f"first={tiny_model_path()}", *values, env=place.env) as server:
+        assert "8192 KV tokens (q8_0" in "".join(server.lines)
+        assert "4 sequences at once" in "".join(server.lines)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_ollamas_client_for_javascript_goes_the_same_way(place: _Place, tmp_path: Path) -> None:
+    install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(tmp_path), "ollama"]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"npm cannot install ollama: {done.stderr[-300:]}")
+    program = tmp_path / "story.mjs"
+    program.write_text(_STORY)
+    ran = subprocess.run(["node", program, place.server.url], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["done"]), ran.stdout + ran.stderr
+
+
+_STORY = """
+import assert from 'node:assert'
+import { Ollama } from 'ollama'
+const ollama = new Ollama({ host: process.argv[2] })
+const model = 'smollm2:135m', options = { num_predict: 4, temperature: 0 }
+let last
+for await (const part of await ollama.pull({ model, stream: true })) last = part
+assert.equal(last.status, 'success')
+assert((await ollama.list()).models.some((one) => one.name === model))
+const messages = [{ role: 'user', content: 'Hi.' }]
+const whole = await ollama.chat({ model, messages, options })
+let streamed = ''
+const parts = await ollama.chat({ model, messages, options, stream: true })
+for await (const part of parts) streamed += part.message.content
+assert.equal(streamed, whole.message.content)
+assert.equal((await ollama.generate({ model, prompt: 'Hi.', options })).eval_count, 4)
+const format = { type: 'object', properties: { a: { type: 'boolean' } }, required: ['a'] }
+const shaped = await ollama.chat({ model, messages, format, options: { ...options, num_predict: 40 } })
+assert.equal(typeof JSON.parse(shaped.message.content).a, 'boolean')
+assert((await ollama.ps()).models.length > 0)
+await ollama.create({ model: 'short', from: model, system: 'Be brief.', stream: false })
+await ollama.copy({ source: 'short', destination: 'brief' })
+assert((await ollama.show({ model: 'brief' })).capabilities.includes('completion'))
+for (const name of ['brief', 'short', model]) await ollama.delete({ model: name })
+await assert.rejects(ollama.show({ model: 'nobody' }), { status_code: 404 })
+console.log('done')
+"""
