@@ -21,6 +21,7 @@ from openai_cpu_server.llama.bindings import libggml, llama_cpp
 from openai_cpu_server.llama.cells.batch import TokenBatch
 from openai_cpu_server.llama.cells.context import SLOTS_MAX, AbortSwitch, Context, ContextOptions
 from openai_cpu_server.llama.draft_model import DraftModel, require_same_tokens
+from openai_cpu_server.llama.gguf.encoders import why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.gguf.tensors import AdapterFile, file_digest
 from openai_cpu_server.llama.host import ComputeThreads, Machine
@@ -196,8 +197,8 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         draft = None if options.draft_model_path is None else GgufHeader(Path(options.draft_model_path))
         kernels = switch_kernels(options.kernels, pause=lambda: on_progress(0.0))
         projector_path = None if options.projector_path is None else Path(options.projector_path)
-        if projector_path is not None and not projector_path.is_file():
-            raise StartupError(f"There is no projector {projector_path}.")
+        if projector_path is not None:
+            _check_projector(projector_path)
         encoder = encoder_memory(options)
         room = MemoryRoom.of(header, draft, kv_type, machine.free_memory(), encoder=encoder)
         draft_weights, weights = (
@@ -257,6 +258,16 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
     return LoadedParts(
         model, vocabulary, context, abort, info, set_aside, fingerprint, draft_model, row_store
     )
+
+
+def _check_projector(path: Path) -> None:
+    """Before anything is loaded. Raises `StartupError`."""
+    if not path.is_file():
+        raise StartupError(f"There is no projector {path}.")
+    if (why := why_deadly(GgufHeader(path))) is not None:
+        raise StartupError(
+            f"The projector {path} cannot be used: llama.cpp dies of any sound with it ({why})."
+        )
 
 
 def _projector(

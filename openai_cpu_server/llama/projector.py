@@ -36,8 +36,6 @@ from openai_cpu_server.contract.media import (
 )
 from openai_cpu_server.errors import ServerError, StartupError
 from openai_cpu_server.llama.bindings import llama_cpp, mtmd_library
-from openai_cpu_server.llama.gguf.encoders import why_deadly
-from openai_cpu_server.llama.gguf.header import GgufHeader
 from openai_cpu_server.llama.model.kv_size import KEPT_ROWS_BYTES, MOST_SOUND_S
 from openai_cpu_server.llama.model.model import Model
 from openai_cpu_server.llama.model.native import NativeObject, native_log
@@ -155,10 +153,6 @@ class Projector(NativeObject):
 
     def __init__(self, path: Path, model: Model, *, threads: int, flash_attention: bool) -> None:
         """`model` must outlive it. Raises `StartupError`."""
-        if (why := why_deadly(GgufHeader(path))) is not None:
-            raise StartupError(
-                f"The projector {path} cannot be used: llama.cpp dies of any sound with it ({why})."
-            )
         self._mtmd = mtmd = mtmd_library()
         log = native_log().cleared()
         log.listen_to(mtmd.mtmd_log_set)

@@ -31,7 +31,7 @@ from openai_cpu_server.llama.measure.measurements import Measurements, Profile, 
 from tests import warm
 from tests.cli.in_process import Run, runner
 from tests.llama.driver import SmallMachine, loaded
-from tests.llama.odd_models import add_facts, gemma3, rewritten, split, written
+from tests.llama.odd_models import add_facts, gemma3, hearing_head, rewritten, split, written
 from tests.tiny_model import tiny_model_path, tiny_projector_path
 
 pytestmark = [pytest.mark.native, pytest.mark.thorough]
@@ -120,11 +120,15 @@ def test_what_it_sees_and_hears_with(
     assert "hears sound    no; that takes a projector" in shown(model)
     assert facts(model, "--mmproj", "off")["sight"] is None
     shutil.copyfile(tiny_projector_path("ultravox", rows_width=256), eyes)
-    said = {"kind": "ultravox", "sample_rate": 16_000, "bands": 128, "layers": 2}
+    said = {"kind": "ultravox", "sample_rate": 16_000, "bands": 128, "layers": 2, "why_not": None}
     hears = facts(model)
     assert hears["sight"] is None
     assert hears["hearing"] == {"path": str(eyes), "file_bytes": eyes.stat().st_size, **said}
     assert "ultravox, 16,000 samples a second, 128 bands, 2 layers" in shown(model)
+    hearing_head(eyes, "ultravox", width=768, stacked=8)
+    assert f"hears sound    no: llama.cpp dies of any sound with {eyes} (of rows 768 wide" in shown(
+        model, "--mmproj", eyes
+    )
     assert run(model, "--mmproj", tmp_path / "absent.gguf").returncode == 2
 
 

@@ -123,6 +123,21 @@ def gemma3(source: Path, target: Path, *, window: int) -> Path:
     return written(writer, target)
 
 
+def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 1500) -> Path:
+    """What a projector's file says of itself, and one of its tensors."""
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_audio_encoder", True)
+    writer.add_string("clip.projector_type", kind)
+    writer.add_uint32("clip.audio.embedding_length", width)
+    writer.add_uint32("clip.audio.projector.stack_factor", stacked)
+    writer.add_tensor("a.position_embd.weight", np.zeros((places, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _add_tensors(writer: gguf.GGUFWriter, source: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     vocab_size = len(gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].data)
     writer.add_tensor("token_embd.weight", _random((vocab_size, _WIDTH)))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -29,6 +28,7 @@ from tests.architectures.plain import PlainLlama
 from tests.architectures.test_architectures import ENGINE, running
 from tests.fuzz.sounds import FILES, tone, wav
 from tests.llama.driver import small
+from tests.llama.odd_models import hearing_head
 from tests.llama.test_pictures import LENGTH, Kind, Sensing, files, options, picture
 from tests.tiny_model import tiny_model_path
 
@@ -203,21 +203,6 @@ def test_files_are_decoded_as_llama_cpp_does(
 
 def test_ogg_vorbis_is_decoded_and_llama_cpp_knows_it_not() -> None:
     assert np.corrcoef(decoded_samples(FILES["ogg"]), tone(0.4))[0, 1] > 0.98
-
-
-def hearing_head(path: Path, kind: str, width: int, stacked: int, places: int = 1500) -> Path:
-    """What a projector's file says of itself, and one of its tensors."""
-    writer = gguf.GGUFWriter(path, "clip")
-    writer.add_bool("clip.has_audio_encoder", True)
-    writer.add_string("clip.projector_type", kind)
-    writer.add_uint32("clip.audio.embedding_length", width)
-    writer.add_uint32("clip.audio.projector.stack_factor", stacked)
-    writer.add_tensor("a.position_embd.weight", np.zeros((places, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize(

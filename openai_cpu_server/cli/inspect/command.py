@@ -204,6 +204,8 @@ def _hearing(report: InspectReport) -> str:
     hearing = report.hearing
     if hearing is None:
         return _NO_PROJECTOR
+    if hearing.why_not is not None:
+        return f"no: llama.cpp dies of any sound with {hearing.path} ({hearing.why_not})"
     parts = [
         f"{hearing.path}, {bytes_text(hearing.file_bytes)}",
         harmless(hearing.kind or ""),

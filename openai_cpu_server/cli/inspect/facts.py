@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.llama.gguf.encoders import ProjectorFacts
+from openai_cpu_server.llama.gguf.encoders import ProjectorFacts, why_deadly
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, total_bytes
 from openai_cpu_server.llama.gguf.tensors import Tensor
 from openai_cpu_server.prompt.chat_template import ChatTemplate
@@ -115,6 +115,8 @@ class HearingFacts(msgspec.Struct, frozen=True):
     bands: int | None
     """Of a sound's spectrum."""
     layers: int | None
+    why_not: str | None
+    """Why it cannot be served; None: it can."""
 
 
 class FileFacts(msgspec.Struct, frozen=True):
@@ -179,6 +181,7 @@ def read_hearing(header: GgufHeader) -> HearingFacts | None:
         sample_rate=facts.sound_rate,
         bands=facts.hearing.num_bands,
         layers=facts.hearing.layers,
+        why_not=why_deadly(header),
     )
 
 
