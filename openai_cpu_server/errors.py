@@ -182,6 +182,14 @@ class NotThinking(ServerError):
         super().__init__(f"The answer '{name}' is not thinking, or its thoughts cannot be ended.")
 
 
+class McpServerNotFound(ServerError):
+    """There is no MCP server of this name, or the key may not use it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is no MCP server '{name[:64]}' for you.")
+        self.name = name
+
+
 class Unauthorized(ServerError):
     """No API key, or a wrong one."""
 

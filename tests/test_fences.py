@@ -90,6 +90,9 @@ ALLOWED = {
     },
     # Below `api`, which looks a model up by the name in a body: for it there is no HTTP and no process.
     "models": {"contract", "errors", "prompt"},
+    # Below `api`, which knows it by the contract alone: for it there is no model. Which addresses may be
+    # asked is one rule for all that clients name by a URL.
+    "mcp_servers": {"", "child_processes.spawn", "contract", "errors", "http.fetching"},
     # Below `api`, which asks it before it submits a call: for it there is no HTTP, no model and no engine.
     "answers": {"config.folders", "contract", "errors", "storage"},
     # Beside `api`, which calls it: batches know neither HTTP nor the engine. Rows are run through a callable
@@ -130,6 +133,7 @@ ALLOWED = {
         "llama.gguf",
         "llama.host",
         "llama.model.kv_size",
+        "mcp_servers",
         "model_source",
         "models",
         "observe",
@@ -181,6 +185,9 @@ ONLY_IN = {
     "sqlalchemy": {"answers", "jobs", "storage"},
     "prometheus_client": {"observe"},
     "opentelemetry": {"observe"},
+    "mcp": {"mcp_servers"},
+    "mcp_types": {"mcp_servers"},
+    "httpx2": {"mcp_servers"},
 }
 PURE = {
     "fairness",
@@ -362,6 +369,7 @@ def test_only_the_settings_read_the_environment() -> None:
     readers = {
         "child_processes.spawn",
         "config.folders",
+        "config.mcp",
         "config.parser",
         "config.settings",
         "config.sources",

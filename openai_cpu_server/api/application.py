@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from starlette.applications import Starlette
 
 from openai_cpu_server.api.admin import adapters, cache, health, page, requests, stats, store, tokens, usage
+from openai_cpu_server.api.admin import mcp as mcp_rooms
 from openai_cpu_server.api.admin import models as model_rooms
 from openai_cpu_server.api.admin.adapters import no_adapters
 from openai_cpu_server.api.admin.models import AlwaysLoaded
@@ -35,6 +36,7 @@ from openai_cpu_server.api.pooling import routes as pooling
 from openai_cpu_server.api.responses import kept_conversations
 from openai_cpu_server.api.responses import routes as responses
 from openai_cpu_server.api.transcriptions import routes as transcriptions
+from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.http.application import application
 from openai_cpu_server.http.body import BodyBudget
 from openai_cpu_server.http.clients import key_of
@@ -71,6 +73,7 @@ ROOMS: Sequence[RouteRoom[ServerParts, Any]] = (
     store.ROOM,
     model_rooms.ROOM,
     adapters.ROOM,
+    mcp_rooms.ROOM,
     requests.ROOM,
     cache.ROOM,
     files.ROOM,
@@ -113,6 +116,7 @@ def create_api(
     keeping: ModelKeeping | None = None,
     model_store: ModelStore | None = None,
     recall: AnswerLookup | None = None,
+    mcp: McpServers | None = None,
 ) -> ServedApplication:
     """`keys`: None is the one key of the options, or none. `limits`: None counts in this process.
 
@@ -121,7 +125,7 @@ def create_api(
     `jobs`: None is no batch API. `watch`: the engines', if they have one; None: steps are not watched.
     `keeping`: what loads and unloads models; None: they stay as they are. `model_store`: what changes the
     set of them; None: nothing does.
-    `recall`: None is no cache of answers.
+    `recall`: None is no cache of answers. `mcp`: None, no tools are called here.
     """
     watch = watch or Watch.new(model=models.default.name)
     watch.know_keys(key_of, jobs.usage.add if jobs else None)
@@ -144,6 +148,7 @@ def create_api(
         generation=GenerationService(
             models, options, AttachmentFinder(options.media, upload), streams, recall
         ),
+        mcp=mcp,
         at_end=[streams.close],
     )
     served = list(served_routes(ROOMS, parts))

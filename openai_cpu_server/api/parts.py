@@ -10,6 +10,7 @@ import msgspec
 from openai_cpu_server.api.asking.answer_lookup import AnswerLookup
 from openai_cpu_server.api.asking.generation import GenerationService
 from openai_cpu_server.config.adapters import AdapterSource
+from openai_cpu_server.contract.mcp import McpServers
 from openai_cpu_server.contract.model_info import Adapter
 from openai_cpu_server.contract.pull import PullStep
 from openai_cpu_server.http.body import BodyBudget
@@ -98,6 +99,8 @@ class ServerParts(NamedTuple):
     """None: the set of models stays as it is."""
     generation: GenerationService
     """The way of all calls that generate."""
+    mcp: McpServers | None
+    """None: there are no MCP servers, and no URL may name one."""
     at_end: list[Callable[[], Awaitable[None]]]
     """What is awaited when the engines have ended; rooms add to it when they are made."""
 

@@ -140,8 +140,8 @@ def _config_path(arguments: Sequence[str]) -> Path | None:
 def _problem(location: tuple[int | str, ...], message: str, origin: str = "") -> str:
     """`location` is the option and, for a list, the place in it, which says nothing to whoever gave a few."""
     names = [part for part in location if isinstance(part, str)]
-    if names[:1] == ["models"] and len(names) > 1:
-        return " ".join([f"[models.{names[1]}]", *names[2:]]) + f": {message}{origin}"
+    if names[:1] in (["models"], ["mcp"]) and len(names) > 1:
+        return " ".join([f"[{names[0]}.{names[1]}]", *names[2:]]) + f": {message}{origin}"
     if names and names[0] in _REPLACED:
         return f"{option(names[0])} is gone: use {_REPLACED[names[0]]}"
     return f"{option('-'.join(names))}: {message}{origin}" if location else message

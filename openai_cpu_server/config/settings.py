@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from openai_cpu_server.config.adapters import AdapterOption, parse_adapter
 from openai_cpu_server.config.folders import expanded, user_cache_dir
+from openai_cpu_server.config.mcp import McpOptions
 from openai_cpu_server.config.models import ENGINE_DEFAULTS, ModelOptions, ModelTable, PriceTable, fields_for
 from openai_cpu_server.config.replicas import RayTable
 from openai_cpu_server.config.sources import ENV_PREFIX, ConfigFile, EnvironmentVariables, SecretFiles
@@ -106,7 +107,7 @@ class WhatToServe(BaseModel):
     )
 
 
-class Settings(ModelOptions, WhatToServe, BaseSettings):
+class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
     """Serve a GGUF model behind the OpenAI API."""
 
     model_config = SettingsConfigDict(

@@ -7,7 +7,7 @@ words of their own. A new figure is a field here, is counted where the engine en
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -69,10 +69,23 @@ class Figures(SequenceFigures, frozen=True, kw_only=True):
         return self.prompt_tokens + self.output_tokens
 
 
+def of_rounds(rounds: Sequence[Figures]) -> Figures:
+    """Of generations that followed one another for one answer. What was between them is no part of it."""
+    parts = ("prompt_tokens", "image_tokens", "audio_tokens", "audio_s", *_TIMES)
+    sums = {name: sum(getattr(one, name) for one in rounds) for name in parts}
+    working_ms = sums["prefill_ms"] + sums["generation_ms"]
+    tokens = sum(one.output_tokens for one in rounds)
+    rate = 1000 * tokens / working_ms if working_ms else 0.0
+    return Figures(**added_up(rounds), **sums, tokens_per_second=rate)
+
+
 def added_up(sequences: Iterable[SequenceFigures]) -> dict[str, int]:
     """By the names of the figures."""
     parts = list(sequences)
     return {name: sum(getattr(part, name) for part in parts) for name in SequenceFigures.__struct_fields__}
+
+
+_TIMES = ("queue_ms", "prefill_ms", "generation_ms", "latency_ms")
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):

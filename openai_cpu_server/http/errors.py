@@ -49,6 +49,7 @@ TABLE: Mapping[type[errors.ServerError], Failure] = {
     errors.AdapterNotFound: Failure(404, "invalid_request_error", "adapter_not_found", "model"),
     errors.RequestNotFound: Failure(404, "invalid_request_error", "request_not_found", "id"),
     errors.JobObjectNotFound: Failure(404, "invalid_request_error"),
+    errors.McpServerNotFound: Failure(404, "invalid_request_error", "mcp_server_not_found", "name"),
     errors.BodyTooSlow: Failure(408, "invalid_request_error", "request_body_timeout"),
     errors.DeadlineExceeded: Failure(408, "server_error", "request_timeout"),
     errors.ReaderTooSlow: Failure(408, "server_error", "reader_too_slow"),

@@ -98,12 +98,13 @@ def _checked(asked: Fetched, url: str) -> urllib.parse.SplitResult:
         raise InvalidRequest("this is no URL") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise InvalidRequest("this is no URL that can be fetched")
-    if not any(_is_below(host, domain.lower()) for domain in asked.domains):
+    if not any(is_below(host, domain.lower()) for domain in asked.domains):
         raise InvalidRequest("its domain is none that the server names by --allowed-media-domain")
     return parts
 
 
-def _is_below(host: str, domain: str) -> bool:
+def is_below(host: str, domain: str) -> bool:
+    """Whether an option's domain means this host; both are in small letters."""
     if domain.startswith("*."):
         return host.endswith(domain[1:])
     return domain in ("*", host)
@@ -113,7 +114,7 @@ def _connected(host: str, port: int, until_s: float, *, is_secure: bool) -> http
     """To an address that is looked at before it is asked: a name cannot mean another one afterwards."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     address = next((one for *_, (one, *_) in found), None)
-    if address is None or not all(_is_public(str(one)) for *_, (one, *_) in found):
+    if address is None or not all(is_public(str(one)) for *_, (one, *_) in found):
         raise InvalidRequest("its address is a private one")
     kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
     connection = kind(host, port, timeout=_left(until_s))
@@ -147,7 +148,8 @@ def _cut_off(connection: http.client.HTTPConnection, until_s: float) -> Iterator
         sock.close()
 
 
-def _is_public(address: str) -> bool:
+def is_public(address: str) -> bool:
+    """Whether it is of the internet at large, by what it translates to, too."""
     one = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(one, ipaddress.IPv6Address):
         if any(one in network for network in _LOCAL):

@@ -14,7 +14,7 @@ import msgspec
 
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.errors import StartupError
-from openai_cpu_server.http.keys import ALL_SCOPES, Access, Allowance, Callers, Key, Scope
+from openai_cpu_server.http.keys import ALL_MCP, ALL_SCOPES, Access, Allowance, Callers, Key, Scope
 
 Label = Literal["interactive", "batch"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -25,6 +25,7 @@ class _Entry(Allowance, frozen=True, kw_only=True, forbid_unknown_fields=True):
     priority: Label | None = None
     max_priority: Label = "interactive"
     models: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    mcp: frozenset[str] = frozenset()
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
     admin: bool = False
     """The key has all scopes."""
@@ -69,6 +70,7 @@ def _key(name: str, entry: _Entry) -> Key:
         priority=_priority(entry.priority) if entry.priority else None,
         max_priority=_priority(entry.max_priority),
         models=frozenset(entry.models) if entry.models is not None else None,
+        mcp=entry.mcp,
         allowance=msgspec.convert(entry, Allowance, from_attributes=True),
     )
 
@@ -144,4 +146,4 @@ class KeyRing:
 
 
 def _shared_key(key: str) -> Key:
-    return Key(name="", digest=hashlib.sha256(key.encode()).digest(), scopes=ALL_SCOPES)
+    return Key(name="", digest=hashlib.sha256(key.encode()).digest(), scopes=ALL_SCOPES, mcp=ALL_MCP)

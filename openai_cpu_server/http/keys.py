@@ -23,6 +23,7 @@ class Scope(enum.Enum):
 
 
 ALL_SCOPES = frozenset(Scope)
+ALL_MCP = frozenset({"*", "url:*"})
 
 Amount = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -60,6 +61,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     """The best that its requests get, whatever they name."""
     models: frozenset[str] | None = None
     """The names of models that it may use; None: all."""
+    mcp: frozenset[str] = frozenset()
+    """The MCP servers that it may use: `NAME`, `NAME/TOOL`, `*`; `url:HOST` and `url:*` for those that a
+    request names by their URL."""
     allowance: Allowance = Allowance()
 
 
@@ -87,6 +91,17 @@ class Identity(msgspec.Struct, frozen=True):
     def allowed_models(self) -> frozenset[str] | None:
         """The names of models that they may use; None: all."""
         return self.key.models if self.key else None
+
+    def may_call(self, server: str, tool: str | None = None) -> bool:
+        """`server`: the name of an MCP server, or `url:HOST`. `tool`: None, any of its tools."""
+        if self.key is None:
+            return True
+        listed = self.key.mcp
+        if server in listed or ("url:*" if server.startswith("url:") else "*") in listed:
+            return True
+        if tool is None:
+            return any(one.startswith(f"{server}/") for one in listed)
+        return f"{server}/{tool}" in listed
 
     def may(self, scope: Scope) -> bool:
         return self.key is None or scope in self.key.scopes

@@ -131,6 +131,7 @@ class Lease:
         """Counts what was written so far. The call may go on, and reserve again."""
         self._account.held_tokens -= self._held_tokens
         self._held_tokens = 0
+        self._taken.clear()
         for quota in _quotas(self._allowance, Unit.TOKENS):
             await self._charge(quota)
         self.output_tokens = 0

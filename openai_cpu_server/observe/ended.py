@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 
-from openai_cpu_server.contract.figures import Amounts, Figures
+from openai_cpu_server.contract.figures import Amounts, Figures, of_rounds
 
 BOUNDS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
@@ -130,6 +130,21 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
     """`MODEL:NAME`; None: the model as it is."""
     inputs: int | None = None
     """Inputs that were embedded or scored; 0 if it ended early. None: it generated."""
+
+
+def ended_rounds(calls: Sequence[EndedCall]) -> EndedCall:
+    """Generations that followed one another for one answer, as one call."""
+    first, last = calls[0], calls[-1]
+    gaps = Distribution()
+    for call in calls:
+        gaps.merge(call.gaps)
+    return msgspec.structs.replace(
+        last,
+        figures=of_rounds([call.figures for call in calls]),
+        submitted_s=first.submitted_s,
+        ttft_s=first.ttft_s,
+        gaps=gaps,
+    )
 
 
 class RouteTaken(msgspec.Struct, frozen=True, kw_only=True):

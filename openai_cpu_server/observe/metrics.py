@@ -146,6 +146,39 @@ class AnswerMetrics:
         self._bytes.set(num_bytes)
 
 
+class McpMetrics:
+    """An `McpObserver`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._calls = Counter(
+            "ocs_mcp_calls",
+            "Calls of tools of MCP servers that this server has made, by server (url: one that a request has "
+            "named) and outcome: completed or failed.",
+            ("server", "outcome"),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "ocs_mcp_call_seconds",
+            "Seconds that they took.",
+            ("server",),
+            registry=registry,
+            buckets=BOUNDS_S,
+        )
+        self._rounds = Histogram(
+            "ocs_mcp_rounds",
+            "Generations of responses that could call such tools.",
+            registry=registry,
+            buckets=(1, 2, 3, 4, 6, 8, 11, 16, 32),
+        )
+
+    def mcp_called(self, server: str, *, failed: bool, seconds: float) -> None:
+        self._calls.labels(server, "failed" if failed else "completed").inc()
+        self._seconds.labels(server).observe(seconds)
+
+    def mcp_rounds(self, rounds: int) -> None:
+        self._rounds.observe(rounds)
+
+
 _KEY_LABELS = ("key", "model")
 
 
@@ -337,6 +370,7 @@ class Metrics:
         )
         self.steps = StepMetrics(registry)
         self.keys = KeyMetrics(registry)
+        self.mcp = McpMetrics(registry)
         ProcessCollector(namespace="ocs", registry=registry)
         Info("ocs_build", "What runs here: always 1.", registry=registry).info(
             {

@@ -43,6 +43,7 @@ from openai_cpu_server.http.server import WebServer, room_for_connections
 from openai_cpu_server.jobs.jobs import Jobs
 from openai_cpu_server.jobs.run.rows import RunRow
 from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.mcp_servers.servers import ConfiguredServers
 from openai_cpu_server.models.registry import ModelRegistry
 from openai_cpu_server.observe.logs import set_up_logs
 from openai_cpu_server.observe.tracing import open_tracing
@@ -144,11 +145,14 @@ class ServedApi(NamedTuple):
     keys: KeyRing
     jobs: Jobs | None
     recall: AnswerLookup | None
+    mcp: ConfiguredServers | None
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Meanwhile the cache of answers is open and batch jobs run; at the end they are left resumable."""
-        async with self.recall or contextlib.nullcontext(), _running(self.jobs, self.api):
+        """Meanwhile the cache of answers is open and batch jobs run; at the end they are left resumable, and
+        MCP servers are ended."""
+        nothing = contextlib.nullcontext()
+        async with self.recall or nothing, self.mcp or nothing, _running(self.jobs, self.api):
             yield
 
 
@@ -163,6 +167,7 @@ def open_api(
     """`keeping`: what loads and unloads models; None: they stay as they are. `store`: what changes the set of
     them; None: nothing does. Raises StartupError with one line."""
     recall = open_recall(settings, models, watch.metrics.answers)
+    mcp = _mcp(settings)
     keys = KeyRing(
         revealed(settings.api_key), settings.api_keys, is_open_to_gateways=settings.open_to_gateways
     )
@@ -184,8 +189,20 @@ def open_api(
         keeping=keeping,
         model_store=store,
         recall=recall,
+        mcp=mcp,
     )
-    return ServedApi(api, keys, jobs, recall)
+    return ServedApi(api, keys, jobs, recall, mcp)
+
+
+def _mcp(settings: Settings) -> ConfiguredServers | None:
+    """None: there are no MCP servers. Raises StartupError without the extra."""
+    if not settings.mcp and not settings.mcp_allow_url:
+        return None
+    return ConfiguredServers(
+        {name: table.options for name, table in settings.mcp.items()},
+        settings.mcp_limits,
+        allowed_hosts=settings.mcp_allow_url,
+    )
 
 
 class OfflineModels(NamedTuple):

@@ -13,7 +13,8 @@ from openai_cpu_server.api.asking.call import Call, PartsReader, ToolCallStyle
 from openai_cpu_server.api.chat.render import ChatRenderer
 from openai_cpu_server.api.responses.as_ask import left_out, response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import new_items, told_in_words, turns
+from openai_cpu_server.api.responses.conversation import turns
+from openai_cpu_server.api.responses.sent_items import new_items, told_in_words
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.prompt.tool_formats import (
     TOOL_FORMATS,

@@ -21,7 +21,8 @@ from openai_cpu_server.api.messages.render import MessagesRenderer
 from openai_cpu_server.api.messages.routes import MESSAGES_API
 from openai_cpu_server.api.responses.as_ask import response_ask
 from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import new_items, turns, with_instructions
+from openai_cpu_server.api.responses.conversation import turns, with_instructions
+from openai_cpu_server.api.responses.sent_items import new_items
 from openai_cpu_server.contract.messages import FinishReason
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.prompt.tool_formats import CallArguments, CallBegin, Content, Part, ThinkingText

@@ -12,8 +12,10 @@ import msgspec
 from openai_cpu_server.api.asking.call import Call, ToolCallStyle
 from openai_cpu_server.api.asking.renderer import Chunk
 from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.objects import PREFIXES, new_response
-from openai_cpu_server.api.responses.stream import EventNumbers, ItemWriting, ResponseStream
+from openai_cpu_server.api.responses.items import PREFIXES
+from openai_cpu_server.api.responses.objects import new_response
+from openai_cpu_server.api.responses.stream import ResponseStream
+from openai_cpu_server.api.responses.writing import EventNumbers, ItemWriting
 from openai_cpu_server.contract.messages import FinishReason, QueuePlace, TokenEvent
 from openai_cpu_server.http.errors import ErrorBody, ErrorObject
 from openai_cpu_server.jobs.records import ResponseStatus

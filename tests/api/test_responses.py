@@ -16,7 +16,8 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.api.responses.body import ResponsesBody
-from openai_cpu_server.api.responses.conversation import new_items, turns
+from openai_cpu_server.api.responses.conversation import turns
+from openai_cpu_server.api.responses.sent_items import new_items
 from openai_cpu_server.http.key_file import KeyRing
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
@@ -195,11 +196,6 @@ ELSEWHERE: list[tuple[list[Json], list[tuple[str, object]], str]] = [
         [{"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "x"}}],
         [("assistant", '[web_search: {"action": {"type": "search", "query": "x"}}]')],
         "input[1] (web_search_call)",
-    ),
-    (
-        [{"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"}],
-        [("assistant", '[look: {"arguments": "{}"}]\nseen')],
-        "input[1] (mcp_call)",
     ),
     ([{"type": "compaction", "encrypted_content": "zz"}], [], "input[1] (compaction)"),
     (

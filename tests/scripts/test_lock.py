@@ -36,7 +36,10 @@ def wanted() -> dict[str, list[Requirement]]:
     """By extra; "": of the package itself."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    of = {"": project["dependencies"], **{name: extras[name] for name in ("otel", "postgres", "redis")}}
+    of = {
+        "": project["dependencies"],
+        **{name: extras[name] for name in ("mcp", "otel", "postgres", "redis")},
+    }
     return {name: [Requirement(line) for line in lines] for name, lines in of.items()}
 
 
@@ -53,7 +56,7 @@ def test_each_package_has_one_version_and_hashes_and_no_index_is_named(path: Pat
 
 
 @pytest.mark.parametrize("python", _PYTHONS)
-@pytest.mark.parametrize("extra", ["", "otel", "postgres", "redis"])
+@pytest.mark.parametrize("extra", ["", "mcp", "otel", "postgres", "redis"])
 def test_what_the_project_asks_for_is_there_on_every_python(extra: str, python: str) -> None:
     environment = {**default_environment(), "python_version": python, "python_full_version": f"{python}.9"}
     there = {}

@@ -291,6 +291,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     refused."""
     sent: frozenset[str] = frozenset()
     """What of the sampling it has named, by the contract's names."""
+    call_id: str | None = None
+    """The call goes on that had this id; None: a new one."""
     num_bytes: int = 0
     """The size of its body, and of what it goes on from."""
     ignored: Ignored = Ignored()

@@ -223,7 +223,7 @@ def _with(ask: Ask, messages: Sequence[AskedMessage]) -> Ask:
 
 
 def _call(ask: Ask, asking: ModelContext, prepared: PreparedPrompts, choices: NumChoices) -> Call:
-    call_id = ask.id_prefix + secrets.token_hex(12)
+    call_id = ask.call_id or ask.id_prefix + secrets.token_hex(12)
     prompts, output = prepared.prompts, prepared.output
     ask = _with_progress(ask, asking)
     alike = _request(ask, asking, output, choices)

@@ -19,7 +19,7 @@ from openai_cpu_server.api.asking.call import Call
 from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
 from openai_cpu_server.api.asking.kept_streams import KeptStream, KeptStreams, conversation_of
 from openai_cpu_server.api.asking.renderer import AnswerRenderer, GatheredAnswer, Renderer, events
-from openai_cpu_server.api.asking.running import RunningCall, Said, chunks_of
+from openai_cpu_server.api.asking.running import OpenCall, RunningCall, Said, chunks_of
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import ModelLoading, QueuePlace
 from openai_cpu_server.errors import GenerationFailed, InvalidRequest
@@ -112,7 +112,7 @@ class EventStream:
 
     def __init__(
         self,
-        running: RunningCall,
+        running: OpenCall,
         renderer: Renderer,
         *,
         keep_alive_s: float,

@@ -7,7 +7,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Protocol, Union
 
 import msgspec
 
@@ -123,6 +123,29 @@ def chunks_of(said: Said, renderer: Renderer) -> Sequence[Chunk]:
     return renderer.waits(said) if isinstance(said, (QueuePlace, ModelLoading)) else said
 
 
+class OpenCall(Protocol):
+    """A call that was submitted, be it one generation or several."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    @property
+    def figures(self) -> Figures: ...
+
+    def cancel(self) -> None: ...
+
+    def tell(self, renderer: Renderer) -> AsyncGenerator[Said, None]: ...
+
+    async def gather(self) -> dict[str, GatheredAnswer]: ...
+
+    async def __aenter__(self) -> OpenCall: ...
+
+    async def __aexit__(self, *error: Any) -> None: ...
+
+
 _MOST_ENDED = 1000
 """Of so many calls it is known that they have ended."""
 
@@ -187,6 +210,8 @@ class RunningCall:
         is_thinking = call.thinking is not None and call.thinking.ending is not None
         self._thinking = {request.id for request in call.requests} if is_thinking else set[str]()
         """The sequences whose thoughts can be ended: their answers have not begun."""
+        self.is_stopped = False
+        """Somebody has ended it as it is."""
 
     async def __aenter__(self) -> RunningCall:
         await self._generation.__aenter__()
@@ -219,6 +244,7 @@ class RunningCall:
         self._recorder = None  # it is no answer for others
         if not self.model.engine.stop(self.call.id):
             raise RequestEnded(self.call.id)
+        self.is_stopped = True
 
     def stop_thinking(self) -> None:
         """Ends the thoughts of all its sequences that have not begun to answer. Raises NotThinking."""

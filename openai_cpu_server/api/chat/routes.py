@@ -45,7 +45,7 @@ from openai_cpu_server.api.chat.body import (
 from openai_cpu_server.api.chat.render import ChatCompletion, ChatRenderer
 from openai_cpu_server.api.chat.socket import ChatExchange
 from openai_cpu_server.api.parts import ServerParts
-from openai_cpu_server.errors import wrong
+from openai_cpu_server.errors import InvalidRequest, wrong
 from openai_cpu_server.http.clients import SUBPROTOCOL
 from openai_cpu_server.http.keys import CALLS, INFERENCE, WORK
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
@@ -152,8 +152,15 @@ def _asked_tool(tool: Tool | ChatTextTool, path: str) -> AskedFunction:
 
 
 def _other_tools(body: ChatBody) -> list[str]:
-    tools = enumerate(body.tools or ())
-    return [tool.named(f"tools[{index}]") for index, tool in tools if isinstance(tool, ForeignKind)]
+    """Raises InvalidRequest for those of MCP servers, which answers of one message have no place for."""
+    others = [
+        (f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ()) if isinstance(tool, ForeignKind)
+    ]
+    for at, tool in others:
+        if tool.type == "mcp":
+            message = f"'{at}': tools of MCP servers are called for /v1/responses only."
+            raise InvalidRequest(message, param=f"{at}.type", code="unsupported_value")
+    return [tool.named(at) for at, tool in others]
 
 
 def _legacy_tools(body: ChatBody, functions: list[LegacyFunction]) -> AskedTools:

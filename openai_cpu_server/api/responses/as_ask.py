@@ -34,13 +34,15 @@ from openai_cpu_server.api.responses.body import (
     AllowedToolsChoice,
     FunctionTool,
     GrammarFormat,
+    McpServerTool,
     NamedFunction,
+    NamedMcpTool,
     NamespaceTool,
     ResponsesBody,
     TextFormat,
     TextTool,
 )
-from openai_cpu_server.api.responses.objects import IN_NAMESPACE
+from openai_cpu_server.api.responses.items import IN_NAMESPACE, named_for_models
 from openai_cpu_server.errors import missing, wrong, wrong_value
 
 LOGPROBS = "message.output_text.logprobs"
@@ -70,7 +72,7 @@ def _places(body: ResponsesBody) -> Iterator[tuple[str, str, FunctionTool | Text
             yield from (
                 (f"{at}.tools[{i}]", f"{tool.name}{IN_NAMESPACE}", x) for i, x in enumerate(tool.tools)
             )
-        else:
+        elif not isinstance(tool, McpServerTool):
             yield at, "", tool
 
 
@@ -88,8 +90,11 @@ def check_supported(body: ResponsesBody) -> None:
     check_stream_options(body.stream_options, stream=body.stream)
 
 
-def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
-    """`messages`: instructions, earlier turns and this one. Raises InvalidRequest."""
+def response_ask(
+    body: ResponsesBody, messages: Sequence[AskedMessage], offered: Sequence[AskedFunction] = ()
+) -> Ask:
+    """`messages`: instructions, earlier turns and this one. `offered`: the tools of MCP servers. Raises
+    InvalidRequest."""
     if not messages:
         raise missing(_PATH)
     conversation = AskedConversation(messages, _PATH, may_forget=body.truncation == "auto")
@@ -103,7 +108,7 @@ def response_ask(body: ResponsesBody, messages: Sequence[AskedMessage]) -> Ask:
         service_tier=_TIERS.get(body.service_tier or ""),
         max_tokens=None if limit is None else AskedLimit(limit, "max_output_tokens"),
         logprobs=(body.top_logprobs or 0) if has_scores else None,
-        tools=_tools(body),
+        tools=_tools(body, offered),
         thinking=_thinking(body),
         template=body.chat_template,
     )
@@ -137,10 +142,11 @@ def _of_format(given: TextFormat) -> Iterator[AskedForm]:
     yield schema_form(given.json_schema, f"{at}.schema", strict=given.strict is not False, field=at)
 
 
-def _tools(body: ResponsesBody) -> AskedTools | None:
+def _tools(body: ResponsesBody, offered: Sequence[AskedFunction]) -> AskedTools | None:
     """Without functions only a demand for one is wrong."""
     places = _places(body)
     functions = [_asked(tool, at, stem) for at, stem, tool in places if not isinstance(tool, ForeignKind)]
+    functions += offered
     if not functions:
         check_no_choice(body.tool_choice, without="tools", path="tool_choice")
         return None
@@ -155,6 +161,10 @@ def _choice(body: ResponsesBody, known: Sequence[str]) -> tuple[ToolUse | None, 
     match body.tool_choice:
         case NamedFunction(name=name, namespace=namespace):
             return ToolUse.NAMED, (_meant(name, namespace, known),)
+        case NamedMcpTool(server_label=label, name=str(name)):
+            return ToolUse.NAMED, (label + IN_NAMESPACE + named_for_models(name),)
+        case NamedMcpTool(server_label=label):
+            return ToolUse.REQUIRED, _of_server(label, known)
         case AllowedToolsChoice(mode=mode, tools=tools):
             return ToolUse(mode), _allowed(tools, known)
         case "none":
@@ -179,12 +189,30 @@ def _allowed(tools: Sequence[Mapping[str, JsonValue]], known: Sequence[str]) -> 
     for tool in tools:
         name = tool.get("name")
         if tool.get("type") == "namespace":
-            named += [each for each in known if each.startswith(f"{name}{IN_NAMESPACE}")]
+            named += _below(name, known)
+        elif tool.get("type") == "mcp":
+            label = tool.get("server_label")
+            named += (
+                [f"{label}{IN_NAMESPACE}{named_for_models(name)}"]
+                if isinstance(name, str)
+                else _below(label, known)
+            )
         elif tool.get("type") in ("function", "custom") and isinstance(name, str):
             named.append(_meant(name, tool.get("namespace"), known))
     if not named:
         raise wrong("'tool_choice.tools' names no function.", "tool_choice.tools")
     return tuple(named)
+
+
+def _below(stem: object, known: Sequence[str]) -> list[str]:
+    return [each for each in known if each.startswith(f"{stem}{IN_NAMESPACE}")]
+
+
+def _of_server(label: str, known: Sequence[str]) -> tuple[str, ...]:
+    found = _below(label, known)
+    if not found:
+        raise wrong(f"There are no tools of an MCP server '{label}'.", "tool_choice.server_label")
+    return tuple(found)
 
 
 def _asked(tool: FunctionTool | TextTool, path: str, stem: str) -> AskedFunction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Union
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
 from openai_cpu_server.api.asking.body import (
@@ -23,10 +23,16 @@ from openai_cpu_server.api.asking.body import (
     Several,
     SharedBody,
     Syntax,
-    TextOrList,
     TopLogprobs,
     by_type,
     text_or_object,
+)
+from openai_cpu_server.api.responses.sent_items import (
+    CompactionTrigger,
+    EchoedBody,
+    Input,
+    SentMessageItem,
+    ToolName,
 )
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.http.unheeded import (
@@ -36,170 +42,6 @@ from openai_cpu_server.http.unheeded import (
     Hints,
     Refusals,
 )
-
-MAX_ITEMS = 10_000
-
-
-class EchoedBody(Body):
-    """What clients send back as they got it, here or elsewhere: further fields of it change nothing."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
-
-    is_open: ClassVar[bool] = True
-
-
-class ItemTextPart(EchoedBody):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-class RefusalPart(EchoedBody):
-    type: Literal["refusal"]
-    refusal: str
-
-
-def _part_kind(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("input_text", "output_text", "text"):
-        return "<text>"
-    return "<refusal>" if kind == "refusal" else "<other>"
-
-
-Part = Annotated[
-    Union[
-        Annotated[ItemTextPart, Tag("<text>")],
-        Annotated[RefusalPart, Tag("<refusal>")],
-        Annotated[ForeignKind, Tag("<other>")],
-    ],
-    Discriminator(_part_kind),
-]
-Content = TextOrList[Listed[Part]]
-ItemId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
-"""Without NUL, which not every database can store."""
-CallId = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class SentMessageItem(EchoedBody):
-    type: Literal["message"] | None = None
-    id: ItemId | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Content
-
-
-ToolName = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class SentFunctionCall(EchoedBody):
-    type: Literal["function_call"]
-    id: ItemId | None = None
-    call_id: CallId
-    name: ToolName
-    namespace: ToolName | None = None
-    arguments: str
-
-
-class SentFunctionOutput(EchoedBody):
-    type: Literal["function_call_output"]
-    id: ItemId | None = None
-    call_id: CallId
-    output: Content
-
-
-class SentCustomCall(EchoedBody):
-    type: Literal["custom_tool_call"]
-    id: ItemId | None = None
-    call_id: CallId
-    name: ToolName
-    namespace: ToolName | None = None
-    input: str
-
-
-class SentCustomOutput(EchoedBody):
-    type: Literal["custom_tool_call_output"]
-    id: ItemId | None = None
-    call_id: CallId
-    output: Content
-
-
-class ReasoningPart(EchoedBody):
-    type: str
-    text: str
-
-
-class SentReasoning(EchoedBody):
-    type: Literal["reasoning"]
-    id: ItemId | None = None
-    summary: Listed[ReasoningPart] | None = None
-    content: Listed[ReasoningPart] | None = None
-    encrypted_content: str | None = None
-    """Other servers' thoughts, which nobody can read here."""
-
-
-OWN_SUMMARY = "openai-cpu-server:"
-"""What the `encrypted_content` of our summaries begins with. Behind it they are plain: they are the client's
-own."""
-
-
-class SentCompaction(EchoedBody):
-    """A summary of ours. What other services have summed up nobody can read here."""
-
-    type: Literal["compaction"]
-    id: ItemId | None = None
-    encrypted_content: str
-
-
-class CompactionTrigger(EchoedBody):
-    """At the end of all items: the response is to be a summary of them."""
-
-    type: Literal["compaction_trigger"]
-
-
-class ItemReference(EchoedBody):
-    type: Literal["item_reference"] | None = None
-    id: ItemId
-
-
-_ITEM_KINDS = frozenset(
-    {
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "compaction",
-        "compaction_trigger",
-        "reasoning",
-        "item_reference",
-    }
-)
-
-
-def _item_kind(value: object) -> str:
-    fields = value if isinstance(value, dict) else {}
-    kind = fields.get("type")
-    if kind == "compaction" and not str(fields.get("encrypted_content")).startswith(OWN_SUMMARY):
-        return "<other>"
-    if kind is None:
-        return "<item_reference>" if set(fields) - {"type"} == {"id"} else "<message>"
-    return f"<{kind}>" if isinstance(kind, str) and kind in _ITEM_KINDS else "<other>"
-
-
-InputItem = Annotated[
-    Union[
-        Annotated[SentMessageItem, Tag("<message>")],
-        Annotated[SentFunctionCall, Tag("<function_call>")],
-        Annotated[SentFunctionOutput, Tag("<function_call_output>")],
-        Annotated[SentCustomCall, Tag("<custom_tool_call>")],
-        Annotated[SentCustomOutput, Tag("<custom_tool_call_output>")],
-        Annotated[SentReasoning, Tag("<reasoning>")],
-        Annotated[SentCompaction, Tag("<compaction>")],
-        Annotated[CompactionTrigger, Tag("<compaction_trigger>")],
-        Annotated[ItemReference, Tag("<item_reference>")],
-        Annotated[ForeignKind, Tag("<other>")],
-    ],
-    Discriminator(_item_kind),
-]
-Input = TextOrList[Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]]
 
 
 class FunctionTool(EchoedBody):
@@ -248,14 +90,57 @@ class NamespaceTool(EchoedBody):
     tools: Annotated[list[InNamespace], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
+class ToolFilter(EchoedBody):
+    """Both must hold, where both are given."""
+
+    tool_names: Listed[ToolName] | None = None
+    read_only: bool | None = None
+
+
+class ApprovalRule(EchoedBody):
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+AllowedMcpTools = Annotated[
+    Union[Annotated[Listed[ToolName], Tag("<list>")], Annotated[ToolFilter, Tag("<object>")]],
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<object>"),
+]
+RequiredApproval = Annotated[
+    Union[Annotated[Literal["always", "never"], Tag("<text>")], Annotated[ApprovalRule, Tag("<object>")]],
+    Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
+]
+
+
+class McpServerTool(EchoedBody):
+    """The tools of an MCP server, which this server calls itself."""
+
+    type: Literal["mcp"]
+    server_label: Name
+    """The name of one of the configuration; with `server_url` any name."""
+    server_url: Annotated[str, Field(max_length=2048)] | None = None
+    headers: Annotated[dict[str, str], Field(max_length=32)] | None = None
+    authorization: str | None = None
+    allowed_tools: AllowedMcpTools | None = None
+    require_approval: RequiredApproval | None = None
+    """`always` where nothing is said, as at OpenAI."""
+    server_description: str | None = None
+    """For people; the model sees what the tools say of themselves."""
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    defer_loading: bool | None = None
+    allowed_callers: Listed[str] | None = None
+
+
 Tool = Annotated[
     Union[
         Annotated[FunctionTool, Tag("<function>")],
         Annotated[TextTool, Tag("<custom>")],
         Annotated[NamespaceTool, Tag("<namespace>")],
+        Annotated[McpServerTool, Tag("<mcp>")],
         Annotated[ForeignKind, Tag("<other>")],
     ],
-    by_type("function", "custom", "namespace"),
+    by_type("function", "custom", "namespace", "mcp"),
 ]
 """A tool that OpenAI runs itself, or of a form that there is not here, is left out."""
 
@@ -266,6 +151,13 @@ class NamedFunction(EchoedBody):
     namespace: str | None = None
 
 
+class NamedMcpTool(EchoedBody):
+    type: Literal["mcp"]
+    server_label: str
+    name: str | None = None
+    """None: any of the server's."""
+
+
 class AllowedToolsChoice(EchoedBody):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -274,7 +166,9 @@ class AllowedToolsChoice(EchoedBody):
 
 def _refuse_choice(kind: object) -> object:
     if isinstance(kind, str):
-        message = "the choice of a tool of type '{kind}' is not supported, only 'function' and 'custom'"
+        message = (
+            "the choice of a tool of type '{kind}' is not supported, only 'function', 'custom' and 'mcp'"
+        )
         raise PydanticCustomError("tool_type", message, {"kind": kind[:64]})
     return kind
 
@@ -291,7 +185,7 @@ def _choice_kind(value: object) -> str | None:
     kind = value.get("type")
     if kind in ("function", "custom"):
         return "<named>"
-    return "<allowed_tools>" if kind == "allowed_tools" else "<other>"
+    return f"<{kind}>" if kind in ("allowed_tools", "mcp") else "<other>"
 
 
 ToolChoice = Annotated[
@@ -299,6 +193,7 @@ ToolChoice = Annotated[
         Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
         Annotated[NamedFunction, Tag("<named>")],
         Annotated[AllowedToolsChoice, Tag("<allowed_tools>")],
+        Annotated[NamedMcpTool, Tag("<mcp>")],
         Annotated[OtherChoice, Tag("<other>")],
     ],
     Discriminator(
@@ -412,7 +307,7 @@ class ResponsesBody(SharedBody, TurnFields):
     context_management: Annotated[list[ContextManagement], Field(max_length=1)] | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_tool_calls: Several | None = None
-    """Counts calls of tools that the server runs itself; there are none."""
+    """Counts calls of tools that the server runs itself: those of MCP servers."""
     max_output_tokens: OutputLimit = None
     include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: TopLogprobs | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -15,15 +16,14 @@ from openai_cpu_server.api.asking.ask import (
     AskedPicture,
     AskedSound,
     Attached,
-    DocumentSource,
     EarlierAnswer,
-    PictureSource,
-    SoundSource,
 )
-from openai_cpu_server.api.asking.body import LACKS, ForeignKind, words_in
-from openai_cpu_server.api.responses import body as schema
-from openai_cpu_server.api.responses.objects import (
+from openai_cpu_server.api.asking.body import LACKS
+from openai_cpu_server.api.responses.items import (
     IN_NAMESPACE,
+    OWN_SUMMARY,
+    ApprovalItem,
+    ApprovalRequestItem,
     CallItem,
     CompactionItem,
     CustomCallItem,
@@ -35,13 +35,15 @@ from openai_cpu_server.api.responses.objects import (
     InputImage,
     InputText,
     Item,
+    McpCallItem,
+    McpListItem,
     MessageItem,
-    OutputText,
+    OutputItem,
     Part,
     ReasoningItem,
-    ReasoningText,
     RefusalText,
-    SummaryText,
+    SourcedItem,
+    named_for_models,
     new_item_id,
 )
 from openai_cpu_server.errors import InvalidRequest
@@ -55,48 +57,13 @@ alone."""
 _TRIGGER = (InputText(_SUM_UP),)
 _RULES = ("system", "developer")
 _SUMMARY = "This is a summary of the conversation so far:\n"
+_DENIED = "The user has not approved this call."
+_UNANSWERED = "The user has not said whether this call may be made, so it was not made."
+_TOOLS = "tools"
+_MADE = (McpCallItem, ApprovalRequestItem)
+_ANSWERS = (ApprovalItem, McpCallItem)
 _CALLS = (FunctionCallItem, CustomCallItem)
 _OUTPUTS = (FunctionCallOutputItem, CustomCallOutputItem)
-_SENT_OUTPUTS = (schema.SentFunctionOutput, schema.SentCustomOutput)
-
-
-class SourcedItem(msgspec.Struct, frozen=True):
-    item: Item
-    param: str
-    answer: EarlierAnswer | None = None
-    """The item is a part of this answer of before."""
-
-
-def new_items(given: str | Sequence[schema.InputItem] | None, found: Mapping[str, Item]) -> list[SourcedItem]:
-    """The body's items with ids of their own. `found`: what its references mean. Raises InvalidRequest."""
-    if given is None:
-        return []
-    if isinstance(given, str):
-        text = (InputText(given),)
-        return [SourcedItem(MessageItem(id=new_item_id(MessageItem), role="user", content=text), "input")]
-    return [
-        SourcedItem(item, param)
-        for param, one in ((f"input[{index}]", one) for index, one in enumerate(given))
-        for item in (_foreign(one) if isinstance(one, ForeignKind) else [_item(one, param, found)])
-    ]
-
-
-def told_in_words(given: str | Sequence[schema.InputItem] | None) -> list[str]:
-    """Items and parts of kinds that there are not here, as a header names them."""
-    names: list[str] = []
-    for index, one in enumerate(given if isinstance(given, list) else ()):
-        content = getattr(one, "output" if isinstance(one, _SENT_OUTPUTS) else "content", None)
-        kinds = [(one, f"input[{index}]")]
-        kinds += [(part, f"input[{index}].content[{at}]") for at, part in enumerate(content or ())]
-        foreign = [(kind, at) for kind, at in kinds if isinstance(kind, ForeignKind)]
-        names += [kind.named(at) for kind, at in foreign if kind.picture is None and kind.sound is None]
-    return names
-
-
-def references(given: str | Sequence[schema.InputItem] | None) -> list[str]:
-    if given is None or isinstance(given, str):
-        return []
-    return [one.id for one in given if isinstance(one, schema.ItemReference)]
 
 
 def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
@@ -104,7 +71,7 @@ def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
     message."""
     messages: list[AskedMessage] = []
     open_turn: _Turn | None = None
-    for sourced in items:
+    for sourced in _as_functions(items):
         item = sourced.item
         if _is_assistants(item):
             if open_turn is None or not open_turn.takes(sourced):
@@ -116,6 +83,102 @@ def turns(items: Iterable[SourcedItem]) -> list[AskedMessage]:
         open_turn = None
         messages.append(AskedMessage(_message(item), path=sourced.param))
     return _once(messages + _closed(open_turn))
+
+
+def round_turns(items: Sequence[OutputItem], answer: EarlierAnswer | None) -> list[AskedMessage]:
+    """What a model has said and called in one generation, and behind that what came of the calls."""
+    calls = [item for item in items if isinstance(item, McpCallItem)]
+    said = [
+        _as_call(item) if isinstance(item, McpCallItem) else item
+        for item in items
+        if not isinstance(item, (CompactionItem, McpListItem))
+    ]
+    outputs: list[Item] = [_as_output(item) for item in calls]
+    return turns(
+        [*(SourcedItem(item, _TOOLS, answer) for item in said), *(SourcedItem(o, _TOOLS) for o in outputs)]
+    )
+
+
+class ApprovedCall(NamedTuple):
+    request: ApprovalRequestItem
+    param: str
+
+
+def approved_calls(earlier: Sequence[SourcedItem], items: Sequence[SourcedItem]) -> list[ApprovedCall]:
+    """The calls that these items, the body's own, allow, and that nobody has made. Raises InvalidRequest."""
+    everything = [one.item for one in (*earlier, *items)]
+    requests = {one.id: one for one in everything if isinstance(one, ApprovalRequestItem)}
+    made = {one.approval_request_id for one in everything if isinstance(one, McpCallItem)}
+    approved: dict[str, ApprovedCall] = {}
+    for sourced in items:
+        if not isinstance(item := sourced.item, ApprovalItem):
+            continue
+        wanted, param = item.approval_request_id, f"{sourced.param}.approval_request_id"
+        if wanted not in requests:
+            raise InvalidRequest(
+                f"There is no request for approval '{wanted}'.", param=param, code="item_not_found"
+            )
+        if item.approve and wanted not in made:
+            approved[wanted] = ApprovedCall(requests[wanted], param)
+    return list(approved.values())
+
+
+def listed_servers(items: Iterable[SourcedItem]) -> frozenset[str]:
+    """The MCP servers whose tools the conversation has told already."""
+    lists = (one.item for one in items if isinstance(one.item, McpListItem))
+    return frozenset(one.server_label for one in lists if one.error is None)
+
+
+def _as_functions(items: Iterable[SourcedItem]) -> Iterator[SourcedItem]:
+    """What MCP servers were asked is a function's call with its output. What was not approved has one, too,
+    that says so; what was is told by the call that followed."""
+    everything = list(items)
+    answers = {one.item.approval_request_id for one in everything if isinstance(one.item, _ANSWERS)}
+    requests: dict[str, ApprovalRequestItem] = {}
+    for sourced in everything:
+        match item := sourced.item:
+            case McpListItem():
+                continue
+            case McpCallItem():
+                yield msgspec.structs.replace(sourced, item=_as_call(item))
+                yield msgspec.structs.replace(sourced, item=_as_output(item), answer=None)
+            case ApprovalRequestItem():
+                requests[item.id] = item
+                if item.id not in answers:
+                    yield from _unmade(sourced, item, _UNANSWERED)
+            case ApprovalItem():
+                if not item.approve and item.approval_request_id in requests:
+                    why = f" {item.reason}" if item.reason else ""
+                    yield from _unmade(sourced, requests[item.approval_request_id], _DENIED + why)
+            case _:
+                yield sourced
+
+
+def _unmade(sourced: SourcedItem, request: ApprovalRequestItem, why: str) -> Iterator[SourcedItem]:
+    call = McpCallItem(
+        id=request.id,
+        server_label=request.server_label,
+        name=request.name,
+        arguments=request.arguments,
+        error=why,
+    )
+    yield SourcedItem(_as_call(call), sourced.param)
+    yield SourcedItem(_as_output(call), sourced.param)
+
+
+def _as_call(item: McpCallItem) -> FunctionCallItem:
+    return FunctionCallItem(
+        id=item.id,
+        call_id=item.id,
+        name=named_for_models(item.name),
+        namespace=item.server_label or UNSET,
+        arguments=item.arguments,
+    )
+
+
+def _as_output(item: McpCallItem) -> FunctionCallOutputItem:
+    text = item.output or "" if item.error is None else f"Error: {item.error}"
+    return FunctionCallOutputItem(id=item.id, call_id=item.id, output=text)
 
 
 def _once(messages: Sequence[AskedMessage]) -> list[AskedMessage]:
@@ -138,7 +201,7 @@ def current(items: Sequence[SourcedItem]) -> Sequence[SourcedItem]:
     if not found:
         return items
     before, summary, after = items[: found[-1]], items[found[-1]], items[found[-1] + 1 :]
-    if after and _is_assistants(after[0].item):
+    if after and (_is_assistants(after[0].item) or isinstance(after[0].item, _MADE)):
         return [*summed_up(before, summary), *after]
     return [*(one for one in before if _is_said(one.item)), summary, *after]
 
@@ -168,6 +231,10 @@ def is_answered(items: Iterable[SourcedItem]) -> bool:
 
 def _is_said(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.role != "assistant" and not is_trigger(item)
+
+
+def trigger_item() -> MessageItem:
+    return MessageItem(id=new_item_id(MessageItem), role="user", content=_TRIGGER)
 
 
 def is_trigger(item: Item) -> bool:
@@ -207,7 +274,7 @@ class _Turn:
                 self._call(item, to_json({INPUT: item.input}))
             case MessageItem():
                 self.texts.append(parts_text(item.content))
-            case FunctionCallOutputItem() | CustomCallOutputItem() | CompactionItem():
+            case _:
                 raise AssertionError("this is not the assistant's")
 
     def _call(self, item: CallItem, arguments: str) -> None:
@@ -273,116 +340,7 @@ def _message(item: Item) -> Mapping[str, object]:
     if isinstance(item, (FunctionCallOutputItem, CustomCallOutputItem)):
         return {"role": "tool", "content": parts_text(item.output), "tool_call_id": item.call_id}
     if isinstance(item, CompactionItem):
-        return {"role": "user", "content": _SUMMARY + item.encrypted_content.removeprefix(schema.OWN_SUMMARY)}
+        return {"role": "user", "content": _SUMMARY + item.encrypted_content.removeprefix(OWN_SUMMARY)}
     assert isinstance(item, MessageItem)
     assert item.role in ("user", "system", "developer"), "the schema refuses other roles"
     return {"role": item.role, "content": parts_text(item.content)}
-
-
-_CALL, _OUTPUT = "_call", "_call_output"
-_ASKED = ("input", "action", "operation", "arguments", "code", "queries")
-"""The fields in which calls of other tools than functions say what is asked of them."""
-
-
-def _foreign(given: ForeignKind) -> list[Item]:
-    """An item of a kind that is not made here, as one that is. A call of another tool is one of a function,
-    and its result that of one; what a service called itself is told in words. The rest says nothing."""
-    fields, kind = given.fields, given.type
-    call_id = fields.get("call_id", fields.get("id") if kind.endswith(_OUTPUT) else None)
-    if kind.endswith(_OUTPUT) and isinstance(call_id, str):
-        item_id = new_item_id(FunctionCallOutputItem)
-        return [FunctionCallOutputItem(id=item_id, call_id=call_id, output=given.words)]
-    if not kind.endswith(_CALL):
-        return []
-    name = str(fields.get("name") or kind.removesuffix(_CALL))
-    asked = {field: fields[field] for field in _ASKED if fields.get(field)}
-    if isinstance(call_id, str):
-        item_id = new_item_id(FunctionCallItem)
-        return [FunctionCallItem(id=item_id, call_id=call_id, name=name, arguments=to_json(asked))]
-    told = "\n".join(filter(None, (f"[{name}: {to_json(asked)}]", words_in(given.fields))))
-    return [MessageItem(id=new_item_id(MessageItem), role="assistant", content=(OutputText(told),))]
-
-
-def _item(given: schema.InputItem, param: str, found: Mapping[str, Item]) -> Item:
-    match given:
-        case schema.SentMessageItem():
-            return _message_item(given)
-        case schema.SentFunctionCall() | schema.SentCustomCall():
-            return _call_item(given)
-        case schema.SentFunctionOutput() | schema.SentCustomOutput():
-            kind = (
-                FunctionCallOutputItem
-                if isinstance(given, schema.SentFunctionOutput)
-                else CustomCallOutputItem
-            )
-            output = given.output if isinstance(given.output, str) else _parts(given.output, is_output=False)
-            return kind(id=given.id or new_item_id(kind), call_id=given.call_id, output=output)
-        case schema.SentReasoning():
-            return ReasoningItem(
-                id=given.id or new_item_id(ReasoningItem),
-                summary=tuple(SummaryText(part.text) for part in given.summary or ()),
-                content=tuple(ReasoningText(part.text) for part in given.content or ()),
-            )
-        case schema.SentCompaction(encrypted_content=content):
-            return CompactionItem(id=given.id or new_item_id(CompactionItem), encrypted_content=content)
-        case schema.CompactionTrigger():
-            return trigger_item()
-        case schema.ItemReference():
-            if given.id not in found:
-                message = f"Item with id '{given.id}' not found."
-                raise InvalidRequest(message, param=f"{param}.id", code="item_not_found")
-            return found[given.id]
-        case _:
-            raise AssertionError("the schema refuses other items")
-
-
-def trigger_item() -> MessageItem:
-    return MessageItem(id=new_item_id(MessageItem), role="user", content=_TRIGGER)
-
-
-def _call_item(given: schema.SentFunctionCall | schema.SentCustomCall) -> CallItem:
-    namespace = given.namespace or UNSET
-    if isinstance(given, schema.SentFunctionCall):
-        return FunctionCallItem(
-            id=given.id or new_item_id(FunctionCallItem),
-            call_id=given.call_id,
-            name=given.name,
-            namespace=namespace,
-            arguments=given.arguments,
-        )
-    return CustomCallItem(
-        id=given.id or new_item_id(CustomCallItem),
-        call_id=given.call_id,
-        name=given.name,
-        namespace=namespace,
-        input=given.input,
-    )
-
-
-def _message_item(given: schema.SentMessageItem) -> MessageItem:
-    is_output = given.role == "assistant"
-    content = [given.content] if isinstance(given.content, str) else given.content
-    parts = _parts(content, is_output=is_output)
-    return MessageItem(id=given.id or new_item_id(MessageItem), role=given.role, content=parts)
-
-
-def _parts(given: Sequence[str | schema.Part], *, is_output: bool) -> tuple[Part, ...]:
-    kind = OutputText if is_output else InputText
-    parts: list[Part] = []
-    for one in given:
-        match one:
-            case str():
-                parts.append(kind(one))
-            case schema.ItemTextPart():
-                parts.append(kind(one.text))
-            case schema.RefusalPart():
-                parts.append(RefusalText(one.refusal))
-            case ForeignKind(document=DocumentSource() as document):
-                parts.append(InputFile.of(document))
-            case ForeignKind(picture=PictureSource() as picture):
-                parts.append(InputImage.of(picture))
-            case ForeignKind(sound=SoundSource() as sound):
-                parts.append(InputAudio.of(sound, one.fields.get("input_audio")))
-            case ForeignKind():
-                parts.append(kind(one.words))
-    return tuple(parts)

@@ -14,9 +14,15 @@ from starlette.responses import Response
 
 from openai_cpu_server.api.asking.body import Notes
 from openai_cpu_server.api.parts import ServerParts, page_ends
-from openai_cpu_server.api.responses.body import CompactionTrigger, InputItem
-from openai_cpu_server.api.responses.conversation import new_items, references, told_in_words
-from openai_cpu_server.api.responses.objects import Item, ItemList
+from openai_cpu_server.api.responses.items import Item
+from openai_cpu_server.api.responses.objects import ItemList
+from openai_cpu_server.api.responses.sent_items import (
+    CompactionTrigger,
+    InputItem,
+    new_items,
+    references,
+    told_in_words,
+)
 from openai_cpu_server.api.responses.turns import NO_DATABASE, ResponseReader
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong
 from openai_cpu_server.http.body import off_loop, unkept_body

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
 import anyio
 import msgspec
 
-from openai_cpu_server.api.asking.ask import AskedLimit, EarlierAnswer
+from openai_cpu_server.api.asking.ask import AskedFunction, AskedLimit, EarlierAnswer
 from openai_cpu_server.api.asking.call import fingerprint
 from openai_cpu_server.api.asking.generation import UNWATCHED, CascadeAttempt, GenerationService
 from openai_cpu_server.api.asking.renderer import Chunk
-from openai_cpu_server.api.asking.running import RunningCall, Said, TimedEvent
-from openai_cpu_server.api.responses.body import OWN_SUMMARY
-from openai_cpu_server.api.responses.conversation import SourcedItem, is_answered, is_trigger
-from openai_cpu_server.api.responses.objects import (
-    CompactionItem,
-    Item,
-    ResponseObject,
-    WrittenSummary,
-    new_response,
-)
+from openai_cpu_server.api.asking.running import OpenCall, RunningCall, Said, TimedEvent
+from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.conversation import is_answered, is_trigger, turns
+from openai_cpu_server.api.responses.items import OWN_SUMMARY, CompactionItem, Item, SourcedItem
+from openai_cpu_server.api.responses.objects import ResponseObject, WrittenSummary, new_response
+from openai_cpu_server.api.responses.rounds import AnsweredCall, RoundPlan, ToolCaller, ToolRounds
 from openai_cpu_server.api.responses.stream import ResponseStream, encoded
+from openai_cpu_server.api.responses.toolbox import Toolbox, ToolboxOpener
 from openai_cpu_server.api.responses.turns import USABLE, AskedResponse, LastResponse
+from openai_cpu_server.contract.mcp import McpObserver, McpServers
 from openai_cpu_server.errors import JobObjectNotFound, JobsUnavailable
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import EndedRequests, RequestContext, served
 from openai_cpu_server.http.errors import error_object
+from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.jobs.records import (
     ConversationTurn,
@@ -87,10 +86,11 @@ class RunningResponse:
     def __init__(
         self,
         read: AskedResponse,
-        running: RunningCall,
+        running: OpenCall,
         status: ResponseStatus,
         kept: KeptResponses | None,
         *,
+        box: Toolbox | None = None,
         keep_alive_s: float,
         request_id: str,
     ) -> None:
@@ -108,6 +108,7 @@ class RunningResponse:
             response,
             is_compacting=read.body.is_compacting,
             summary=read.summary,
+            box=box,
         )
 
     @property
@@ -216,6 +217,7 @@ _FULL = 0.75
 """The share of the context from which on a conversation is summed up, where no threshold is named."""
 _SUMMARY_ROUTE = "/v1/responses/compact"
 """What the log calls the making of a summary."""
+CallingTools = Callable[[], Awaitable[list[AnsweredCall]]]
 
 
 class ResponseMaker:
@@ -227,11 +229,16 @@ class ResponseMaker:
         options: ApiOptions,
         kept: KeptResponses | None,
         endings: EndedRequests,
+        mcp: McpServers | None,
+        observer: McpObserver,
     ) -> None:
+        """`mcp`: None, no tools are called here."""
         self._service = service
         self._options = options
         self._kept = kept
         self._endings = endings
+        self._toolboxes = None if mcp is None else ToolboxOpener(mcp)
+        self._observer = observer
 
     async def begin(
         self,
@@ -240,11 +247,17 @@ class ResponseMaker:
         attempt: CascadeAttempt = UNWATCHED,
         *,
         status: ResponseStatus = ResponseStatus.IN_PROGRESS,
+        watched: Callable[[CallingTools], Awaitable[list[AnsweredCall]]] = lambda calling: calling(),
     ) -> RunningResponse:
-        """Where `context_management` asks for it, what was said is summed up first."""
-        if await self._is_to_sum_up(read, context):
-            read = await self._summed_up(read, context, attempt)
-        running = await self._service.begin(read.ask(), context, attempt)
+        """Where `context_management` asks for it, what was said is summed up first. `watched`: makes calls
+        that were approved, as long as somebody wants them."""
+        box = await self.opened(read.body, context.identity)
+        running: OpenCall
+        if box is None:
+            read = await self._fitting(read, context, attempt)
+            running = await self._service.begin(read.ask(), context, attempt)
+        else:
+            read, running = await self._with_tools(read, context, attempt, box, watched)
         return RunningResponse(
             read,
             running,
@@ -252,9 +265,52 @@ class ResponseMaker:
             self._kept,
             keep_alive_s=self._options.keep_alive_s,
             request_id=context.ticket.id,
+            box=box,
         )
 
-    async def _is_to_sum_up(self, read: AskedResponse, context: RequestContext) -> bool:
+    async def opened(self, body: ResponsesBody, identity: Identity) -> Toolbox | None:
+        """Whoever gets it must close it. None: the body asks for no tools of MCP servers. Raises
+        InvalidRequest."""
+        return None if self._toolboxes is None else await self._toolboxes.open(body, identity)
+
+    async def _with_tools(
+        self,
+        read: AskedResponse,
+        context: RequestContext,
+        attempt: CascadeAttempt,
+        box: Toolbox,
+        watched: Callable[[CallingTools], Awaitable[list[AnsweredCall]]],
+    ) -> tuple[AskedResponse, ToolRounds]:
+        """It owns the box from now on."""
+        caller = ToolCaller(box, self._observer)
+        try:
+            read = await self._fitting(read, context, attempt, box.functions)
+            approved = await watched(partial(caller.approved, read.approved)) if read.approved else []
+            said = turns([SourcedItem(one.item, one.request.param) for one in approved])
+            ask = read.ask(box.functions, said)
+            running = await self._service.begin(ask, context, attempt)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await box.close()
+            raise
+        plan = RoundPlan(ask, box, read.body.max_tool_calls, read.listed, approved)
+        return read, ToolRounds(plan, running, self._service, context, caller, self._observer)
+
+    async def _fitting(
+        self,
+        read: AskedResponse,
+        context: RequestContext,
+        attempt: CascadeAttempt,
+        offered: Sequence[AskedFunction] = (),
+    ) -> AskedResponse:
+        """With a summary in place of what was said, where that is asked for and too long."""
+        if not await self._is_to_sum_up(read, context, offered):
+            return read
+        return await self._summed_up(read, context, attempt, offered)
+
+    async def _is_to_sum_up(
+        self, read: AskedResponse, context: RequestContext, offered: Sequence[AskedFunction]
+    ) -> bool:
         """A prompt that exceeds the threshold is. Where nothing was answered yet, nothing can be left out."""
         asked = read.body.context_management
         if not asked or not is_answered([*read.earlier, *read.items]):
@@ -262,18 +318,22 @@ class ResponseMaker:
         allowed, body = context.identity.allowed_models, read.body
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         limit = asked[0].compact_threshold or int(_FULL * chosen.model.loaded().context_limit)
-        counted = await self._service.prompt_tokens(read.ask(), chosen, context)
+        counted = await self._service.prompt_tokens(read.ask(offered), chosen, context)
         return counted.num_tokens > limit
 
     async def _summed_up(
-        self, read: AskedResponse, context: RequestContext, attempt: CascadeAttempt
+        self,
+        read: AskedResponse,
+        context: RequestContext,
+        attempt: CascadeAttempt,
+        offered: Sequence[AskedFunction],
     ) -> AskedResponse:
         """With a summary that the model writes now. One that says nothing changes nothing."""
         ticket = context.ticket.inner(context.ticket.origin, path=_SUMMARY_ROUTE)
         ticket.client = context.ticket.client
         asking = read.summing_up()
         limit = AskedLimit(_MOST_SUMMARY, "context_management", is_ceiling=True)
-        ask = msgspec.structs.replace(asking.ask(), max_tokens=limit)
+        ask = msgspec.structs.replace(asking.ask(offered), max_tokens=limit)
         async with served(ticket, self._endings.end) as summing:
             inner = RequestContext(ticket, context.sender, context.lease, timeout_s=context.timeout_s)
             running = await self._service.begin(ask, inner)

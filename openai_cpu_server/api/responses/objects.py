@@ -1,212 +1,22 @@
-"""Items and the response object of the Responses API, as they are shown and stored."""
+"""The response object of the Responses API, as it is shown and stored."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Union
 
 import msgspec
 
-from openai_cpu_server.api.asking.ask import (
-    AS_IT_IS,
-    UPLOAD,
-    DocumentSource,
-    PictureSource,
-    SoundSource,
-    sound_source,
-)
 from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.asking.call import Call
-from openai_cpu_server.api.asking.renderer import TokenEntry
 from openai_cpu_server.api.asking.resolve import served_tier
 from openai_cpu_server.api.parts import ListPage
 from openai_cpu_server.api.responses import body as schema
+from openai_cpu_server.api.responses.items import CompactionItem, MessageItem, OutputItem
 from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.http.errors import ErrorObject
 from openai_cpu_server.http.parse import Body
 from openai_cpu_server.jobs.records import ResponseStatus
-
-
-class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
-    text: str
-
-
-class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_image"):
-    """It is shown as it may be sent again."""
-
-    image_url: Union[str, None] = None
-    file_id: Union[str, None] = None
-    detail: str = ""
-
-    @classmethod
-    def of(cls, picture: PictureSource) -> InputImage:
-        source, detail = picture
-        if source.startswith(UPLOAD):
-            return cls(file_id=source.removeprefix(UPLOAD), detail=detail)
-        return cls(image_url=source, detail=detail)
-
-    @property
-    def source(self) -> PictureSource:
-        return PictureSource(self.image_url or f"{UPLOAD}{self.file_id}", self.detail or AS_IT_IS)
-
-
-class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
-    """As a picture."""
-
-    input_audio: dict[str, str]
-    """As the client has sent it: `data` in base64 and its `format`, or a `url`."""
-
-    @classmethod
-    def of(cls, sound: SoundSource, given: object) -> InputAudio:
-        """`given`: what the client calls `input_audio`, if it does."""
-        fields = given if isinstance(given, dict) else {"url": sound.source}
-        return cls({name: value for name, value in fields.items() if isinstance(value, str)})
-
-    @property
-    def source(self) -> SoundSource:
-        found = sound_source("input_audio", {"input_audio": self.input_audio})
-        assert found is not None, "it was looked at before it was kept"
-        return found
-
-
-class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
-    """As a picture."""
-
-    filename: str = ""
-    file_data: Union[str, None] = None
-    file_id: Union[str, None] = None
-    file_url: Union[str, None] = None
-
-    @classmethod
-    def of(cls, document: DocumentSource) -> InputFile:
-        source, title = document
-        if source.startswith(UPLOAD):
-            return cls(title, file_id=source.removeprefix(UPLOAD))
-        if source[:5].lower() == "data:":
-            return cls(title, file_data=source)
-        return cls(title, file_url=source)
-
-    @property
-    def source(self) -> DocumentSource:
-        given = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
-        return DocumentSource(given, self.filename)
-
-
-class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
-    text: str
-    annotations: tuple[()] = ()
-    logprobs: tuple[TokenEntry, ...] = ()
-
-
-class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
-    refusal: str
-
-
-class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
-    text: str
-
-
-class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_text"):
-    text: str
-
-
-Part = Union[InputText, InputImage, InputAudio, InputFile, OutputText, RefusalText]
-
-
-class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
-    id: str
-    status: str = "completed"
-    role: str
-    content: tuple[Part, ...]
-
-
-class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
-    id: str
-    status: str = "completed"
-    call_id: str
-    name: str
-    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
-    arguments: str
-    """JSON text."""
-
-
-class FunctionCallOutputItem(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"
-):
-    id: str
-    status: str = "completed"
-    call_id: str
-    output: Union[str, tuple[Part, ...]]
-
-
-class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
-    """The call of a tool that takes a text."""
-
-    id: str
-    status: str = "completed"
-    call_id: str
-    name: str
-    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
-    input: str
-
-
-class CustomCallOutputItem(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call_output"
-):
-    id: str
-    status: str = "completed"
-    call_id: str
-    output: Union[str, tuple[Part, ...]]
-
-
-class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
-    id: str
-    status: str = "completed"
-    summary: tuple[SummaryText, ...] = ()
-    content: tuple[ReasoningText, ...] = ()
-    encrypted_content: None = None
-
-
-class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
-    """A summary, in place of all that was before it."""
-
-    id: str
-    encrypted_content: str
-
-
-CallItem = Union[FunctionCallItem, CustomCallItem]
-OutputItem = Union[MessageItem, FunctionCallItem, CustomCallItem, ReasoningItem, CompactionItem]
-Item = Union[
-    MessageItem,
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    CustomCallItem,
-    CustomCallOutputItem,
-    ReasoningItem,
-    CompactionItem,
-]
-PREFIXES: dict[type, str] = {
-    MessageItem: "msg_",
-    FunctionCallItem: "fc_",
-    FunctionCallOutputItem: "fc_",
-    CustomCallItem: "ctc_",
-    CustomCallOutputItem: "ctco_",
-    ReasoningItem: "rs_",
-    CompactionItem: "cmp_",
-}
-IN_NAMESPACE = "."
-"""Stands between a namespace and the name of its tool, as models see it. No other tool's name has it."""
-_DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
-
-
-def new_item_id(kind: type) -> str:
-    return PREFIXES[kind] + secrets.token_hex(24)
-
-
-def decoded(content: bytes) -> Item:
-    """An item as it was stored."""
-    return _DECODER.decode(content)
 
 
 class ResponseInputDetails(msgspec.Struct, frozen=True):
@@ -445,8 +255,12 @@ def _choice(given: schema.ToolChoice | None) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(given)) if isinstance(given, str) else _raw(given)
 
 
-def _tool(tool: schema.FunctionTool | schema.TextTool | schema.NamespaceTool) -> msgspec.Raw:
-    """All fields of a function, as clients' types demand."""
+def _tool(
+    tool: schema.FunctionTool | schema.TextTool | schema.NamespaceTool | schema.McpServerTool,
+) -> msgspec.Raw:
+    """All fields of a function, as clients' types demand; nothing secret of an MCP server."""
+    if isinstance(tool, schema.McpServerTool):
+        return _raw(tool.model_copy(update={"headers": None, "authorization": None}))
     if not isinstance(tool, schema.FunctionTool):
         return _raw(tool)
     fields = {

@@ -14,12 +14,11 @@ from openai_cpu_server.api.asking.route import EventStream, InputTokens, not_in_
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.api.responses.background import Background, LiveResponse
 from openai_cpu_server.api.responses.body import InputTokensBody, ResponsesBody
+from openai_cpu_server.api.responses.items import CompactionItem, MessageItem
 from openai_cpu_server.api.responses.making import ResponseMaker
 from openai_cpu_server.api.responses.objects import (
     CompactedResponse,
-    CompactionItem,
     ItemList,
-    MessageItem,
     ResponseDeleted,
     ResponseObject,
 )
@@ -47,8 +46,10 @@ class ResponsesRoutes:
         self._background = Background(kept, parts.endings) if kept else None
         if self._background is not None:
             parts.at_end.append(self._background.close)
-        self._reader = ResponseReader(kept, self._options)
-        self._maker = ResponseMaker(parts.generation, self._options, kept, parts.endings)
+        self._reader = ResponseReader(kept, self._options, has_mcp=parts.mcp is not None)
+        self._maker = ResponseMaker(
+            parts.generation, self._options, kept, parts.endings, parts.mcp, parts.watch.metrics.mcp
+        )
         self.stored = StoredResponses(kept, self._background, self._options)
         self.socket = SocketServer(partial(ResponsesExchange, self._reader, self._maker), parts.sockets)
 
@@ -58,7 +59,8 @@ class ResponsesRoutes:
         if read.body.background and self._background is not None:
             return await self._behind(context, read, self._background)
         attempt = CascadeAttempt(partial(while_connected, request.receive))
-        making = await self._maker.begin(read, context, attempt)
+        watched = partial(while_connected, request.receive)
+        making = await self._maker.begin(read, context, attempt, watched=watched)
         context.body.release()
         if making.running.call.stream:
             keep_alive_s = self._options.keep_alive_s
@@ -107,7 +109,11 @@ class ResponsesRoutes:
         allowed = context.identity.allowed_models
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         chosen.model.loaded()
-        counted = await self._service.prompt_tokens(read.ask(), chosen, context)
+        box = await self._maker.opened(read.body, context.identity)
+        if box is not None:
+            await box.close()
+        ask = read.ask(box.functions if box is not None else ())
+        counted = await self._service.prompt_tokens(ask, chosen, context)
         return json_response(InputTokens(input_tokens=counted.num_tokens), headers=counted.ignored.headers)
 
     async def _behind(self, outer: RequestContext, read: AskedResponse, background: Background) -> ASGIApp:

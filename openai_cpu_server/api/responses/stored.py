@@ -24,8 +24,9 @@ from openai_cpu_server.api.responses.objects import (
     cancelled,
     failed,
 )
-from openai_cpu_server.api.responses.stream import EventNumbers, encoded
+from openai_cpu_server.api.responses.stream import encoded
 from openai_cpu_server.api.responses.turns import NO_DATABASE
+from openai_cpu_server.api.responses.writing import EventNumbers
 from openai_cpu_server.errors import InvalidRequest, JobObjectNotFound, unknown_parameter, wrong, wrong_value
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.context import context_of

@@ -9,22 +9,24 @@ import msgspec
 from msgspec import UNSET
 
 from openai_cpu_server.api.asking.as_ask import adapted_names
-from openai_cpu_server.api.asking.ask import Ask, AskedMessage, Attached, EarlierAnswer
+from openai_cpu_server.api.asking.ask import Ask, AskedFunction, AskedMessage, Attached, EarlierAnswer
+from openai_cpu_server.api.asking.body import ForeignKind
 from openai_cpu_server.api.responses.as_ask import check_supported, left_out, response_ask
-from openai_cpu_server.api.responses.body import ResponsesBody
+from openai_cpu_server.api.responses.body import McpServerTool, ResponsesBody
 from openai_cpu_server.api.responses.conversation import (
-    SourcedItem,
+    ApprovedCall,
+    approved_calls,
     attached_in,
     current,
-    new_items,
-    references,
+    listed_servers,
     summed_up,
-    told_in_words,
     trigger_item,
     turns,
     with_instructions,
 )
-from openai_cpu_server.api.responses.objects import ConversationRef, Item, WrittenSummary, decoded
+from openai_cpu_server.api.responses.items import Item, SourcedItem, decoded
+from openai_cpu_server.api.responses.objects import ConversationRef, WrittenSummary
+from openai_cpu_server.api.responses.sent_items import new_items, references, told_in_words
 from openai_cpu_server.errors import DiskFull, InvalidRequest, JobObjectNotFound, wrong
 from openai_cpu_server.http.body import off_loop
 from openai_cpu_server.http.keys import Identity
@@ -51,6 +53,8 @@ class AskedResponse(msgspec.Struct, frozen=True):
     earlier: tuple[SourcedItem, ...]
     items: tuple[SourcedItem, ...]
     """The body's own."""
+    approved: tuple[ApprovedCall, ...]
+    """What MCP servers may be asked now."""
     attached: tuple[Attached, ...]
     """To all of them."""
     ignored: Ignored
@@ -66,9 +70,15 @@ class AskedResponse(msgspec.Struct, frozen=True):
         """The conversation that gets its items. A mere summary changes none: its client goes on from it."""
         return None if self.body.is_compacting else self.body.conversation_id
 
-    def ask(self) -> Ask:
+    @property
+    def listed(self) -> frozenset[str]:
+        """The MCP servers whose tools the conversation tells."""
+        return listed_servers((*self.earlier, *self.items))
+
+    def ask(self, offered: Sequence[AskedFunction] = (), said: Sequence[AskedMessage] = ()) -> Ask:
+        """`offered`: the tools of MCP servers. `said`: what came of calls that were approved."""
         return msgspec.structs.replace(
-            response_ask(self.body, self.messages),
+            response_ask(self.body, (*self.messages, *said), offered),
             num_bytes=self.num_bytes,
             ignored=self.ignored,
             attached=self.attached,
@@ -112,10 +122,12 @@ class _OfConversation(msgspec.Struct, frozen=True):
 
 
 class ResponseReader:
-    """`kept`: None where responses are not stored."""
+    """`kept`: None where responses are not stored. `has_mcp`: there are MCP servers; else their tools are
+    left out, as others that OpenAI runs itself."""
 
-    def __init__(self, kept: KeptResponses | None, options: ApiOptions) -> None:
+    def __init__(self, kept: KeptResponses | None, options: ApiOptions, *, has_mcp: bool = False) -> None:
         self._kept = kept
+        self._has_mcp = has_mcp
         self._options = options
 
     async def read(
@@ -153,6 +165,8 @@ class ResponseReader:
     ) -> AskedResponse:
         """`size`: bytes of the body. Raises InvalidRequest."""
         check_supported(body)
+        if not self._has_mcp:
+            body = _without_mcp(body)
         is_stored = self._is_stored(body)
         if body.conversation is not None and body.previous_response_id is not None:
             message = (
@@ -162,13 +176,16 @@ class ResponseReader:
         earlier = await self._earlier(body, owner, recent)
         found = await self._found(references(body.input), owner, earlier)
         size += sum(len(one.param) for one in earlier) * 64
-        messages, items, attached = await off_loop(size, partial(_conversation, body, earlier, found))
+        messages, items, attached, approved = await off_loop(
+            size, partial(_conversation, body, earlier, found)
+        )
         told = [*left_out(body), *told_in_words(body.input)]
         return AskedResponse(
             body=body,
             messages=messages,
             earlier=earlier,
             items=items,
+            approved=approved if self._has_mcp else (),
             attached=attached,
             ignored=Ignored((*ignored.names, *adapted_names(told, messages).names)),
             num_bytes=size,
@@ -253,12 +270,23 @@ class ResponseReader:
 
 def _conversation(
     body: ResponsesBody, earlier: Sequence[SourcedItem], found: dict[str, Item]
-) -> tuple[tuple[AskedMessage, ...], tuple[SourcedItem, ...], tuple[Attached, ...]]:
-    """All messages, the items that are the body's own, and what is attached."""
+) -> tuple[tuple[AskedMessage, ...], tuple[SourcedItem, ...], tuple[Attached, ...], tuple[ApprovedCall, ...]]:
+    """All messages, the items that are the body's own, what is attached, and which calls were approved."""
     items = new_items(body.input, found)
     everything = current([*earlier, *items])
     messages = with_instructions(turns(everything), body.instructions)
-    return tuple(messages), tuple(items), tuple(attached_in(everything))
+    approved = approved_calls(earlier, items)
+    return tuple(messages), tuple(items), tuple(attached_in(everything)), tuple(approved)
+
+
+def _without_mcp(body: ResponsesBody) -> ResponsesBody:
+    if not any(isinstance(tool, McpServerTool) for tool in body.tools or ()):
+        return body
+    tools = [
+        ForeignKind.model_construct(type=tool.type) if isinstance(tool, McpServerTool) else tool
+        for tool in body.tools or ()
+    ]
+    return body.model_copy(update={"tools": tools})
 
 
 def _of_link(link: ChainedResponse) -> list[SourcedItem]:

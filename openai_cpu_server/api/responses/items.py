@@ -1,0 +1,274 @@
+"""The items of the Responses API, as they are shown, stored and gone on from."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any, Union
+
+import msgspec
+
+from openai_cpu_server.api.asking.ask import (
+    AS_IT_IS,
+    UPLOAD,
+    DocumentSource,
+    EarlierAnswer,
+    PictureSource,
+    SoundSource,
+    sound_source,
+)
+from openai_cpu_server.api.asking.renderer import TokenEntry
+
+OWN_SUMMARY = "openai-cpu-server:"
+"""What the `encrypted_content` of our summaries begins with. Behind it they are plain: they are the client's
+own."""
+
+
+class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+    text: str
+
+
+class InputImage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_image"):
+    """It is shown as it may be sent again."""
+
+    image_url: Union[str, None] = None
+    file_id: Union[str, None] = None
+    detail: str = ""
+
+    @classmethod
+    def of(cls, picture: PictureSource) -> InputImage:
+        source, detail = picture
+        if source.startswith(UPLOAD):
+            return cls(file_id=source.removeprefix(UPLOAD), detail=detail)
+        return cls(image_url=source, detail=detail)
+
+    @property
+    def source(self) -> PictureSource:
+        return PictureSource(self.image_url or f"{UPLOAD}{self.file_id}", self.detail or AS_IT_IS)
+
+
+class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
+    """As a picture."""
+
+    input_audio: dict[str, str]
+    """As the client has sent it: `data` in base64 and its `format`, or a `url`."""
+
+    @classmethod
+    def of(cls, sound: SoundSource, given: object) -> InputAudio:
+        """`given`: what the client calls `input_audio`, if it does."""
+        fields = given if isinstance(given, dict) else {"url": sound.source}
+        return cls({name: value for name, value in fields.items() if isinstance(value, str)})
+
+    @property
+    def source(self) -> SoundSource:
+        found = sound_source("input_audio", {"input_audio": self.input_audio})
+        assert found is not None, "it was looked at before it was kept"
+        return found
+
+
+class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
+    """As a picture."""
+
+    filename: str = ""
+    file_data: Union[str, None] = None
+    file_id: Union[str, None] = None
+    file_url: Union[str, None] = None
+
+    @classmethod
+    def of(cls, document: DocumentSource) -> InputFile:
+        source, title = document
+        if source.startswith(UPLOAD):
+            return cls(title, file_id=source.removeprefix(UPLOAD))
+        if source[:5].lower() == "data:":
+            return cls(title, file_data=source)
+        return cls(title, file_url=source)
+
+    @property
+    def source(self) -> DocumentSource:
+        given = self.file_data or self.file_url or f"{UPLOAD}{self.file_id}"
+        return DocumentSource(given, self.filename)
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: tuple[()] = ()
+    logprobs: tuple[TokenEntry, ...] = ()
+
+
+class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_text"):
+    text: str
+
+
+Part = Union[InputText, InputImage, InputAudio, InputFile, OutputText, RefusalText]
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    status: str = "completed"
+    role: str
+    content: tuple[Part, ...]
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+    id: str
+    status: str = "completed"
+    call_id: str
+    name: str
+    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
+    arguments: str
+    """JSON text."""
+
+
+class FunctionCallOutputItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"
+):
+    id: str
+    status: str = "completed"
+    call_id: str
+    output: Union[str, tuple[Part, ...]]
+
+
+class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """The call of a tool that takes a text."""
+
+    id: str
+    status: str = "completed"
+    call_id: str
+    name: str
+    namespace: Union[str, msgspec.UnsetType] = msgspec.UNSET
+    input: str
+
+
+class CustomCallOutputItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call_output"
+):
+    id: str
+    status: str = "completed"
+    call_id: str
+    output: Union[str, tuple[Part, ...]]
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    id: str
+    status: str = "completed"
+    summary: tuple[SummaryText, ...] = ()
+    content: tuple[ReasoningText, ...] = ()
+    encrypted_content: None = None
+
+
+class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
+    """A summary, in place of all that was before it."""
+
+    id: str
+    encrypted_content: str
+
+
+class McpListItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_list_tools"):
+    id: str
+    server_label: str
+    tools: tuple[dict[str, Any], ...]
+    error: Union[str, None] = None
+
+
+class McpCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_call"):
+    """A call that this server has made itself, with what came of it."""
+
+    id: str
+    status: str = "completed"
+    server_label: str
+    name: str
+    arguments: str
+    """JSON text."""
+    output: Union[str, None] = None
+    error: Union[str, None] = None
+    approval_request_id: Union[str, None] = None
+
+
+class ApprovalRequestItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_request"
+):
+    """A call that waits for the client's word."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+
+class ApprovalItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_response"):
+    id: str
+    approval_request_id: str
+    approve: bool
+    reason: Union[str, None] = None
+
+
+CallItem = Union[FunctionCallItem, CustomCallItem]
+OutputItem = Union[
+    MessageItem,
+    FunctionCallItem,
+    CustomCallItem,
+    ReasoningItem,
+    CompactionItem,
+    McpListItem,
+    McpCallItem,
+    ApprovalRequestItem,
+]
+Item = Union[
+    MessageItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    CustomCallItem,
+    CustomCallOutputItem,
+    ReasoningItem,
+    CompactionItem,
+    McpListItem,
+    McpCallItem,
+    ApprovalRequestItem,
+    ApprovalItem,
+]
+PREFIXES: dict[type, str] = {
+    MessageItem: "msg_",
+    FunctionCallItem: "fc_",
+    FunctionCallOutputItem: "fc_",
+    CustomCallItem: "ctc_",
+    CustomCallOutputItem: "ctco_",
+    ReasoningItem: "rs_",
+    CompactionItem: "cmp_",
+    McpListItem: "mcpl_",
+    McpCallItem: "mcp_",
+    ApprovalRequestItem: "mcpr_",
+    ApprovalItem: "mcpa_",
+}
+IN_NAMESPACE = "."
+"""Stands between a namespace, or an MCP server, and the name of its tool, as models see it. No other tool's
+name has it."""
+_DECODER: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
+
+
+def named_for_models(tool: str) -> str:
+    """The name of an MCP server's tool behind the server's."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", tool)[:64]
+
+
+def new_item_id(kind: type) -> str:
+    return PREFIXES[kind] + secrets.token_hex(24)
+
+
+def decoded(content: bytes) -> Item:
+    """An item as it was stored."""
+    return _DECODER.decode(content)
+
+
+class SourcedItem(msgspec.Struct, frozen=True):
+    item: Item
+    param: str
+    answer: EarlierAnswer | None = None
+    """The item is a part of this answer of before."""

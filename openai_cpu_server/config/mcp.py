@@ -1,0 +1,120 @@
+"""Options about MCP servers: `[mcp.NAME]` of the TOML file, and what bounds their calls."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_settings import CliSuppress
+
+from openai_cpu_server.config.folders import expanded
+from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
+
+_DEFAULTS = McpLimits()
+_OF_SERVERS: Any = {"of_servers": True}
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def _filled_in(values: Mapping[str, str]) -> dict[str, str]:
+    """With variables of this server's environment in place of `${NAME}`, so that no secret need stand in the
+    file. Raises ValueError."""
+
+    def found(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise ValueError(f"there is no variable {match[1]} in the environment")
+        return os.environ[match[1]]
+
+    return {name: _VARIABLE.sub(found, value) for name, value in values.items()}
+
+
+Filled = Annotated[dict[str, str], AfterValidator(_filled_in)]
+
+
+class McpServerTable(BaseModel):
+    """`[mcp.NAME]`: a server that is started, or one that is asked by HTTP."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    command: str | None = Field(None, min_length=1, description="a program that speaks MCP over its pipes")
+    args: list[str] = Field([], description="its arguments")
+    env: Filled = Field(
+        {},
+        description="variables that it gets beside what all children get; ${NAME} is one of this server",
+    )
+    cwd: Path | None = Field(None, description="its working directory")
+    url: str | None = Field(
+        None, pattern="^https?://", description="where a server speaks MCP over streamable HTTP"
+    )
+    headers: Filled = Field({}, description="what is sent to it; ${NAME} as in env")
+    tools: list[str] | None = Field(None, min_length=1, description="only these are offered; default: all")
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> McpServerTable:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("give it a command or a url")
+        others = {"headers"} if self.url is None else {"args", "env", "cwd"}
+        if foreign := sorted(self.model_fields_set & others):
+            raise ValueError(
+                f"{foreign[0]!r} means nothing without a {'url' if self.url is None else 'command'}"
+            )
+        return self
+
+    @property
+    def options(self) -> McpServerOptions:
+        return McpServerOptions(
+            command=(self.command, *self.args) if self.command is not None else (),
+            env=self.env,
+            cwd=str(expanded(self.cwd)) if self.cwd is not None else None,
+            url=self.url or "",
+            headers=self.headers,
+            tools=frozenset(self.tools) if self.tools is not None else None,
+        )
+
+
+ServerName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class McpOptions(BaseModel):
+    """Tools that this server calls itself; without any of them there are none."""
+
+    mcp: CliSuppress[dict[ServerName, McpServerTable]] = Field(
+        {},
+        json_schema_extra=_OF_SERVERS,
+        description="[mcp.NAME] of the TOML file: servers of tools that models may call, with command, args "
+        "and env, or url and headers; keys of --api-keys name those that they may use",
+    )
+    mcp_allow_url: list[str] = Field(
+        [],
+        json_schema_extra=_OF_SERVERS,
+        description="requests may name MCP servers of this host by their URL, `*.example.org` is all below "
+        "that, `*` any, but never private addresses; may be given several times; default: none",
+    )
+    mcp_rounds: int = Field(
+        _DEFAULTS.rounds,
+        ge=1,
+        le=1000,
+        json_schema_extra=_OF_SERVERS,
+        description="generations of one response after which it calls no tools of MCP servers any more",
+    )
+    mcp_seconds: float = Field(
+        _DEFAULTS.seconds,
+        gt=0,
+        json_schema_extra=_OF_SERVERS,
+        description="seconds that an MCP server has for one call, its start included",
+    )
+    mcp_result_kb: int = Field(
+        _DEFAULTS.result_bytes // 1024,
+        ge=1,
+        json_schema_extra=_OF_SERVERS,
+        description="KiB of text that one result of an MCP server may have; beyond, the model is told so",
+    )
+
+    @property
+    def mcp_limits(self) -> McpLimits:
+        return McpLimits(
+            rounds=self.mcp_rounds, seconds=self.mcp_seconds, result_bytes=self.mcp_result_kb * 1024
+        )

@@ -1,0 +1,371 @@
+"""One MCP server: connected by a task of its own when it is wanted, asked by many, connected anew when it was
+lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from openai_cpu_server import __version__
+from openai_cpu_server.contract.mcp import (
+    JsonFields,
+    McpAnswer,
+    McpLimits,
+    McpServerOptions,
+    McpServerState,
+    McpServerStatus,
+    McpTool,
+    McpUnavailable,
+)
+from openai_cpu_server.mcp_servers.stdio import ServerTraffic, Streams, stdio_streams
+from openai_cpu_server.mcp_servers.web import http_streams
+
+if TYPE_CHECKING:
+    from mcp.client import Client, IncomingMessage
+    from mcp.client.session import MessageHandlerFnT
+    from mcp_types import CallToolResult
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 16
+"""Calls of one server; more wait, which counts in their time."""
+_MOST_PAGES, _MOST_TOOLS = 32, 512
+_LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Lists of tools are long, and results may carry pictures, which are told in words."""
+_LONGEST_PAUSE_S = 60.0
+"""A server that was lost is connected anew at once, one that is lost again after a second, then two..."""
+_FRESH_S = 300.0
+"""Not every server tells when its tools have changed."""
+_ALIVE_S = 5.0
+"""A server that has not answered a call in time answers something else within this time, or is lost."""
+_SHOWN_CHARS = 500
+_CLOSED = -32000
+"""The package's code for a connection that was lost in the middle of a request."""
+
+Transport = Callable[[McpServerOptions, ServerTraffic], AbstractAsyncContextManager[Streams]]
+
+
+class McpConnection:
+    """An `McpServer`. All methods belong to one event loop's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        options: McpServerOptions,
+        limits: McpLimits,
+        *,
+        is_public_only: bool = False,
+    ) -> None:
+        """`is_public_only`: a client has named its URL."""
+        self._name = name
+        self._options = options
+        self._limits = limits
+        self._transport: Transport = (
+            stdio_streams if options.command else partial(http_streams, is_public_only=is_public_only)
+        )
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._link: _Link | None = None
+        self._left: set[asyncio.Task[None]] = set()
+        """Of connections that were lost, while they end."""
+        self._tools: tuple[McpTool, ...] | None = None
+        self._listed_s = 0.0
+        self._listing: asyncio.Task[tuple[McpTool, ...]] | None = None
+        self._error: str | None = None
+        self._num_losses = 0
+        """Since it has answered last."""
+        self._retry_at_s = 0.0
+        self._asking: asyncio.Task[None] | None = None
+        """Whether it is alive."""
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def status(self) -> McpServerStatus:
+        return McpServerStatus(
+            name=self._name,
+            transport="stdio" if self._options.command else "http",
+            state=self._state,
+            error=self._error,
+            tools=self._tools,
+        )
+
+    @property
+    def _state(self) -> McpServerState:
+        if self._link is not None and not self._link.is_lost:
+            return McpServerState.READY if self._link.is_ready else McpServerState.STARTING
+        return McpServerState.IDLE if self._error is None else McpServerState.FAILED
+
+    async def tools(self) -> Sequence[McpTool]:
+        """Asked once for all who wait, and again when the server says that they have changed, or when some
+        minutes have passed."""
+        is_fresh = time.monotonic() - self._listed_s < _FRESH_S
+        if self._link is not None and not self._link.is_lost and self._tools is not None and is_fresh:
+            return self._tools
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.create_task(self._listed())
+            self._listing.add_done_callback(_seen)
+        return await asyncio.shield(self._listing)
+
+    async def call(self, tool: str, arguments: JsonFields) -> McpAnswer:
+        try:
+            with anyio.fail_after(self._limits.seconds):
+                async with self._places:
+                    return await self._called(tool, arguments)
+        except TimeoutError:
+            self._suspect()
+            return McpAnswer(f"the tool has not answered within {self._limits.seconds:g} seconds", True)
+        except McpUnavailable as error:
+            return McpAnswer(f"the MCP server is not there: {error}", True)
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        for task in (self._listing, self._asking):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        if link is not None:
+            self._leave(link)
+        if self._left:
+            await asyncio.wait(self._left)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    async def _listed(self) -> tuple[McpTool, ...]:
+        try:
+            with anyio.fail_after(self._limits.seconds):
+                link = await self._linked()
+                link.traffic.asked()
+                found = [tool async for tool in _all_tools(link.client)]
+        except TimeoutError:
+            self._lose(f"it has not told its tools within {self._limits.seconds:g} seconds")
+            raise McpUnavailable(self._error) from None
+        except McpUnavailable:
+            raise
+        except Exception as error:
+            self._lose(_told(error))
+            raise McpUnavailable(self._error) from None
+        offered = self._options.tools
+        self._listed_s = time.monotonic()
+        self._tools = tuple(tool for tool in found if offered is None or tool.name in offered)
+        self._error, self._num_losses = None, 0
+        return self._tools
+
+    async def _called(self, tool: str, arguments: JsonFields) -> McpAnswer:
+        link = await self._linked()
+        link.traffic.asked()
+        try:
+            result = await _result(link.client, tool, arguments)
+        except Exception as error:
+            why = link.traffic.cause or _told(error)
+            if _is_lost(error) or link.is_lost:
+                self._lose(why)
+            return McpAnswer(why, True)
+        self._error, self._num_losses = None, 0
+        text = _text_of(result)
+        if len(text.encode(errors="replace")) > self._limits.result_bytes:
+            return McpAnswer(f"the result has more than {self._limits.result_bytes} bytes", True)
+        return McpAnswer(text, bool(result.is_error))
+
+    async def _linked(self) -> _Link:
+        """Raises McpUnavailable."""
+        if self._link is not None and self._link.is_lost:
+            self._lose(self._link.traffic.cause or "the connection was lost")
+        if self._link is None:
+            wait_s = self._retry_at_s - time.monotonic()
+            if wait_s > 0:
+                raise McpUnavailable(f"{self._error}; it is tried again in {wait_s:.0f} seconds")
+            traffic = ServerTraffic(self._name, max(_LEAST_MESSAGE_BYTES, 4 * self._limits.result_bytes))
+            self._link = _Link(self._transport, self._options, traffic, self._heard)
+        link = self._link
+        try:
+            await link.ready()
+        except McpUnavailable as error:
+            if self._link is link:
+                self._lose(str(error))
+            raise
+        return link
+
+    def _suspect(self) -> None:
+        link, is_asking = self._link, self._asking is not None and not self._asking.done()
+        if link is not None and link.is_ready and not is_asking:
+            self._asking = asyncio.create_task(self._check_alive(link))
+
+    async def _check_alive(self, link: _Link) -> None:
+        try:
+            with anyio.fail_after(min(_ALIVE_S, self._limits.seconds)):
+                await link.client.list_tools()
+        except Exception:
+            if self._link is link:
+                self._lose("it has answered nothing any more")
+
+    def _lose(self, why: str) -> None:
+        """The next who wants it connects anew, after a pause that grows."""
+        link, self._link, self._tools = self._link, None, None
+        self._error = why[:_SHOWN_CHARS]
+        self._num_losses += 1
+        pause_s = 2.0 ** min(self._num_losses - 2, 6) if self._num_losses > 1 else 0.0
+        self._retry_at_s = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
+        logger.warning("MCP server %s: %s", self._name, self._error)
+        if link is not None:
+            link.traffic.cause = link.traffic.cause or why
+            self._leave(link)
+
+    def _leave(self, link: _Link) -> None:
+        self._left.add(link.task)
+        link.task.add_done_callback(self._left.discard)
+        link.leave()
+
+    async def _heard(self, message: IncomingMessage) -> None:
+        from mcp_types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            self._tools = None
+
+
+class _Link:
+    """A connection from its beginning to its end, in a task of its own: what it enters it leaves there."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        options: McpServerOptions,
+        traffic: ServerTraffic,
+        heard: MessageHandlerFnT,
+    ) -> None:
+        self.traffic = traffic
+        self._connecting = transport(options, traffic)
+        self._heard = heard
+        self._client: Client | None = None
+        self._is_up = asyncio.Event()
+        self._failure: str | None = None
+        self.task = asyncio.create_task(self._run())
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None, "it is ready"
+        return self._client
+
+    @property
+    def is_ready(self) -> bool:
+        return self._client is not None
+
+    @property
+    def is_lost(self) -> bool:
+        return self.task.done() or self.traffic.ended.is_set()
+
+    async def ready(self) -> None:
+        """Raises McpUnavailable."""
+        await self._is_up.wait()
+        if self._failure is not None:
+            raise McpUnavailable(self._failure)
+
+    def leave(self) -> None:
+        self.traffic.ended.set()
+        if self._client is None:
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        from mcp.client import Client
+        from mcp_types import Implementation
+
+        info = Implementation(name="openai-cpu-server", version=__version__)
+        client = Client(self._connecting, cache=None, message_handler=self._heard, client_info=info)
+        try:
+            async with client:
+                self._client = client
+                self._is_up.set()
+                await self.traffic.ended.wait()
+        except Exception as error:
+            self._failure = self.traffic.cause or _told(error)
+        finally:
+            self._failure = self._failure or self.traffic.cause or "the connection was closed"
+            self._is_up.set()
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Its failure counts as seen: all who have waited for it may have left."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _all_tools(client: Client) -> AsyncIterator[McpTool]:
+    """Page by page. Raises McpUnavailable for more than anybody can want."""
+    cursor, num_tools = None, 0
+    for _ in range(_MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            num_tools += 1
+            if num_tools > _MOST_TOOLS:
+                raise McpUnavailable(f"it has more than {_MOST_TOOLS} tools")
+            annotations = tool.annotations and tool.annotations.model_dump(by_alias=True, exclude_none=True)
+            yield McpTool(
+                name=tool.name,
+                description=tool.description,
+                input_schema=tool.input_schema,
+                annotations=annotations or None,
+            )
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+    raise McpUnavailable(f"its list of tools has more than {_MOST_PAGES} pages")
+
+
+async def _result(client: Client, tool: str, arguments: JsonFields) -> CallToolResult:
+    """By the session and not by `Client.call_tool`, which runs a validator over what a stranger says, of a
+    schema that the stranger has made."""
+    from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
+
+    request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
+    return await client.session.send_request(request, CallToolResult)
+
+
+def _text_of(result: CallToolResult) -> str:
+    """What a model reads of it."""
+    if not result.content and result.structured_content is not None:
+        return msgspec.json.encode(result.structured_content).decode()
+    return "\n".join(_words(part) for part in result.content)
+
+
+def _words(part: Any) -> str:
+    """A part that is no text is told in words."""
+    if part.type == "text":
+        return str(part.text)
+    if part.type == "resource":
+        text = getattr(part.resource, "text", None)
+        return (
+            str(text) if text is not None else f"[{part.resource.mime_type or 'data'}: {part.resource.uri}]"
+        )
+    if part.type == "resource_link":
+        return f"[{part.name}: {part.uri}]"
+    return f"[{part.type}: {getattr(part, 'mime_type', 'unknown')}, which cannot be shown]"
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether the connection is of no use any more: all but what the server itself answers."""
+    from mcp.shared.exceptions import MCPError
+
+    if isinstance(error, MCPError):
+        return error.error.code == _CLOSED or error.error.message == "Session terminated"
+    return not isinstance(error, ValueError)  # pydantic's: the answer is nonsense, and ends here
+
+
+def _told(error: BaseException) -> str:
+    """In one line. Of several at once the first says it."""
+    while inner := getattr(error, "exceptions", None):
+        error = inner[0]
+    if isinstance(error, FileNotFoundError):
+        return "there is no such command"
+    name = type(error).__name__
+    if name == "ValidationError":
+        return "it has answered what is no result"
+    text = " ".join(str(error).split())
+    return (text or name)[:_SHOWN_CHARS]

@@ -1,0 +1,217 @@
+"""A child that speaks MCP over its pipes: within bounds, with its words to the log, and ended as a group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from openai_cpu_server.child_processes.spawn import child_environment, death_cause
+from openai_cpu_server.contract.mcp import McpServerOptions
+
+if TYPE_CHECKING:
+    from mcp.shared.message import SessionMessage
+
+logger = logging.getLogger(__name__)
+
+Streams = tuple[Any, Any]
+"""What a session reads, and what it writes: a transport's, for which the package has no public name."""
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_LAUNCH = (
+    f"import ctypes,os,sys;ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG},{_SIGKILL});"
+    "os.getppid()==int(sys.argv[1]) or os._exit(0);os.execvp(sys.argv[2],sys.argv[2:])"
+)
+"""The kernel ends the child with this process, however that ends; else only its closed pipe tells it."""
+_CHUNK_BYTES = 64 * 1024
+_MOST_MESSAGES = 4000
+_LEAVE_S, _KILL_S = 2.0, 0.5
+"""What it gets to end after its pipe is closed, and after SIGTERM."""
+_MOST_LINES, _LINES_S, _LINE_CHARS = 20, 10.0, 400
+"""So many lines of its words are logged in so many seconds, and so much of each."""
+
+
+class ServerTraffic:
+    """What has come from one server, over one connection."""
+
+    def __init__(self, name: str, most_bytes: int) -> None:
+        """`most_bytes`: of one message."""
+        self.name = name
+        self.most_bytes = most_bytes
+        self.ended = asyncio.Event()
+        """The connection is of no use any more."""
+        self.cause = ""
+        """Why, once it is so."""
+        self._num_bytes = self._num_messages = 0
+
+    def asked(self) -> None:
+        """Somebody asks something: what came before is forgiven."""
+        self._num_bytes = self._num_messages = 0
+
+    def heard(self, num_bytes: int, num_messages: int) -> bool:
+        """False: it floods. Small messages cost more than their bytes."""
+        self._num_bytes += num_bytes
+        self._num_messages += num_messages
+        return self._num_bytes <= 4 * self.most_bytes and self._num_messages <= _MOST_MESSAGES
+
+    @property
+    def flooded(self) -> str:
+        return f"it has sent more than {self.most_bytes} bytes, or {_MOST_MESSAGES} messages, at once"
+
+
+@asynccontextmanager
+async def stdio_streams(options: McpServerOptions, traffic: ServerTraffic) -> AsyncIterator[Streams]:
+    """A `Transport` of the package's. Raises OSError for a command that cannot be started."""
+    pipes, process = await _started(options)
+    to_session, read_stream = anyio.create_memory_object_stream["SessionMessage | Exception"](0)
+    write_stream, from_session = anyio.create_memory_object_stream["SessionMessage"](0)
+    pumps = [
+        asyncio.create_task(work)
+        for work in (
+            _read(process, traffic, to_session),
+            _write(process, from_session),
+            _log(process, traffic),
+        )
+    ]
+    try:
+        yield read_stream, write_stream
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stopped(process, leave_s=_KILL_S if traffic.cause else _LEAVE_S)
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.wait(pumps)
+            pipes.close()  # what it leaves unread would keep them open
+            for stream in (to_session, read_stream, write_stream, from_session):
+                stream.close()
+
+
+async def _started(options: McpServerOptions) -> tuple[asyncio.SubprocessTransport, Process]:
+    """As `asyncio.create_subprocess_exec`, which keeps the transport to itself."""
+    command = options.command
+    if sys.platform == "linux":
+        command = (sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command)
+    loop = asyncio.get_running_loop()
+    pipes, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(limit=_CHUNK_BYTES, loop=loop),
+        *command,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=child_environment() | dict(options.env),
+        cwd=options.cwd,
+        start_new_session=True,
+    )
+    return pipes, Process(pipes, protocol, loop)
+
+
+async def _read(
+    process: Process, traffic: ServerTraffic, to_session: MemoryObjectSendStream[SessionMessage | Exception]
+) -> None:
+    """Ends with its output, or where that is too much: then the session sees it closed."""
+    assert process.stdout is not None
+    buffer = bytearray()
+    try:
+        while chunk := await process.stdout.read(_CHUNK_BYTES):
+            buffer += chunk
+            if not traffic.heard(len(chunk), chunk.count(b"\n")) or len(buffer) > traffic.most_bytes:
+                traffic.cause = traffic.flooded
+                return
+            if b"\n" not in chunk:
+                continue
+            *lines, buffer = buffer.split(b"\n")
+            for line in filter(bytearray.strip, lines):
+                await to_session.send(_message(bytes(line)))
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        pass  # the session is gone
+    finally:
+        traffic.cause = traffic.cause or await _cause(process)
+        traffic.ended.set()
+        to_session.close()
+
+
+def _message(line: bytes) -> SessionMessage | Exception:
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError as error:  # nonsense; the session says so to whoever listens
+        return error
+
+
+async def _cause(process: Process) -> str:
+    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+        await asyncio.wait_for(process.wait(), 0.5)
+    return f"it has ended ({death_cause(process.returncode)})"
+
+
+async def _write(process: Process, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, anyio.ClosedResourceError):
+        async for message in from_session:
+            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            process.stdin.write(line.encode() + b"\n")
+            await process.stdin.drain()
+
+
+async def _log(process: Process, traffic: ServerTraffic) -> None:
+    """Its standard error: some lines, and how many more there were."""
+    assert process.stderr is not None
+    window_s, said, left_out = time.monotonic(), 0, 0
+    rest = b""
+    while chunk := await process.stderr.read(_CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        rest = rest[-_CHUNK_BYTES:]
+        if time.monotonic() - window_s > _LINES_S:
+            if left_out:
+                logger.info("MCP server %s: %d more lines", traffic.name, left_out)
+            window_s, said, left_out = time.monotonic(), 0, 0
+        for line in lines:
+            if said >= _MOST_LINES:
+                left_out += 1
+                continue
+            said += 1
+            logger.info("MCP server %s: %s", traffic.name, _shown(line))
+
+
+def _shown(line: bytes) -> str:
+    text = line[: 4 * _LINE_CHARS].decode(errors="replace")[:_LINE_CHARS]
+    return "".join(char if char.isprintable() else "?" for char in text.strip())
+
+
+async def _stopped(process: Process, *, leave_s: float) -> None:
+    """Closes its pipe, and ends its group if it stays for so long."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    if await _has_ended(process, leave_s):
+        _signal_group(process, signal.SIGKILL)  # what it has started, and left
+        return
+    _signal_group(process, signal.SIGTERM)
+    if not await _has_ended(process, _KILL_S):
+        _signal_group(process, signal.SIGKILL)
+        await _has_ended(process, _KILL_S)
+
+
+async def _has_ended(process: Process, within_s: float) -> bool:
+    """Not `wait`: that also waits until all that have its pipes have closed them."""
+    until_s = time.monotonic() + within_s
+    while process.returncode is None and time.monotonic() < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return process.returncode is not None
+
+
+def _signal_group(process: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

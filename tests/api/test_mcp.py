@@ -1,0 +1,354 @@
+"""Tools of MCP servers in `/v1/responses`: a real server of the official package, an engine that says what it
+is told, and OpenAI's own types for what is answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from openai_cpu_server.api.application import create_api
+from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions
+from openai_cpu_server.contract.request import GenerationRequest
+from openai_cpu_server.engine_client.answers import GenerationAnswer
+from openai_cpu_server.http.key_file import KeyRing
+from openai_cpu_server.jobs.jobs import Jobs
+from openai_cpu_server.jobs.records import JobOptions
+from openai_cpu_server.jobs.store.database import open_database
+from openai_cpu_server.mcp_servers.servers import ConfiguredServers
+from tests.api.fake_engine import FakeEngine
+from tests.api.fake_tokenizer import FakeTokenizer
+from tests.api.keys import key_ring, of
+from tests.api.serving import OPTIONS, client, eventually, served
+from tests.api.talking import error_of, events
+from tests.tool_server import serving_tools
+
+pytestmark = pytest.mark.anyio
+
+Json = dict[str, Any]
+NEVER: Json = {"type": "mcp", "server_label": "tools", "require_approval": "never"}
+LIMITS = McpLimits()
+_EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving_tools() as one:
+        yield one
+
+
+class Scripted(FakeEngine):
+    """Says these, one for each request in turn; the last one for ever."""
+
+    def __init__(self, *outputs: str) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self.heard: list[GenerationRequest] = []
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> GenerationAnswer:
+        self.heard += requests
+        self.says = self._outputs.pop(0) if len(self._outputs) > 1 else self._outputs[0]
+        return super().generate(requests)
+
+    @property
+    def prompts(self) -> list[str]:
+        return [FakeTokenizer().decode(list(one.tokens), special=True) for one in self.heard]
+
+
+def call(name: str, **arguments: object) -> str:
+    return "<|tool_call|>" + json.dumps({"name": name, "arguments": arguments})
+
+
+@asynccontextmanager
+async def serving(
+    engine: FakeEngine,
+    url: str,
+    *,
+    keys: KeyRing | None = None,
+    limits: McpLimits = LIMITS,
+    tools: frozenset[str] | None = None,
+    allowed_hosts: Sequence[str] = (),
+) -> AsyncIterator[httpx.AsyncClient]:
+    jobs = Jobs(open_database("sqlite://"), JobOptions(model="fake"))
+    options = {"tools": McpServerOptions(url=url, tools=tools)}
+    async with ConfiguredServers(options, limits, allowed_hosts=allowed_hosts) as servers:
+        api = create_api(served(engine), OPTIONS, jobs=jobs, keys=keys, mcp=servers)
+        async with client(api.app) as http:
+            yield http
+        await api.settle()
+        await jobs.close()
+
+
+async def respond(http: httpx.AsyncClient, **fields: object) -> httpx.Response:
+    return await http.post("/v1/responses", json={"input": "hi", "tools": [NEVER], **fields})
+
+
+async def made(http: httpx.AsyncClient, **fields: object) -> Json:
+    answer = await respond(http, **fields)
+    assert answer.status_code == 200, answer.text
+    Response.model_validate(answer.json(), strict=False)
+    return dict(answer.json())
+
+
+def kinds(response: Json) -> list[str]:
+    return [item["type"] for item in response["output"]]
+
+
+async def test_a_model_calls_a_tool_and_goes_on_with_its_result(url: str) -> None:
+    engine = Scripted(call("tools.add", a=1, b=2), "It is 3.")
+    async with serving(engine, url) as http:
+        response = await made(http)
+        assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+        listed, called, said = response["output"]
+        assert {tool["name"] for tool in listed["tools"]} >= {"add", "broken"}
+        assert (called["name"], called["server_label"], called["output"]) == ("add", "tools", "3")
+        assert (called["status"], json.loads(called["arguments"])) == ("completed", {"a": 1, "b": 2})
+        assert said["content"][0]["text"] == "It is 3."
+        first, second = engine.heard
+        assert first.id == second.id == f"{response['id']}/0"
+        assert response["usage"]["input_tokens"] == len(first.tokens) + len(second.tokens)
+        # What it wrote stands in the next prompt as it wrote it.
+        assert second.tokens[: len(first.tokens)] == first.tokens
+        assert engine.prompts[1].count("tools.add") == engine.prompts[0].count("tools.add") + 1
+        metrics = (await http.get("/metrics")).text
+        assert 'ocs_mcp_calls_total{outcome="completed",server="tools"} 1.0' in metrics
+        again = await made(http, input="and now?", previous_response_id=response["id"])
+        assert kinds(again) == ["message"]
+        assert "It is 3." in engine.prompts[2]
+
+
+async def test_a_stream_has_openais_events_in_their_order(url: str) -> None:
+    async with serving(Scripted(call("tools.add", a=1, b=2), "3"), url) as http:
+        told: list[Any] = events(await respond(http, stream=True))
+    parsed = [_EVENTS.validate_python(one) for one in told]
+    assert [one.sequence_number for one in parsed] == list(range(len(told)))
+    names = [one["type"].removeprefix("response.") for one in told]
+    deltas = [name for name in names if name != "mcp_call_arguments.delta"]
+    assert len(deltas) < len(names)
+    assert deltas == [
+        *("created", "in_progress"),
+        *("output_item.added", "mcp_list_tools.in_progress", "mcp_list_tools.completed", "output_item.done"),
+        *("output_item.added", "mcp_call.in_progress", "mcp_call_arguments.done"),
+        *("mcp_call.completed", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done", "completed"),
+    ]
+    arguments = "".join(one["delta"] for one in told if one["type"].endswith("arguments.delta"))
+    assert json.loads(arguments) == {"a": 1, "b": 2}
+    items = [one["item"] for one in told if one["type"].endswith("item.done")]
+    assert told[-1]["response"]["output"] == items
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "why"),
+    [
+        ("broken", {}, "broken"),
+        ("add", {"a": "x"}, "validation"),
+        ("long_text", {"size": 5000}, "more than 4096 bytes"),
+    ],
+)
+async def test_a_call_that_fails_is_told_to_the_model(url: str, name: str, arguments: Json, why: str) -> None:
+    engine = Scripted(call(f"tools.{name}", **arguments), "Sorry.")
+    async with serving(engine, url, limits=McpLimits(result_bytes=4096)) as http:
+        response = await made(http)
+    _, called, said = response["output"]
+    assert (called["status"], called["output"]) == ("failed", None)
+    assert why in called["error"]
+    assert said["content"][0]["text"] == "Sorry."
+    assert "Error: " in engine.prompts[1]
+
+
+async def test_a_server_that_is_not_there_offers_no_tools(url: str) -> None:
+    async with serving(Scripted("Hello."), "http://127.0.0.1:9/mcp") as http:
+        response = await made(http)
+        listed, said = response["output"]
+        assert (listed["tools"], said["content"][0]["text"]) == ([], "Hello.")
+        assert listed["error"]
+        told: list[Any] = events(await respond(http, stream=True))
+        assert "response.mcp_list_tools.failed" in [one["type"] for one in told]
+        card = (await http.get("/v1/mcp")).json()["data"][0]
+        assert (card["name"], card["state"], card["tools"]) == ("tools", "failed", None)
+
+
+async def test_a_call_waits_for_approval_and_is_made_then(url: str) -> None:
+    tool = {**NEVER, "require_approval": "always"}
+    engine = Scripted(call("tools.add", a=2, b=2), "4.")
+    async with serving(engine, url) as http:
+        first = await made(http, tools=[tool])
+        assert kinds(first) == ["mcp_list_tools", "mcp_approval_request"]
+        asked = first["output"][1]
+        yes = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+        second = await made(http, input=[yes], tools=[tool], previous_response_id=first["id"])
+        assert kinds(second) == ["mcp_call", "message"]
+        assert second["output"][0]["approval_request_id"] == asked["id"]
+        assert second["output"][0]["output"] == "4"
+        # Who says it once more makes no second call.
+        third = await made(http, input=[yes], tools=[tool], previous_response_id=second["id"])
+        assert kinds(third) == ["message"]
+        assert engine.prompts[2].count("tools.add") == engine.prompts[0].count("tools.add") + 1
+        items = (await http.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
+        assert [item["type"] for item in items] == ["mcp_approval_response"]
+
+
+async def test_a_call_that_is_not_approved_is_not_made(url: str) -> None:
+    engine = Scripted(call("tools.add", a=2, b=2), "Well.")
+    async with serving(engine, url) as http:
+        tool = {**NEVER, "require_approval": {"never": {"read_only": False}}}
+        first = await made(http, tools=[tool], store=False)
+        asked = first["output"][1]
+        no = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": False}
+        given = [{"role": "user", "content": "hi"}, *first["output"], {**no, "reason": "too dear"}]
+        second = await made(http, input=given, tools=[tool])
+        assert kinds(second) == ["message"]
+        assert "has not approved this call. too dear" in engine.prompts[1]
+        unknown = await respond(http, input=[{**no, "approval_request_id": "mcpr_0"}])
+        assert error_of(unknown)["param"] == "input[0].approval_request_id"
+        elsewhere = [asked, {**no, "approve": True}]
+        gone = await respond(http, input=elsewhere, tools=[{**tool, "allowed_tools": ["broken"]}])
+        assert error_of(gone)["code"] == "unknown_mcp_tool"
+
+
+async def test_rounds_and_calls_have_limits(url: str) -> None:
+    always = Scripted(call("tools.add", a=1, b=2))
+    async with serving(always, url, limits=McpLimits(rounds=2)) as http:
+        response = await made(http)
+        assert kinds(response)[:3] == ["mcp_list_tools", "mcp_call", "mcp_call"]
+        # The last round has no tools, so what looks like a call is text.
+        assert (kinds(response)[3], len(always.heard)) == ("message", 3)
+        counted = await made(http, max_tool_calls=1)
+        assert kinds(counted).count("mcp_call") == 1
+
+
+async def test_several_calls_at_once_and_one_of_the_clients_own(url: str) -> None:
+    two = call("tools.add", a=1, b=2) + call("tools.odd_name")
+    async with serving(Scripted(two, "done"), url) as http:
+        response = await made(http)
+        calls = [item for item in response["output"] if item["type"] == "mcp_call"]
+        assert [(one["name"], one["output"]) for one in calls] == [("add", "3"), ("odd.name", "odd")]
+    own = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    engine = Scripted(call("tools.add", a=1, b=2) + call("f"), "done")
+    async with serving(engine, url) as http:
+        response = await made(http, tools=[NEVER, own])
+        assert kinds(response) == ["mcp_list_tools", "mcp_call", "function_call"]
+        call_id = response["output"][2]["call_id"]
+        output = {"type": "function_call_output", "call_id": call_id, "output": "7"}
+        await made(http, input=[output], tools=[NEVER, own], previous_response_id=response["id"])
+        assert len(engine.heard) == 2
+
+
+async def test_a_tool_can_be_demanded_once(url: str) -> None:
+    engine = Scripted(call("tools.add", a=1, b=2), "3")
+    async with serving(engine, url) as http:
+        choice = {"type": "mcp", "server_label": "tools", "name": "add"}
+        response = await made(http, tool_choice=choice)
+        assert kinds(response) == ["mcp_list_tools", "mcp_call", "message"]
+        assert engine.heard[0].constraint is not None
+        only = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "tools"}]}
+        assert kinds(await made(http, tool_choice=only)) == ["mcp_list_tools", "message"]
+        wrong = await respond(http, tool_choice={"type": "mcp", "server_label": "other"})
+        assert error_of(wrong)["param"] == "tool_choice.server_label"
+
+
+REFUSED: list[tuple[Json, str]] = [
+    ({"server_label": "other"}, "tools[0].server_label"),
+    ({"server_url": "http://127.0.0.1/mcp"}, "tools[0].server_url"),
+    ({"server_url": "https://elsewhere.example/mcp"}, "tools[0].server_url"),
+    ({"connector_id": "connector_gmail"}, "tools[0].connector_id"),
+    ({"headers": {"a": "b"}}, "tools[0].headers"),
+    ({"authorization": "secret"}, "tools[0].authorization"),
+    ({"defer_loading": True}, "tools[0].defer_loading"),
+    ({"require_approval": "maybe"}, "tools[0].require_approval"),
+    ({"allowed_tools": 7}, "tools[0].allowed_tools"),
+]
+
+
+async def test_what_there_is_not_is_refused_by_its_path(url: str) -> None:
+    async with serving(Scripted("x"), url, allowed_hosts=["127.0.0.1", "mcp.example"]) as http:
+        for fields, param in REFUSED[:1] + REFUSED[2:]:
+            assert error_of(await respond(http, tools=[{**NEVER, **fields}]))["param"] == param
+        twice = await respond(http, tools=[NEVER, NEVER])
+        assert error_of(twice)["param"] == "tools[1].server_label"
+        # A host that may be asked, at an address that may not.
+        private = await made(http, tools=[{**NEVER, "server_url": "http://127.0.0.1:9/mcp"}])
+        assert "private" in private["output"][0]["error"]
+        chat = {"messages": [{"role": "user", "content": "hi"}], "tools": [NEVER]}
+        there = error_of(await http.post("/v1/chat/completions", json=chat))
+        assert there["param"] == "tools[0].type"
+        assert "/v1/responses" in str(there["message"])
+
+
+async def test_a_key_uses_the_servers_and_tools_that_it_lists(url: str, tmp_path: Path) -> None:
+    keys = key_ring(tmp_path, all='mcp = ["*"]', one='mcp = ["tools/add"]', none="")
+    engine = Scripted("Hello.")
+    async with serving(engine, url, keys=keys) as http:
+
+        async def names(key: str) -> list[str]:
+            answer = await http.post("/v1/responses", json={"input": "hi", "tools": [NEVER]}, headers=of(key))
+            return [tool["name"] for tool in answer.json()["output"][0]["tools"]]
+
+        assert len(await names("all")) > 1
+        assert await names("one") == ["add"]
+        refused = await http.post("/v1/responses", json={"input": "hi", "tools": [NEVER]}, headers=of("none"))
+        assert error_of(refused)["code"] == "unknown_mcp_server"
+        assert (await http.get("/v1/mcp", headers=of("none"))).json()["data"] == []
+        (card,) = (await http.get("/v1/mcp", headers=of("one"))).json()["data"]
+        assert (card["state"], [tool["name"] for tool in card["tools"]]) == ("ready", ["add"])
+
+
+async def test_the_servers_and_their_tools_are_listed(url: str) -> None:
+    async with serving(Scripted("x"), url, tools=frozenset({"add", "broken"})) as http:
+        before = (await http.get("/v1/mcp")).json()["data"]
+        assert [(one["state"], one["tools"]) for one in before] == [("idle", None)]
+        card = (await http.get("/v1/mcp/tools")).json()
+        assert (card["state"], [one["name"] for one in card["tools"]]) == ("ready", ["add", "broken"])
+        assert card["tools"][0]["annotations"] == {"readOnlyHint": True}
+        assert (await http.get("/v1/mcp/other")).status_code == 404
+        counted = await http.post("/v1/responses/input_tokens", json={"input": "hi", "tools": [NEVER]})
+        plain = await http.post("/v1/responses/input_tokens", json={"input": "hi"})
+        assert counted.json()["input_tokens"] > plain.json()["input_tokens"] + 20
+
+
+async def test_the_clients_leaving_ends_the_tools_call(url: str, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    engine = Scripted(*2 * [call("tools.sleep", marker=str(marker))], "done")
+    async with serving(engine, url) as http:
+        response = await made(http, background=True)
+        await eventually(marker.exists)
+        ended = (await http.post(f"/v1/responses/{response['id']}/cancel")).json()
+        assert ended["status"] == "cancelled"
+        assert ended["output"][1]["status"] == "incomplete"
+        await eventually(lambda: marker.read_text() == "cancelled")
+        marker.unlink()
+        late = await respond(http, timeout=0.5)
+        assert (late.status_code, error_of(late)["code"]) == (408, "request_timeout")
+        await eventually(lambda: marker.read_text() == "cancelled")
+
+
+async def test_a_batch_row_and_a_socketless_story_use_tools_too(url: str) -> None:
+    """`max_output_tokens` counts over all rounds."""
+    said = call("tools.add", a=1, b=2)
+    async with serving(Scripted(said, "It is three."), url) as http:
+        cut = await made(http, max_output_tokens=len(said) + 6)
+        assert cut["status"] == "incomplete"
+        assert cut["output"][2]["content"][0]["text"] == "It is"
+        assert cut["usage"]["output_tokens"] == len(said) + 6
+
+
+async def test_conversations_that_were_begun_elsewhere_go_on_without_mcp() -> None:
+    engine = FakeEngine(says="Hello you")
+    async with client(create_api(served(engine), OPTIONS).app) as http:
+        items = [
+            {"type": "mcp_list_tools", "id": "l", "server_label": "x", "tools": []},
+            {"type": "mcp_call", "id": "m", "name": "look", "arguments": "{}", "output": "seen"},
+        ]
+        given = [{"role": "user", "content": "hi"}, *items, {"role": "user", "content": "on"}]
+        answer = await http.post("/v1/responses", json={"input": given})
+        assert answer.status_code == 200
+        assert (await http.get("/v1/mcp")).json()["data"] == []

@@ -1,0 +1,194 @@
+"""One MCP server that behaves in no way as it should: it costs the call that waits, and nothing else. The
+children here speak the protocol by hand, for the official package does none of this."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from openai_cpu_server.contract.mcp import McpLimits, McpServerOptions, McpServerState, McpUnavailable
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.mcp_servers.connection import McpConnection
+from openai_cpu_server.mcp_servers.servers import ConfiguredServers
+
+pytestmark = pytest.mark.anyio
+
+FLOODED = "it has sent more than 4194304 bytes, or 4000 messages, at once"
+LIMITS = McpLimits(seconds=20, result_bytes=1000)
+CHILD = r"""
+import json, os, sys, time
+
+def say(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+def call(name, arguments):
+    if name == "hang":
+        time.sleep(1000)
+    if name == "die":
+        sys.stderr.write("goodbye\n" * 100)
+        sys.stderr.flush()
+        os._exit(3)
+    if name == "flood":
+        while True:
+            sys.stdout.write("y" * 65536)
+    if name == "chatter":
+        for _ in range(50_000):
+            say({"method": "notifications/message", "params": {"level": "info", "data": "y" * 500}})
+    if name == "nonsense":
+        sys.stdout.write("this is no message\n")
+        return {"content": 7}
+    if name == "variables":
+        return text(json.dumps(dict(os.environ)))
+    return text("x" * arguments.get("size", 0) or "fine")
+
+def text(said):
+    return {"content": [{"type": "text", "text": said}]}
+
+names = ["hang", "die", "flood", "chatter", "nonsense", "variables", "fine"]
+for line in sys.stdin:
+    message = json.loads(line)
+    method, params = message["method"], message.get("params") or {}
+    if "id" not in message:
+        continue
+    if method == "initialize":
+        server = {"name": "raw", "version": "1"}
+        version = params["protocolVersion"]
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}
+    elif method == "tools/list":
+        result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
+    elif method == "tools/call":
+        result = call(params["name"], params["arguments"])
+    else:
+        say({"id": message["id"], "error": {"code": -32601, "message": "unknown"}})
+        continue
+    say({"id": message["id"], "result": result})
+"""
+
+
+def of_script(script: str = CHILD, **fields: object) -> McpServerOptions:
+    return McpServerOptions(command=(sys.executable, "-I", "-S", "-c", script), **fields)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def connection(options: McpServerOptions, limits: McpLimits = LIMITS) -> AsyncIterator[McpConnection]:
+    one = McpConnection("raw", options, limits)
+    try:
+        yield one
+    finally:
+        await one.close()
+        assert children() == [], "nothing is left"
+
+
+def children() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children(recursive=True) if CHILD in one.cmdline()]
+
+
+@pytest.mark.parametrize(
+    ("tool", "why"),
+    [
+        ("die", "it has ended (exit_3)"),
+        ("flood", FLOODED),
+        ("chatter", FLOODED),
+    ],
+)
+async def test_a_server_that_breaks_is_started_again(tool: str, why: str) -> None:
+    async with connection(of_script()) as server:
+        assert (await server.call(tool, {})).text == why
+        assert (server.status().state, server.status().error) == (McpServerState.FAILED, why)
+        assert (await server.call("fine", {})).text == "fine"
+        assert (server.status().state, server.status().error) == (McpServerState.READY, None)
+
+
+async def test_a_server_that_hangs_is_started_again() -> None:
+    async with connection(of_script(), McpLimits(seconds=0.5)) as server:
+        await server.tools()
+        (before,) = children()
+        beside = asyncio.create_task(server.call("fine", {}))
+        late = await server.call("hang", {})
+        assert (late.text, late.is_error) == ("the tool has not answered within 0.5 seconds", True)
+        await beside
+        await asyncio.to_thread(before.wait)
+        assert (await server.call("fine", {})).text == "fine"
+
+
+async def test_nonsense_and_a_huge_result_are_the_calls_alone() -> None:
+    async with connection(of_script()) as server:
+        assert (await server.call("nonsense", {})).text == "it has answered what is no result"
+        assert (await server.call("fine", {"size": 2000})).text == "the result has more than 1000 bytes"
+        assert (await server.call("fine", {})).text == "fine"
+        assert len(children()) == 1
+
+
+async def test_a_child_gets_of_the_environment_what_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCS_API_KEY", "secret")
+    async with connection(of_script(env={"OWN": "7"}), McpLimits(seconds=20)) as server:
+        told = (await server.call("variables", {})).text
+        assert '"OWN": "7"' in told
+        assert '"PATH"' in told
+        assert "secret" not in told
+
+
+async def test_its_words_go_to_the_log_and_not_all_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with connection(of_script()) as server:
+        await server.call("die", {})
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("MCP server raw: goodbye") == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (McpServerOptions(command=("/nowhere/at-all",)), "it has ended (exit_1)"),
+        (of_script("import sys; sys.exit(4)"), "it has ended (exit_4)"),
+        (
+            of_script("print('{}'); import time; time.sleep(100)"),
+            "it has not told its tools within 0.5 seconds",
+        ),
+        (McpServerOptions(url="http://127.0.0.1:9/"), "All connection attempts failed"),
+    ],
+)
+async def test_a_server_that_cannot_be_reached_says_why_and_is_left_alone_for_a_while(
+    options: McpServerOptions, why: str
+) -> None:
+    async with connection(options, McpLimits(seconds=0.5)) as server:
+        for _ in range(2):
+            with pytest.raises(McpUnavailable, match=r"^" + why.replace("(", r"\(").replace(")", r"\)")):
+                await server.tools()
+        said = await server.call("fine", {})
+        assert said.is_error
+        assert "it is tried again in" in said.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ("content-type: application/json\r\ncontent-encoding: gzip", b"\x1f\x8b"),
+        ("content-type: application/json", b"[" + b"1," * (10 << 20) + b"1]"),
+        ("content-type: text/event-stream", b"data: " + b"1" * (10 << 20)),
+    ],
+)
+async def test_what_comes_by_http_has_bounds_too(headers: str, body: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 200 OK\r\n{headers}\r\nconnection: close\r\n\r\n".encode() + body)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        async with connection(McpServerOptions(url=f"http://127.0.0.1:{port}/"), LIMITS) as server:
+            with pytest.raises(McpUnavailable):
+                await server.tools()
+
+
+def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp.client", None)
+    with pytest.raises(StartupError, match=r"pip install 'openai-cpu-server\[mcp\]'"):
+        ConfiguredServers({}, LIMITS, allowed_hosts=["*"])

@@ -1,0 +1,87 @@
+"""An MCP server written with the official package: `python -m tests.tool_server`, over its pipes; with a
+port, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp_types import ToolAnnotations
+
+server = MCPServer("tools", log_level="ERROR")
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+@server.tool()
+def long_text(size: int) -> str:
+    """So many letters."""
+    return "x" * size
+
+
+@server.tool()
+def broken() -> str:
+    """It raises."""
+    raise ValueError("no luck today")
+
+
+@server.tool()
+async def sleep(marker: str) -> str:
+    """It never ends by itself. It leaves a file when it begins, and another one where it is told to end."""
+    Path(marker).write_text("begun")  # noqa: ASYNC240
+    try:
+        await asyncio.sleep(1000)
+    except asyncio.CancelledError:
+        Path(marker).write_text("cancelled")  # noqa: ASYNC240
+        raise
+    return "slept"
+
+
+@server.tool(name="odd.name")
+def odd(value: dict[str, Any] | None = None) -> str:
+    """A name that stands differently in prompts."""
+    return "odd"
+
+
+@contextmanager
+def serving_tools() -> Iterator[str]:
+    """The URL of one that runs meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "tests.tool_server", str(port)]
+    with subprocess.Popen(command) as process:
+        try:
+            _wait_for(process, port)
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.terminate()
+
+
+def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
+    while process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.03)
+        else:
+            return
+    raise AssertionError("it does not listen")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        server.run("streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run("stdio")
