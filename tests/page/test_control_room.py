@@ -33,7 +33,9 @@ def test_a_running_request_is_seen_and_ended(visit: Visit, server: ServerProcess
         expect(page.get_by_text("Nothing runs.")).to_be_visible()
 
 
-def test_an_answer_that_streams_in_the_chat_is_seen_and_gone_when_it_is_stopped(visit: Visit) -> None:
+def test_an_answer_that_streams_in_the_chat_is_seen_goes_on_after_a_reload_and_is_gone_when_it_is_stopped(
+    visit: Visit,
+) -> None:
     """It is here, and not with the chat's tests, for the demo model may have written all before the click."""
     page = visit.page
     endless(page, 1500)
@@ -43,6 +45,10 @@ def test_an_answer_that_streams_in_the_chat_is_seen_and_gone_when_it_is_stopped(
     expect(answer).to_have_attribute("aria-busy", "true")
     watching = visit.tab("/#/control")
     expect(watching.get_by_role("region", name="Requests that run")).to_contain_text("writes")
+    before = answer.locator(".prose").inner_text()
+    page.reload()
+    expect(answer.locator(".prose")).to_contain_text(re.compile(re.escape(before[:40]) + ".{60}", re.S))
+    expect(answer).to_have_attribute("aria-busy", "true")
     page.get_by_role("button", name="Stop").click()
     expect(answer).to_contain_text("Stopped.")
     expect(page.get_by_role("button", name="Send")).to_be_visible()

@@ -108,7 +108,7 @@ def test_a_full_queue_says_when_it_is_tried_again(browser: Browser) -> None:
 def test_event_streams_do_where_no_websocket_comes_through(browser: Browser) -> None:
     with ServerProcess("--model", "demo") as server, visiting(browser, server) as visit:
         page = visit.page
-        page.evaluate("delete window.WebSocket")
+        page.evaluate("delete window.WebSocket; delete Navigator.prototype.locks")
         endless(page, 300)
         say(page, "Tell a story.")
         expect(answers(page).last.locator(".prose")).to_contain_text(" ")

@@ -43,21 +43,21 @@ export function address(path) {
   return new URL(path.replace(/^\//, ""), document.baseURI);
 }
 
-function headersWith(body) {
-  const headers = {};
+function headersWith(body, more) {
+  const headers = { ...more };
   if (key.value) headers.authorization = `Bearer ${key.value}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   return headers;
 }
 
 /** Raises Unreachable, ApiError; an AbortError where `signal` says so. */
-async function request(method, path, { body, signal } = {}) {
+async function request(method, path, { body, signal, headers } = {}) {
   let response;
   try {
     response = await fetch(address(path), {
       method,
       signal,
-      headers: headersWith(body),
+      headers: headersWith(body, headers),
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: "no-store",
       credentials: "omit",
@@ -89,15 +89,16 @@ export async function call(method, path, options) {
 }
 
 /**
- * Server-sent events: yields {event, data} with `data` as text, until the server or `signal` ends it.
+ * Server-sent events: yields {event, data, id} with `data` as text, until the server or `signal` ends it.
  * `comments`: they come too, as the event "comment".
  */
-export async function* events(path, { method = "GET", body, signal, comments = false } = {}) {
-  const response = await request(method, path, { body, signal });
+export async function* events(path, { method = "GET", body, signal, headers, comments = false } = {}) {
+  const response = await request(method, path, { body, signal, headers });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   let name = "message";
   let data = [];
+  let id;
   try {
     for (;;) {
       const { value, done } = await reader.read().catch((error) => {
@@ -109,10 +110,11 @@ export async function* events(path, { method = "GET", body, signal, comments = f
       held = lines.pop();
       for (const line of lines.map((ended) => ended.replace(/\r$/, ""))) {
         if (line.startsWith("event:")) name = line.slice(6).trim();
+        else if (line.startsWith("id:")) id = line.slice(3).trim();
         else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
         else if (line.startsWith(":") && comments) yield { event: "comment", data: line.slice(1).trim() };
         else if (line === "") {
-          if (data.length) yield { event: name, data: data.join("\n") };
+          if (data.length) yield { event: name, data: data.join("\n"), id };
           name = "message";
           data = [];
         }

@@ -1,5 +1,7 @@
-// One WebSocket for all chats of this tab: a browser opens no more than six HTTP/1.1 connections to a server, and
-// eight streams would wait for each other.
+// Answers come in streams of events that go on while nobody listens, so that a page that was loaded again takes them up.
+// A browser opens no more than six HTTP/1.1 connections to a server, and eight streams would wait for each other: those
+// beyond the first few share one WebSocket, and end with it.
+import { amongFew } from "../base/alone.js";
 import { ApiError, Unreachable, address, call, events, key } from "./client.js";
 
 const OPEN = 1;
@@ -7,6 +9,7 @@ const CLOSED = 3;
 const TOO_LARGE = 1009;
 const IDLE_MS = 20_000;
 const BLOCKED_MS = 60_000;
+const MOST_STREAMS = 3; // of all tabs
 const ROUTE = "/v1/chat/completions";
 
 let socket = null;
@@ -16,17 +19,35 @@ let number = 0;
 const live = new Map();
 
 /**
- * Asks the server. `hear` gets {loading: share} and {chunk}.
- * Returns when all is said. Raises Unreachable, ApiError; an AbortError after `signal`.
+ * Asks the server. `hear` gets {chunk}, {loading: share}, and {kept: true} where the stream can be taken up again under
+ * `name`; then chunks have an `event_id`. Returns when all is said. Raises Unreachable, ApiError; an AbortError after
+ * `signal`.
  */
-export async function ask(body, hear, signal) {
+export async function ask(name, body, hear, signal) {
+  const keptStream = () => {
+    hear({ kept: true });
+    return overHttp(ROUTE, { method: "POST", body, headers: { "x-conversation-id": name } }, hear, signal);
+  };
+  if (await amongFew("stream", MOST_STREAMS, keptStream)) return;
   if (Date.now() > blockedUntil) {
     const open = await opened();
     if (open) return onSocket(open, body, hear, signal);
     await call("GET", "/v1/models", { signal }); // it says why, if it is the key or the server
     blockedUntil = Date.now() + BLOCKED_MS;
   }
-  return overHttp(body, hear, signal);
+  return overHttp(ROUTE, { method: "POST", body }, hear, signal);
+}
+
+/** Goes on with a stream behind the event that was heard last; undefined: from its beginning. Raises as `ask`; an
+ * ApiError where it is not there. */
+export function takeUp(name, lastEvent, hear, signal) {
+  const headers = lastEvent === undefined ? {} : { "last-event-id": lastEvent };
+  return overHttp(`${ROUTE}/${encodeURIComponent(name)}/stream`, { headers }, hear, signal);
+}
+
+/** Ends the stream of this name, which would go on. */
+export function letGo(name) {
+  return call("DELETE", `${ROUTE}/${encodeURIComponent(name)}`).catch(() => {}); // it has ended, or nobody is there
 }
 
 /** The open socket, or null where none can be had. */
@@ -109,12 +130,12 @@ function lost(closed, code) {
   for (const asked of cut) asked.fail(new Unreachable());
 }
 
-async function overHttp(body, hear, signal) {
-  for await (const { event, data } of events(ROUTE, { method: "POST", body, signal, comments: true })) {
+async function overHttp(path, options, hear, signal) {
+  for await (const { event, data, id } of events(path, { ...options, signal, comments: true })) {
     if (event === "comment") hearComment(data, hear);
     else if (event === "error") throw new ApiError(500, JSON.parse(data).error);
     else if (data === "[DONE]") return;
-    else hear({ chunk: JSON.parse(data) });
+    else hear({ chunk: { ...JSON.parse(data), event_id: id } });
   }
   throw new Unreachable(); // it was cut before its end
 }

@@ -26,6 +26,7 @@ export function grown(message, chunks) {
 
 function take(message, chunk) {
   if (chunk.id) message.callId = chunk.id;
+  message.lastEvent = chunk.event_id;
   if (chunk.model) message.model = chunk.model;
   if (chunk.usage) message.usage = summed(message.usage, chunk.usage);
   if (chunk.timings) message.timings = chunk.timings;

@@ -3,7 +3,8 @@
 import { effect } from "@preact/signals";
 import { ApiError, Unreachable, call } from "../api/client.js";
 import { look, reachable, refused } from "../api/server.js";
-import { ask } from "../api/socket.js";
+import { ask, letGo, takeUp } from "../api/socket.js";
+import { alone } from "../base/alone.js";
 import { announce } from "../shell/announce.js";
 import { blank, canGoOn, grown } from "./answer.js";
 import { add, change, current, live, messages, update } from "./conversations.js";
@@ -14,6 +15,12 @@ const KEEP_EVERY_MS = 400;
 const HIDDEN_FRAME_MS = 250;
 const LONGEST_PAUSE_MS = 86_400_000; // timers of more than 24 days would end at once
 const PASSING = new Set(["queue_full", "engine_unavailable", "rate_limit_exceeded", "too_many_connections", "too_many_bodies", "answers_unavailable"]);
+
+/** Why a stream cannot be taken up. */
+const NOT_KEPT = new Set(["request_not_found", "events_lost"]);
+
+/** Nobody knows the rest of an answer. */
+class Cut extends Error {}
 
 /** Says something as the user, with files, and asks for an answer. */
 export async function say(parent, content, files) {
@@ -51,7 +58,12 @@ export async function answer(parent) {
 export function goOn(message) {
   const { settings } = current.peek();
   const asked = pathTo(messages.peek(), message.parent).map((one) => messages.peek().get(one.id));
-  new Answering({ ...message, status: "waiting", error: undefined, finish: undefined, beat: Date.now() }, settings, asked).run();
+  new Answering({ ...message, status: "waiting", isKept: false, error: undefined, finish: undefined, beat: Date.now() }, settings, asked).run();
+}
+
+/** Goes on with an answer that was being written when its tab was closed or loaded again, unless another tab does. */
+export function resume(message) {
+  if (message.isKept && !live.has(message.id)) new Answering(message, null, null).run();
 }
 
 export function stop(id) {
@@ -69,8 +81,9 @@ export async function stopThinking({ callId }) {
   }
 }
 
-/** One answer, from the question to its end. */
+/** One answer, from the question to its end. Only one tab hears it. */
 class Answering {
+  /** `settings`, `asked`: null, it can be taken up where it is, but not asked for anew. */
   constructor(message, settings, asked) {
     this.message = message;
     this.settings = settings;
@@ -87,9 +100,14 @@ class Answering {
 
   stop() {
     this.stopping.abort();
+    if (this.message.isKept) letGo(this.message.id);
   }
 
-  async run() {
+  run() {
+    return alone(`answer-${this.message.id}`, () => this.toItsEnd());
+  }
+
+  async toItsEnd() {
     live.set(this.message.id, this);
     const beating = setInterval(() => this.set({ beat: Date.now() }), 2000);
     await this.set({});
@@ -107,7 +125,7 @@ class Answering {
   /** True when there is nothing more to try. */
   async tried() {
     try {
-      await ask(this.body(), (news) => this.hear(news), this.stopping.signal);
+      if (!(await this.takenUp())) await this.askedFor();
       this.flush();
       await this.set({ status: this.stopped ? "stopped" : "done" });
       return true;
@@ -118,6 +136,31 @@ class Answering {
         return true;
       }
       return this.after(error);
+    }
+  }
+
+  /** False: its stream is not there any more, or never was. */
+  async takenUp() {
+    const { id, isKept, lastEvent } = this.message;
+    if (!isKept) return false;
+    try {
+      await takeUp(id, lastEvent, (news) => this.hear(news), this.stopping.signal);
+      return true;
+    } catch (error) {
+      if (!(error instanceof ApiError) || !NOT_KEPT.has(error.code)) throw error;
+      this.flush();
+      this.message = { ...this.message, isKept: false };
+      return false;
+    }
+  }
+
+  async askedFor() {
+    if (!this.asked) throw new Cut();
+    try {
+      await ask(this.message.id, this.body(), (news) => this.hear(news), this.stopping.signal);
+    } catch (error) {
+      if (error instanceof ApiError) this.message = { ...this.message, isKept: false }; // it has ended
+      throw error;
     }
   }
 
@@ -133,6 +176,10 @@ class Answering {
       await this.set({ status: "waiting", wait: { why: "gone" } });
       await this.serverIsBack();
       return false;
+    }
+    if (error instanceof Cut) {
+      await this.set({ status: "cut" });
+      return true;
     }
     if (!(error instanceof ApiError)) {
       await this.fail({ text: error.message, code: null });
@@ -175,6 +222,7 @@ class Answering {
 
   hear(news) {
     if (news.chunk) return this.hold(news.chunk);
+    if (news.kept) return void this.set({ isKept: true, lastEvent: undefined });
     this.set({ status: "waiting", wait: { why: "loading", share: news.loading }, beat: Date.now() });
   }
 

@@ -1,5 +1,5 @@
 // One message of the thread, with what one can do with it.
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { html } from "../base/html.js";
 import { Button, IconButton } from "../base/controls.js";
 import { Icon } from "../base/icons.js";
@@ -8,7 +8,7 @@ import { copyText } from "../base/clipboard.js";
 import { announce } from "../shell/announce.js";
 import { Markdown } from "../text/markdown_view.js";
 import { canGoOn, isAbandoned, isRunning, isThinking } from "./answer.js";
-import { answer, goOn, say, stopThinking } from "./asking.js";
+import { answer, goOn, resume, say, stopThinking } from "./asking.js";
 import { FormAnswer } from "./form_answer.js";
 import { change, current, messages, remove, watched } from "./conversations.js";
 import { Figures } from "./figures.js";
@@ -84,6 +84,9 @@ function Answer({ message, isLast }) {
   const now = useNow(running ? 1000 : null);
   const abandoned = isAbandoned(message, now);
   const growing = running && !abandoned;
+  useEffect(() => {
+    if (running) resume(message);
+  }, [abandoned]); // at once where it is this page that was loaded again, or later where another tab was closed
   return html`<article class="message answer" aria-label="Answer" aria-busy=${growing}>
     <${Thoughts} message=${message} growing=${growing} />
     ${message.schema !== undefined

@@ -1,7 +1,7 @@
 // Why nothing comes yet, in words for people.
 import { html } from "../base/html.js";
 import { count, percent, seconds } from "../base/numbers.js";
-import { serverState } from "../api/server.js";
+import { health, models, serverState } from "../api/server.js";
 
 export function Waiting({ message, now }) {
   const { text, share, detail } = reason(message, now);
@@ -14,15 +14,16 @@ export function Waiting({ message, now }) {
   </div>`; // screen readers are told the text alone: the figures change all the time
 }
 
-function reason({ wait, status }, now) {
+function reason({ wait, status, model }, now) {
   if (serverState.value === "restarting") return { text: "The engine is restarting; this answer then goes on." };
+  if (!wait && status === "waiting" && isLoading(model)) return loading(health.value.loaded);
   if (!wait) return { text: status === "waiting" ? "Reading your message …" : null };
   const left = wait.until ? Math.max(0, Math.ceil((wait.until - now) / 1000)) : null;
   switch (wait.why) {
     case "gone":
       return { text: "The server does not answer. This goes on when it is back." };
     case "loading":
-      return { text: "The model is loading", share: wait.share, detail: percent(wait.share) };
+      return loading(wait.share);
     case "queue":
       return { text: `${place(wait.position)} in the queue`, detail: left && `first words in about ${seconds(left)}` };
     case "prompt":
@@ -32,6 +33,15 @@ function reason({ wait, status }, now) {
     default:
       return { text: `${wait.text} The next try is in ${seconds(left)}.` };
   }
+}
+
+/** Streams that can be taken up again do not tell it. */
+function isLoading(model) {
+  return models.value?.find((one) => one.id === (model ?? health.value?.model))?.state === "loading" && health.value;
+}
+
+function loading(share) {
+  return { text: "The model is loading", share, detail: percent(share) };
 }
 
 /** "1,200 of 4,000 tokens, 800 of them from the cache, about 3 s left" */
