@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-HAS_COMPANY = "--forks" in sys.argv or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
+_TOLD = "TESTS_HAVE_COMPANY"
+HAS_COMPANY = (
+    _TOLD in os.environ or "--forks" in sys.argv or os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1"
+)
 """Whether other tests compute at the same time."""
 
 
@@ -13,8 +16,12 @@ def share_cores() -> None:
     """Let compute threads sleep where they wait for each other, in this process and in what it starts.
 
     They would spin, on a core that the other worker's threads need. Call this before ggml and numpy are
-    loaded: their libraries read it once.
+    loaded: their libraries read it once. And what leaves the cores to whoever else wants them gets its share:
+    the others want them all the time.
     """
     if HAS_COMPANY:
+        os.environ[_TOLD] = "1"
+        if sys.platform == "linux":
+            os.SCHED_IDLE = os.SCHED_OTHER
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -29,6 +29,7 @@ from openai_cpu_server.child_processes.spawn import child_environment
 from openai_cpu_server.cli.main import main as command_line
 from openai_cpu_server.config.folders import tune_engines
 from openai_cpu_server.kernels.library import put_in_front
+from tests.company import share_cores
 from tests.warm import BESIDE_SERVERS
 
 NAMES = {"openai_cpu_server.kernels.front": "engine", "openai_cpu_server.reader.process": "reader"}
@@ -38,6 +39,7 @@ _REQUEST_BYTES = 1 << 17
 _READ_AT_START = ("GGML_", "GOMP_", "KMP_", "LD_", "MALLOC_", "OMP_", "OPENBLAS_", "PYTHON")
 """Beginnings of variables that libraries and Python read when they are loaded, and not again."""
 
+share_cores()
 tune_engines()
 put_in_front()  # before the first import of ggml
 for _module in ("openai_cpu_server.engine.process", *NAMES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from tests.e2e.serving import eventually, sdk
+from tests.e2e.serving import eventually, sdk, tiny_server
 from tests.e2e.test_batches import begin, counted, ended, jsonl, lines_of
 from tests.server_process import ServerProcess
 
@@ -147,7 +148,15 @@ def test_later_turns_find_their_prompts_computed(client: openai.OpenAI) -> None:
         previous = response.id
 
 
-def test_a_conversation_is_kept_and_summed_up(client: openai.OpenAI) -> None:
+@pytest.fixture
+def brief() -> Iterator[openai.OpenAI]:
+    """Of a server whose summaries are short: a random model goes on to their limit."""
+    with tiny_server("--max-output-tokens", "40") as process, sdk(process) as client:
+        yield client
+
+
+def test_a_conversation_is_kept_and_summed_up(brief: openai.OpenAI) -> None:
+    client = brief
     talk = client.conversations.create(metadata={"about": "rivers"})
     first = client.responses.create(**HI, conversation=talk.id)
     managed: Any = [{"type": "compaction", "compact_threshold": 1}]
