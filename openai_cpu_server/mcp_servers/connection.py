@@ -42,6 +42,8 @@ _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
 """Lists of tools are long, and results may carry pictures, which are told in words."""
 _LONGEST_PAUSE_S = 60.0
 """A server that was lost is connected anew at once, one that is lost again after a second, then two..."""
+_CLOSE_S = 4.0
+"""What a connection gets to end, be it to a server that answers nothing."""
 _FRESH_S = 300.0
 """Not every server tells when its tools have changed."""
 _ALIVE_S = 5.0
@@ -135,7 +137,11 @@ class McpConnection:
         if link is not None:
             self._leave(link)
         if self._left:
-            await asyncio.wait(self._left)
+            _, late = await asyncio.wait(self._left, timeout=_CLOSE_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=1)
 
     # -- inside -------------------------------------------------------------------------------------------
 

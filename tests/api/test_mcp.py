@@ -3,6 +3,7 @@ is told, and OpenAI's own types for what is answered."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -211,6 +212,8 @@ async def test_a_call_that_is_not_approved_is_not_made(url: str) -> None:
         unknown = await respond(http, input=[{**no, "approval_request_id": "mcpr_0"}])
         assert error_of(unknown)["param"] == "input[0].approval_request_id"
         elsewhere = [asked, {**no, "approve": True}]
+        nowhere = await respond(http, input=elsewhere, tools=[])
+        assert error_of(nowhere)["code"] == "unknown_mcp_tool"
         gone = await respond(http, input=elsewhere, tools=[{**tool, "allowed_tools": ["broken"]}])
         assert error_of(gone)["code"] == "unknown_mcp_tool"
 
@@ -331,14 +334,65 @@ async def test_the_clients_leaving_ends_the_tools_call(url: str, tmp_path: Path)
         await eventually(lambda: marker.read_text() == "cancelled")
 
 
-async def test_a_batch_row_and_a_socketless_story_use_tools_too(url: str) -> None:
-    """`max_output_tokens` counts over all rounds."""
+async def test_the_output_of_all_rounds_has_one_limit(url: str) -> None:
     said = call("tools.add", a=1, b=2)
     async with serving(Scripted(said, "It is three."), url) as http:
         cut = await made(http, max_output_tokens=len(said) + 6)
         assert cut["status"] == "incomplete"
         assert cut["output"][2]["content"][0]["text"] == "It is"
         assert cut["usage"]["output_tokens"] == len(said) + 6
+
+
+async def test_the_tokens_of_all_rounds_count_for_the_key(url: str, tmp_path: Path) -> None:
+    said = call("tools.add", a=1, b=2), "It is 3."
+    async with serving(Scripted(*said), url) as http:
+        total = (await made(http))["usage"]["total_tokens"]
+    enough, less = (f'mcp = ["tools"]\ntokens_per_minute = {tokens}' for tokens in (total, total - 20))
+    keys = key_ring(tmp_path, ann=enough, bob=less)
+    async with serving(Scripted(*said), url, keys=keys) as http:
+        http.headers.update(of("ann"))
+        assert (await made(http))["usage"]["total_tokens"] == total
+        assert error_of(await respond(http))["code"] == "rate_limit_exceeded"
+    async with serving(Scripted(*said), url, keys=keys) as http:
+        http.headers.update(of("bob"))
+        told: list[Any] = events(await respond(http, stream=True))
+        assert told[-1]["type"] == "response.failed"
+        assert told[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
+        assert kinds(told[-1]["response"]) == ["mcp_list_tools", "mcp_call"]
+
+
+async def test_a_result_for_which_the_context_has_no_room_is_not_told(url: str) -> None:
+    engine = Scripted(call("tools.long_text", size=6000), "Too long.")
+    async with serving(engine, url) as http:
+        response = await made(http)
+        assert len(response["output"][1]["output"]) == 6000
+        assert response["output"][2]["content"][0]["text"] == "Too long."
+        assert "too long for what is left of the context" in engine.prompts[1]
+
+
+async def test_an_answer_that_is_stopped_calls_nothing_more(url: str) -> None:
+    engine = Scripted(call("tools.add", a=1, b=2), "never said")
+    async with serving(engine, url) as http:
+        engine.goes_on.clear()
+        making = asyncio.create_task(made(http))
+        await eventually(lambda: bool(engine.heard))
+        (live,) = engine.requests()
+        stopped = await http.post(
+            f"/v1/chat/completions/{live.id.partition('/')[0]}/control", json={"action": "stop"}
+        )
+        engine.goes_on.set()
+        assert (stopped.status_code, len(engine.heard)) == (200, 1)
+        assert (await making)["status"] == "completed"
+
+
+async def test_a_summary_of_a_conversation_with_tools_stands_alone(url: str) -> None:
+    engine = Scripted(call("tools.add", a=1, b=2), "It is 3.", "They added.")
+    async with serving(engine, url) as http:
+        first = await made(http)
+        given = [{"role": "user", "content": "hi"}, *first["output"], {"type": "compaction_trigger"}]
+        assert kinds(await made(http, input=given)) == ["compaction"]
+        compact = await http.post("/v1/responses/compact", json={"input": given[:-1], "tools": [NEVER]})
+        assert [item["type"] for item in compact.json()["output"]] == ["message", "compaction"]
 
 
 async def test_conversations_that_were_begun_elsewhere_go_on_without_mcp() -> None:

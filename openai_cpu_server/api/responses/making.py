@@ -20,7 +20,13 @@ from openai_cpu_server.api.responses.body import ResponsesBody
 from openai_cpu_server.api.responses.conversation import is_answered, is_trigger, turns
 from openai_cpu_server.api.responses.items import OWN_SUMMARY, CompactionItem, Item, SourcedItem
 from openai_cpu_server.api.responses.objects import ResponseObject, WrittenSummary, new_response
-from openai_cpu_server.api.responses.rounds import AnsweredCall, RoundPlan, ToolCaller, ToolRounds
+from openai_cpu_server.api.responses.rounds import (
+    AnsweredCall,
+    RoundPlan,
+    ToolCaller,
+    ToolRounds,
+    not_offered,
+)
 from openai_cpu_server.api.responses.stream import ResponseStream, encoded
 from openai_cpu_server.api.responses.toolbox import Toolbox, ToolboxOpener
 from openai_cpu_server.api.responses.turns import USABLE, AskedResponse, LastResponse
@@ -254,6 +260,8 @@ class ResponseMaker:
         box = await self.opened(read.body, context.identity)
         running: OpenCall
         if box is None:
+            if read.approved:
+                raise not_offered(read.approved[0])
             read = await self._fitting(read, context, attempt)
             running = await self._service.begin(read.ask(), context, attempt)
         else:
@@ -293,7 +301,10 @@ class ResponseMaker:
             with anyio.CancelScope(shield=True):
                 await box.close()
             raise
-        plan = RoundPlan(ask, box, read.body.max_tool_calls, read.listed, approved)
+        listed = read.listed
+        if read.body.is_compacting:
+            listed = frozenset(one.label for one in box.listings)  # a summary is told alone
+        plan = RoundPlan(ask, box, read.body.max_tool_calls, listed, approved)
         return read, ToolRounds(plan, running, self._service, context, caller, self._observer)
 
     async def _fitting(

@@ -42,6 +42,12 @@ _STOPPED = "the answer was stopped, so this call was not made"
 _CALLS_ENOUGH = "'max_tool_calls' is reached, so this call was not made"
 
 
+def not_offered(call: ApprovedCall) -> InvalidRequest:
+    asked = call.request
+    message = f"'{asked.name}' of '{asked.server_label}' is none of the tools that this request offers."
+    return InvalidRequest(message, param=call.param, code="unknown_mcp_tool")
+
+
 class AnsweredCall(NamedTuple):
     """A call that its client has approved, with what came of it."""
 
@@ -105,12 +111,8 @@ class ToolCaller:
         return said
 
     def _offered(self, call: ApprovedCall) -> OfferedTool:
-        asked = call.request
-        if (one := self._box.find(asked.server_label, asked.name)) is None:
-            message = (
-                f"'{asked.name}' of '{asked.server_label}' is none of the tools that this request offers."
-            )
-            raise InvalidRequest(message, param=call.param, code="unknown_mcp_tool")
+        if (one := self._box.find(call.request.server_label, call.request.name)) is None:
+            raise not_offered(call)
         return one
 
 

@@ -185,7 +185,7 @@ class ResponseReader:
             messages=messages,
             earlier=earlier,
             items=items,
-            approved=approved if self._has_mcp else (),
+            approved=() if body.is_compacting else approved,
             attached=attached,
             ignored=Ignored((*ignored.names, *adapted_names(told, messages).names)),
             num_bytes=size,
