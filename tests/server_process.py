@@ -28,11 +28,14 @@ class ServerProcess:
         env: dict[str, str] | None = None,
         max_open_files: int | None = None,
         is_fresh: bool = False,
+        is_ready_at_once: bool = False,
         module: str = "openai_cpu_server",
     ) -> None:
         """`is_fresh`: it imports for itself, as for a user, and does not come from `tests/warm.py`. One with
-        a limit does so too, and one that another `module` starts."""
+        a limit does so too, and one that another `module` starts. `is_ready_at_once`: it loads nothing at
+        its start."""
         self.lines: list[str] = []
+        self._is_ready_at_once = is_ready_at_once
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         command = ["serve"]
         if "--port" not in options:
@@ -57,7 +60,8 @@ class ServerProcess:
         self.url = "http://127.0.0.1:" + self.wait_for(
             r"listening on http://(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)"
         )
-        self.wait_for("(ready): ")
+        if not self._is_ready_at_once:
+            self.wait_for("(ready): ")
         return self
 
     def __exit__(

@@ -206,6 +206,10 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         description="load a LoRA adapter, [MODEL/]NAME=PATH[@SCALE]; requests ask for it as MODEL:NAME; "
         "may be given several times",
     )
+    models_dir: Path | None = _of_servers(
+        None,
+        description="serve the models in this folder, and two folders deep, each when it is first asked for",
+    )
     allow_pull: bool = _of_servers(
         False,
         description="administrators may fetch models from the hub while the server runs, remove them, and "

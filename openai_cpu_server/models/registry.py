@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from openai_cpu_server.contract.engine import EngineState, EngineStatus
 from openai_cpu_server.contract.model_info import AdapterState, ModelKind
@@ -49,6 +49,36 @@ class ChosenModel(NamedTuple):
         return status.adapter.key if status is not None else None
 
 
+class ShelvedModel(NamedTuple):
+    """A model that can be had, and that nobody has asked for yet. Little is known of it."""
+
+    name: str
+    num_bytes: int
+    changed_s: int
+    why_not: str | None
+    """Its file is damaged. None: it can be served."""
+    kind: ModelKind | None
+    architecture: str
+    quantisation: str | None
+
+
+class ModelShelf(Protocol):
+    """Where models lie that are served when they are asked for."""
+
+    @property
+    def known(self) -> Sequence[ShelvedModel]:
+        """What was there at the last look, and is not served yet."""
+        ...
+
+    async def look(self) -> None:
+        """See what has come and gone. What has gone is served no more."""
+        ...
+
+    async def bring(self, name: str) -> None:
+        """It is served from now on. Raises ModelNotLoaded."""
+        ...
+
+
 class ModelRegistry:
     """`allowed`: the names that a caller may use; None: all. Others do not exist for them.
 
@@ -74,6 +104,8 @@ class ModelRegistry:
         self._by_name = {name: model for model in models for name in model.names}
         self._routers = {name: router for router in routers for name in router.names}
         self._presets: dict[str, Preset] = {}
+        self.shelf: ModelShelf | None = None
+        """Where further ones lie; None: nowhere."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         """All that have requests, also those that have been replaced."""
@@ -112,7 +144,8 @@ class ModelRegistry:
             raise RouterNotModel(router.name, tuple(router.options.routes.values()))
         chosen = self._named(name) if adapter is None else self._adapted(name, adapter)
         if chosen is None or (allowed is not None and chosen.name not in allowed):
-            there_is = (*self.names(allowed), *self.router_names(allowed))
+            shelved = [one.name for one in _on_shelf(self, allowed)]
+            there_is = (*self.names(allowed), *self.router_names(allowed), *shelved)
             raise ModelNotFound(name if chosen is None else chosen.name, there_is)
         if chosen.adapter is not None:
             _check_there(chosen, param=None if adapter is None else "lora")
@@ -263,6 +296,41 @@ class ModelRegistry:
 
 
 _NO_HARM = (EngineState.LOADING, EngineState.FAILED, EngineState.ASLEEP)
+
+
+async def shelved(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[ShelvedModel]:
+    """What lies on the shelf now, and is not served yet."""
+    if models.shelf is None:
+        return ()
+    await models.shelf.look()
+    return _on_shelf(models, allowed)
+
+
+async def fetch(models: ModelRegistry, name: str | None, allowed: Collection[str] | None) -> None:
+    """Where the name means a model on the shelf, that is served from now on. Whoever is about to `choose` one
+    calls it first. Raises ModelNotLoaded."""
+    shelf = models.shelf
+    if shelf is None or (name is not None and models.has(name)):
+        return
+    if name is not None:
+        meant = _meant(name, [one.name for one in await shelved(models, allowed)])
+        if meant is not None:
+            await shelf.bring(meant)
+    elif allowed is not None and not models.names(allowed) and (there := await shelved(models, allowed)):
+        await shelf.bring(there[0].name)
+
+
+def _on_shelf(models: ModelRegistry, allowed: Collection[str] | None) -> Sequence[ShelvedModel]:
+    there = () if models.shelf is None else models.shelf.known
+    return [one for one in there if allowed is None or one.name in allowed]
+
+
+def _meant(name: str, there: Sequence[str]) -> str | None:
+    """Which of these models is meant, by the rules of `ModelRegistry`; None: none."""
+    base = name.rpartition(":")[0]
+    exact = [one for one in (name, base) if one in there]
+    alike = [one for one in there if _letters(one) == _letters(name)] if base else []
+    return exact[0] if exact else alike[0] if len(alike) == 1 else None
 
 
 def _letters(name: str) -> str:

@@ -53,13 +53,12 @@ class ModelSet:
         self, settings: Settings, plans: Sequence[ModelPlan], watch: Watch, readers: ReaderPool
     ) -> None:
         """Raises StartupError where the only model cannot be read, and for a router that leads nowhere."""
-        self.is_alone = len(plans) == 1 and settings.memory is None and not settings.allow_pull
+        may_grow = settings.allow_pull or settings.models_dir is not None
+        self.is_alone = len(plans) == 1 and settings.memory is None and not may_grow
         """An only model, which is loaded at once and stays."""
         budget = MemoryBudget(sys.maxsize if self.is_alone else _budget_bytes(settings))
         self.keeper = ModelKeeper(budget, watch.metrics)
-        self._builder = ModelBuilder(
-            settings, watch, self.keeper, readers, num_models=len(plans) + settings.allow_pull
-        )
+        self._builder = ModelBuilder(settings, watch, self.keeper, readers, num_models=len(plans) + may_grow)
         self._models = self._built(plans)
         kinds = {
             name: None if model.is_broken else model.served.kind
@@ -90,7 +89,8 @@ class ModelSet:
     def want_first(self) -> None:
         """Load the default and those that are pinned; the others sleep until they are asked for."""
         for model in self._models:
-            if (model is self.default or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
+            is_first = model is self.default and not model.plan.waits_for_requests
+            if (is_first or model.plan.is_pinned) and model.engine.state is EngineState.ASLEEP:
                 with contextlib.suppress(ServerError):
                     self.keeper.want(model.kept)
 
@@ -255,6 +255,15 @@ class ModelFleet:
             await self._models.keeper.unload(old.kept)
             self._models.remove(old)
         del self._replacing[model.name]
+        old.served.let_go()
+        self._spawn(self._retire(old))
+
+    async def dismiss(self, name: str) -> None:
+        """Its file has gone: nobody can choose it any more, and it goes with its last request."""
+        async with self._replacing[name]:
+            old = self._models.named(name)
+            self._models.remove(old)
+        del self._replacing[name]
         old.served.let_go()
         self._spawn(self._retire(old))
 

@@ -28,6 +28,7 @@ from openai_cpu_server.errors import StartupError
 from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_files, model_kind
 from openai_cpu_server.llama.host import NODES, Machine, cores_of, usable_nodes
 from openai_cpu_server.model_source import hold, hub_cache
+from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.models.grammars import ModelGrammars
 from openai_cpu_server.models.keeper import KeptModel, MemoryNeed, ModelKeeper
 from openai_cpu_server.models.served import ModelThinking, ServedModel, ServedTemplate, UnreadableModel
@@ -40,7 +41,7 @@ from openai_cpu_server.reader.model import ReadModel
 from openai_cpu_server.reader.pool import ReaderPool
 from openai_cpu_server.replicas.nodes import NodeEngines
 from openai_cpu_server.server.options import cache_bytes, engine_options, read_text
-from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee
+from openai_cpu_server.server.plans import MemoryShare, ModelPlan, foresee, models_folder
 from openai_cpu_server.server.prefix_files import PrefixFiles
 
 _MIB = 1024 * 1024
@@ -229,11 +230,19 @@ def reader_pool(
 ) -> ReaderPool:
     """The readers of a server with these models."""
     plans = list(plans)
-    opens_media = settings.allow_pull or any(plan.projector is not None for plan in plans)
+    opens_media = (
+        settings.allow_pull
+        or settings.models_dir is not None
+        or any(plan.projector is not None for plan in plans)
+    )
     if settings.sandbox == "off":
         return ReaderPool(children=children, opens_media=opens_media)
     paths = [path for plan in plans for path in (plan.path, plan.path.resolve())]
     folders = [*(path.parent for path in paths), settings.profile_dir]
+    if settings.models_dir is not None:
+        root = models_folder(settings)
+        linked = {path.resolve().parent for path in ModelFolder(root).names().values()}
+        folders += [root, *linked]
     if settings.allow_pull:
         cache = hub_cache()
         cache.mkdir(parents=True, exist_ok=True)  # what is not there at their start they can never read

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from openai_cpu_server.config.adapters import AdapterOption, AdapterSource
-from openai_cpu_server.config.folders import user_data_dir
+from openai_cpu_server.config.folders import expanded, user_data_dir
 from openai_cpu_server.config.models import ModelOptions, ModelTable
 from openai_cpu_server.config.settings import Settings
 from openai_cpu_server.contract.messages import EngineOptions
@@ -39,6 +39,7 @@ from openai_cpu_server.llama.model.kv_size import (
     tokens_that_fit,
 )
 from openai_cpu_server.model_source import FoundModel, model_to_serve, projector_of
+from openai_cpu_server.model_source.folder import ModelFolder
 from openai_cpu_server.models.keeper import MemoryNeed
 from openai_cpu_server.models.routing.options import RouterOptions, problem
 from openai_cpu_server.models.routing.router import ModelRouter
@@ -64,6 +65,8 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
     """What it may take at most."""
     adapters: tuple[AdapterSource, ...] = ()
+    waits_for_requests: bool = False
+    """It is not loaded at the start, though it is the default."""
 
     @property
     def name(self) -> str:
@@ -72,7 +75,12 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def planned_models(settings: Settings) -> list[ModelPlan]:
     """At least one, the default first. Raises StartupError with one line."""
-    found = [*_named(settings.model), *_in_tables(settings.models)] or [(model_to_serve(None), NO_TABLE)]
+    folder = {} if settings.models_dir is None else ModelFolder(models_folder(settings)).names()
+    found = [*_named(settings.model, folder), *_in_tables(settings.models, folder)]
+    waiting = [*_named_elsewhere(settings, folder, [model.name for model, _ in found])]
+    if not found and not waiting:
+        waiting = _first_of(folder)
+    found = [*found, *waiting] or [(model_to_serve(None), NO_TABLE)]
     if settings.served_model_name is not None:
         found = [(_renamed(settings.served_model_name, found), found[0][1])]
     own_names = [*(model.name for model, _ in found), *_router_tables(settings)]
@@ -80,6 +88,8 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     aliases = _aliases(settings.aliases, own_names)
     _require_models_of(settings.adapter, [model.name for model, _ in found])
     plans = [_plan(model, table, aliases, settings) for model, table in found]
+    num_first = len(plans) - len(waiting)
+    plans[num_first:] = [msgspec.structs.replace(p, waits_for_requests=True) for p in plans[num_first:]]
     if settings.allow_pull:
         taken = {name for plan in plans for name in plan.names}
         kept = KeptModels.read(kept_file()).pulled
@@ -88,11 +98,51 @@ def planned_models(settings: Settings) -> list[ModelPlan]:
     _require_distinct(
         [name for names in (*(p.names for p in plans), *(r.names for r in routers)) for name in names]
     )
-    if len(plans) > 1 and settings.cache_file not in ("auto", "off"):
+    may_grow = settings.allow_pull or settings.models_dir is not None
+    if (len(plans) > 1 or settings.models_dir is not None) and settings.cache_file not in ("auto", "off"):
         raise StartupError("--cache-file is for one model; with several, give each its own in [models.NAME]")
-    if settings.numa and (len(plans) > 1 or settings.memory is not None or settings.allow_pull):
-        raise StartupError("--numa is for a server with one model, and without --memory and --allow-pull")
+    if settings.numa and (len(plans) > 1 or settings.memory is not None or may_grow):
+        without = "--memory, --allow-pull and --models-dir"
+        raise StartupError(f"--numa is for a server with one model, and without {without}")
     return plans
+
+
+def models_folder(settings: Settings) -> Path:
+    """That of `--models-dir`. Raises StartupError where there is none."""
+    assert settings.models_dir is not None, "somebody has named it"
+    folder = expanded(settings.models_dir)
+    if not folder.is_dir():
+        raise StartupError(f"--models-dir: there is no folder {folder}")
+    return folder.absolute()
+
+
+def plan_in_folder(name: str, path: Path, settings: Settings) -> ModelPlan:
+    """For a model of that folder, with the server's options. It blocks. Raises StartupError."""
+    return _plan(FoundModel(name, path), NO_TABLE, {}, settings)
+
+
+def _named_elsewhere(
+    settings: Settings, folder: Mapping[str, Path], names: list[str]
+) -> Iterator[tuple[FoundModel, ModelTable]]:
+    """Models of the folder that an alias, a router or an adapter means."""
+    meant = [*settings.aliases.values(), *(option.model for option in settings.adapter if option.model)]
+    meant += [to for table in settings.models.values() if table.router for to in table.router.routes.values()]
+    for name in dict.fromkeys(meant):
+        if name in folder and name not in names:
+            yield FoundModel(name, folder[name]), NO_TABLE
+
+
+def _first_of(folder: Mapping[str, Path]) -> list[tuple[FoundModel, ModelTable]]:
+    """The default where nobody has named one: the first that generates, of those that are nearest."""
+    for name, path in folder.items():
+        try:
+            header = GgufHeader(path)
+            is_able = header.get_str("general.type") in (None, "model") and bool(model_tensors(header))
+            if is_able and model_kind(header) is ModelKind.GENERATES:
+                return [(FoundModel(name, path), NO_TABLE)]
+        except StartupError:
+            continue  # it is said when somebody asks for it
+    return []
 
 
 def kept_file() -> Path:
@@ -145,18 +195,25 @@ def named_source(given: str) -> tuple[str | None, str]:
     return match["name"], match["source"]
 
 
-def _named(given: list[str]) -> Iterator[tuple[FoundModel, ModelTable]]:
+def _found(source: str, folder: Mapping[str, Path]) -> FoundModel:
+    """A name of `--models-dir` goes before all others. Raises StartupError."""
+    return FoundModel(source, folder[source]) if source in folder else model_to_serve(source)
+
+
+def _named(given: list[str], folder: Mapping[str, Path]) -> Iterator[tuple[FoundModel, ModelTable]]:
     for value in given:
-        name, source = named_source(value)
-        model = model_to_serve(source)
+        name, source = (None, value) if value in folder else named_source(value)
+        model = _found(source, folder)
         yield msgspec.structs.replace(model, name=name or model.name), NO_TABLE
 
 
-def _in_tables(tables: Mapping[str, ModelTable]) -> Iterator[tuple[FoundModel, ModelTable]]:
+def _in_tables(
+    tables: Mapping[str, ModelTable], folder: Mapping[str, Path]
+) -> Iterator[tuple[FoundModel, ModelTable]]:
     for name, table in tables.items():
         if table.router is not None:
             continue
-        yield msgspec.structs.replace(model_to_serve(table.source or name), name=name), table
+        yield msgspec.structs.replace(_found(table.source or name, folder), name=name), table
 
 
 def _renamed(name: str, found: list[tuple[FoundModel, ModelTable]]) -> FoundModel:

@@ -53,7 +53,7 @@ from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.model_builder import reader_pool
 from openai_cpu_server.server.options import adapter_files, api_options, is_on_loopback, job_options
 from openai_cpu_server.server.plans import ModelPlan, planned_models
-from openai_cpu_server.server.store import FleetStore
+from openai_cpu_server.server.store import FleetStore, FolderShelf
 
 _MIB = 1024 * 1024
 
@@ -122,6 +122,8 @@ def serve(settings: Settings, readers: Sequence[ReaderChild] = ()) -> None:
         pool.on_death = watch.metrics.reader_died
         fleet = ModelFleet(settings, plans, watch, pool)
         store = FleetStore(settings, fleet) if settings.allow_pull else None
+        if settings.models_dir is not None:
+            fleet.registry.shelf = FolderShelf(settings, plans, fleet)
         served = open_api(settings, fleet.registry, watch, keeping=fleet, store=store)
         config = _web_config(settings, served.api, close_s=_CLOSE_CONNECTIONS_S)
         started = time.monotonic()

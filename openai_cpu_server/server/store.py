@@ -1,4 +1,5 @@
-"""What administrators do to the set of models while the server runs: fetch, remove, name and derive."""
+"""What changes the set of models while the server runs: administrators fetch, remove and derive some, and
+those of `--models-dir` come when they are asked for."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import contextlib
 import logging
 import re
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -17,16 +20,18 @@ from openai_cpu_server.contract.pull import PullError, PullStep
 from openai_cpu_server.errors import (
     InvalidRequest,
     ModelNotFound,
+    ModelNotLoaded,
     PullFailed,
     StartupError,
     wrong,
 )
 from openai_cpu_server.model_source import hub_name
+from openai_cpu_server.model_source.folder import FileState, FolderModel, ModelFolder
 from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import LATEST, ChosenModel
+from openai_cpu_server.models.registry import LATEST, ChosenModel, ShelvedModel, fetch
 from openai_cpu_server.server.fleet import ModelFleet
 from openai_cpu_server.server.kept_models import KeptModels, PulledModel
-from openai_cpu_server.server.plans import kept_file, plan_of_pulled
+from openai_cpu_server.server.plans import ModelPlan, kept_file, models_folder, plan_in_folder, plan_of_pulled
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +99,7 @@ class FleetStore:
         """Its progress, until it is served. A second who asks for it listens to the first; when nobody
         listens any more it ends, and what has come stays. Raises PullFailed, ModelNotLoaded."""
         name = _bare(name)
+        await fetch(self._models, name, None)
         if self._models.has(name):
             yield PullStep(status="success", name=name)
             return
@@ -112,9 +118,7 @@ class FleetStore:
             return
         pulled = self._kept.named(name)
         if pulled is None:
-            raise InvalidRequest(
-                f"'{self._known(name).name}' was named when the server was started; it stays."
-            )
+            raise InvalidRequest(f"'{self._known(name).name}' was not pulled; it stays.")
         made = [key for key, preset in self._kept.presets.items() if preset.base == name]
         if made:
             raise InvalidRequest(f"'{made[0]}' is made of '{name}': remove that first.")
@@ -131,6 +135,7 @@ class FleetStore:
             raise wrong(f"'{name}' cannot be the name of a model.", "model")
         if name not in self._kept.presets and len(self._kept.presets) >= _MOST_NAMES:
             raise InvalidRequest(f"There are {_MOST_NAMES} names already: remove some first.")
+        await fetch(self._models, _bare(preset.base), None)
         base = self._known(_bare(preset.base))
         if base.preset is not None:
             preset = _over(base.preset, preset)
@@ -241,3 +246,89 @@ async def _run_to_end(*command: str) -> None:
     _, said = await process.communicate()
     if process.returncode:
         logger.warning("%s", said.decode(errors="replace").strip())
+
+
+_LOOK_S = 0.5
+"""Who asks for names that there are not makes the folder be looked at so often at most."""
+
+
+class FolderShelf:
+    """A `ModelShelf`. All methods belong to the event loop's thread."""
+
+    def __init__(self, settings: Settings, plans: Sequence[ModelPlan], fleet: ModelFleet) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        names = [name for plan in plans for name in plan.names]
+        self._folder = ModelFolder(
+            models_folder(settings),
+            taken=[*names, *fleet.registry.router_names(None)],
+            served=[plan.path for plan in plans],
+        )
+        self._there: dict[str, FolderModel] = {}
+        self._looked_s = float("-inf")
+        self._looking = asyncio.Lock()
+        self._coming: dict[str, asyncio.Task[None]] = {}
+        self._refused: dict[str, tuple[FileState, str]] = {}
+        """Files that were found to be damaged when they were read, and why."""
+        self._brought: dict[str, Path] = {}
+
+    @property
+    def known(self) -> Sequence[ShelvedModel]:
+        registry = self._fleet.registry
+        return [self._shown(one) for one in self._there.values() if not registry.has(one.name)]
+
+    async def look(self) -> None:
+        async with self._looking:
+            if time.monotonic() - self._looked_s < _LOOK_S:
+                return
+            found = await asyncio.to_thread(self._folder.look)
+            self._there = {one.name: one for one in found}
+            self._looked_s = time.monotonic()
+            await self._dismiss_gone()
+
+    async def bring(self, name: str) -> None:
+        """Who leaves meanwhile changes nothing: others may wait for it, too."""
+        if self._fleet.registry.has(name):
+            return
+        if name not in self._coming:
+            self._coming[name] = asyncio.create_task(self._bring(self._there[name]))
+            self._coming[name].add_done_callback(lambda _: self._coming.pop(name))
+        await asyncio.shield(self._coming[name])
+
+    async def _bring(self, model: FolderModel) -> None:
+        if (why := self._why_not(model)) is not None:
+            raise ModelNotLoaded(f"The model '{model.name}' is not served: {why}")
+        try:
+            plan = await asyncio.to_thread(plan_in_folder, model.name, model.path, self._settings)
+            await self._fleet.add(plan)
+        except (ModelNotLoaded, StartupError) as error:
+            self._refused[model.name] = model.state, str(error)
+            raise ModelNotLoaded(str(error)) from None
+        self._brought[model.name] = model.path
+        logger.info("%s is served from now on: %s", model.name, model.path)
+
+    async def _dismiss_gone(self) -> None:
+        for name, path in list(self._brought.items()):
+            if not path.is_file():
+                del self._brought[name]
+                logger.info("%s is not served any more: %s has gone", name, path)
+                await self._fleet.dismiss(name)
+
+    def _why_not(self, model: FolderModel) -> str | None:
+        """None: it may be tried."""
+        if isinstance(model.facts, str):
+            return model.facts
+        state, why = self._refused.get(model.name, (None, ""))
+        return why if state == model.state else None
+
+    def _shown(self, model: FolderModel) -> ShelvedModel:
+        facts = None if isinstance(model.facts, str) else model.facts
+        return ShelvedModel(
+            name=model.name,
+            num_bytes=model.state.num_bytes,
+            changed_s=int(model.state.changed_s),
+            why_not=self._why_not(model),
+            kind=facts and facts.kind,
+            architecture=facts.architecture if facts else "",
+            quantisation=facts and facts.quantisation,
+        )

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.serving import eventually, sdk
+from tests.e2e.serving import eventually, key_file, sdk
 from tests.e2e.test_batches import COMPLETIONS, begin, counted, ended, jsonl, lines_of
 from tests.server_process import ServerProcess, engines_of
 from tests.tiny_model import tiny_model_path
@@ -214,3 +214,48 @@ def test_rows_of_a_batch_may_name_any_model() -> None:
             ("text_completion", "one"),
             ("text_completion", "two"),
         }
+
+
+def test_the_models_of_a_folder_come_when_they_are_asked_for(tmp_path: Path) -> None:
+    """And go; a key sees its own; what is damaged costs its model alone, until it is mended."""
+    folder, old_s = tmp_path / "models", time.time() - 100
+
+    def put(name: str, content: bytes) -> None:
+        new = folder / "new"
+        new.write_bytes(content)
+        os.utime(new, (old_s, old_s))
+        new.replace(folder / name)
+
+    def listed(key: str = "all") -> dict[str, str]:
+        answered = httpx.get(server.url + "/v1/models", headers={"x-api-key": key}).json()
+        return {one["id"]: one["state"] for one in answered["data"]}
+
+    def asked(model: str, key: str = "all") -> tuple[int, str]:
+        body, headers = {**QUESTION, "max_tokens": 1, "model": model}, {"x-api-key": key}
+        reply = httpx.post(server.url + "/v1/completions", json=body, headers=headers, timeout=60)
+        return reply.status_code, reply.text
+
+    folder.mkdir()
+    whole = TINY.read_bytes()
+    for name in ("a.gguf", "b.gguf"):
+        put(name, whole)
+    put("cut.gguf", whole[:100_000])
+    keys = key_file(tmp_path / "keys", {"all": "admin = true", "one": 'models = ["b"]'})
+    options = ("--models-dir", str(folder), "--ctx-size", "512", "--cache-mb", "4", "--api-keys", str(keys))
+    with ServerProcess(*options, is_ready_at_once=True) as server:
+        assert listed() == {"a": "asleep", "b": "asleep", "cut": "failed"}
+        assert num_engines(server) == 0
+        assert listed("one") == {"b": "asleep"}
+        assert asked("a", "one")[0] == 404
+        assert asked("b:latest", "one")[0] == 200
+        assert listed() == {"a": "asleep", "b": "ready", "cut": "failed"}
+        status, said = asked("cut")
+        assert (status, "the file at 100,000" in said) == (503, True)
+        tags = httpx.get(server.url + "/api/tags", headers={"x-api-key": "all"}).json()["models"]
+        assert {one["name"]: one["size"] for one in tags}["cut"] == 100_000
+        put("c.gguf", whole)
+        (folder / "b.gguf").unlink()
+        eventually(lambda: "c" in listed())
+        assert "b" not in listed()
+        put("cut.gguf", whole)
+        eventually(lambda: asked("cut")[0] == 200)

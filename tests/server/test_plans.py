@@ -14,6 +14,7 @@ from openai_cpu_server.llama.host import Machine
 from openai_cpu_server.models.routing.options import Cascade, Classifier, Rule, Rules, WhenStreaming
 from openai_cpu_server.server.model_builder import on_node
 from openai_cpu_server.server.plans import ModelPlan, planned_models, router_options
+from tests.tiny_model import tiny_model_path
 
 
 @pytest.fixture
@@ -97,6 +98,27 @@ def test_a_table_has_options_of_its_own_and_else_those_of_the_server(files: Path
     assert one.options.threads == two.options.threads == 1
     assert (one.is_pinned, one.keep_alive_s, one.memory_bytes) == (True, None, 100 * 2**20)
     assert (two.is_pinned, two.keep_alive_s, two.memory_bytes) == (False, 5, None)
+
+
+def test_of_a_folder_those_are_planned_that_options_name(files: Path) -> None:
+    folder = ("--models-dir", str(files))
+    toml = """
+    [models.b]
+    ctx_size = 512
+    [aliases]
+    first = "a"
+    """
+    plans = planned(files, *folder, toml=toml)
+    assert [(plan.names, plan.waits_for_requests) for plan in plans] == [
+        (("b",), False),
+        (("a", "first"), True),
+    ]
+    assert (plans[0].path, plans[0].options.ctx_size) == (files / "b.gguf", 512)
+    (named,) = planned(files, *folder, "--model", "x=y")
+    assert (named.name, named.path, named.waits_for_requests) == ("x=y", files / "x=y.gguf", False)
+    (files / "0.gguf").symlink_to(tiny_model_path())
+    (default,) = planned(files, *folder)
+    assert (default.name, default.waits_for_requests) == ("0", True)
 
 
 def test_tables_that_are_routers_are_no_models(files: Path) -> None:
@@ -185,6 +207,8 @@ def test_a_router_has_no_options_of_a_model(files: Path) -> None:
         (("--model", "a.gguf", "--model", "c.gguf"), "", "there is no file c.gguf"),
         (("--model", "a.gguf", "--model", "b.gguf", "--cache-file", "c"), "", "each its own"),
         (("--model", "a.gguf", "--memory", "0"), "", "--memory: "),
+        (("--models-dir", "nowhere"), "", "--models-dir: there is no folder nowhere"),
+        (("--models-dir", ".", "--model", "a.gguf", "--cache-file", "c"), "", "each its own"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(

@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openai_cpu_server.api.parts import ModelKeeping, ServerParts
+from openai_cpu_server.contract.engine import EngineState
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.errors import InvalidRequest, ServerError, wrong_value
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response as json_response
 from openai_cpu_server.http.keys import ADMIN, INFERENCE
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
-from openai_cpu_server.models.registry import ChosenModel, ModelRegistry
+from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, ShelvedModel, fetch, shelved
 from openai_cpu_server.models.routing.router import ModelRouter
 from openai_cpu_server.models.served import ServedModel
 
@@ -157,22 +158,32 @@ class ModelRoutes:
 
     async def list(self, request: Request) -> Response:
         allowed = context_of(request.scope).identity.allowed_models
+        lying = await shelved(self._models, allowed)
         cards = [model_card(self._models.choose(name, allowed)) for name in self._models.names(allowed)]
         routers = [(name, self._models.router(name, allowed)) for name in self._models.router_names(allowed)]
         cards += [router_card(name, router) for name, router in routers if router is not None]
+        cards += map(shelved_card, lying)
         if CODEX in request.query_params:
-            return json_response(CodexModelList(self._codex_models(allowed), cards))
+            return json_response(CodexModelList(self._codex_models(allowed, lying), cards))
         return json_response(ModelList(cards))
 
-    def _codex_models(self, allowed: Collection[str] | None) -> Sequence[CodexModel]:
+    def _codex_models(
+        self, allowed: Collection[str] | None, lying: Sequence[ShelvedModel]
+    ) -> Sequence[CodexModel]:
         chosen = [self._models.choose(name, allowed) for name in self._models.names(allowed)]
         able = [each for each in chosen if each.model.kind is ModelKind.GENERATES]
-        return [codex_model(each, place) for place, each in enumerate(able)]
+        others = [each.name for each in lying if each.kind is ModelKind.GENERATES]
+        known = [codex_model(each, place) for place, each in enumerate(able)]
+        return [*known, *(unread_codex_model(name, len(known)) for name in others)]
 
     async def one(self, request: Request) -> Response:
         name, allowed = request.path_params["id"], context_of(request.scope).identity.allowed_models
         if (router := self._models.router(name, allowed)) is not None:
             return json_response(router_card(name, router))
+        if not self._models.has(name):
+            for lying in await shelved(self._models, allowed):
+                if lying.name == name:
+                    return json_response(shelved_card(lying))
         return json_response(model_card(self._models.choose(name, allowed)))
 
     async def load(self, request: Request) -> Response:
@@ -195,11 +206,14 @@ class ModelRoutes:
         """200 with the model's card when its memory is free."""
         _flags(request)
         allowed = context_of(request.scope).identity.allowed_models
-        chosen = self._models.choose(request.path_params["id"], allowed)
+        name = request.path_params["id"]
+        await fetch(self._models, name, allowed)
+        chosen = self._models.choose(name, allowed)
         await self._keeping.unload(chosen.model)
         return json_response(model_card(chosen))
 
     async def _load(self, name: str, allowed: Collection[str] | None, *, replace: bool) -> ServedModel:
+        await fetch(self._models, name, allowed)
         return await self._keeping.load(self._models.choose(name, allowed).model, replace=replace)
 
     def _done(self, task: asyncio.Task[ServedModel]) -> None:
@@ -227,6 +241,21 @@ def model_card(chosen: ChosenModel) -> ModelCard:
     )
 
 
+def shelved_card(model: ShelvedModel) -> ModelCard:
+    """Of a model that nobody has asked for yet."""
+    is_sound = model.why_not is None
+    return ModelCard(
+        id=model.name,
+        created=model.changed_s,
+        parent=None,
+        kind=(model.kind or ModelKind.GENERATES).value,
+        state=(EngineState.ASLEEP if is_sound else EngineState.FAILED).value,
+        reason=model.why_not,
+        memory_bytes=None,
+        meta=None,
+    )
+
+
 def codex_model(chosen: ChosenModel, place: int) -> CodexModel:
     info = chosen.model.engine.info
     thinks = chosen.model.thinking is not None
@@ -244,6 +273,21 @@ def codex_model(chosen: ChosenModel, place: int) -> CodexModel:
         supports_reasoning_summaries=thinks,
         base_instructions=_INSTRUCTIONS,
         input_modalities=input_modalities(chosen.model),
+    )
+
+
+def unread_codex_model(name: str, place: int) -> CodexModel:
+    """One that nobody has asked for yet."""
+    return CodexModel(
+        slug=name,
+        display_name=name,
+        description="",
+        priority=place,
+        context_window=None,
+        truncation_policy=TruncationPolicy(_RESULT_TOKENS // 4),
+        supported_reasoning_levels=[],
+        supports_reasoning_summaries=False,
+        base_instructions=_INSTRUCTIONS,
     )
 
 

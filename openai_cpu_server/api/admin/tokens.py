@@ -30,6 +30,7 @@ from openai_cpu_server.http.keys import WORK
 from openai_cpu_server.http.parse import Body, Ignored, parse
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.json_size import MOST_TOKENS
+from openai_cpu_server.models.registry import fetch
 from openai_cpu_server.models.served import ServedModel
 from openai_cpu_server.prompt.chat_prompts import require_room, whole_prompt
 
@@ -143,7 +144,7 @@ class TokenRoutes:
     async def tokenize(self, request: Request) -> Response:
         data = await unkept_body(request)
         body, ignored = await self._read(TokenizeBody, data)
-        model = self._model(body.model, request)
+        model = await self._model(body.model, request)
         info = model.engine.info
         limit = info.context_limit if info else None
         ask = None if body.messages is None else _ask(body, body.messages)
@@ -156,21 +157,21 @@ class TokenRoutes:
     async def detokenize(self, request: Request) -> Response:
         data = await unkept_body(request)
         body, ignored = await self._read(DetokenizeBody, data)
-        model = self._model(body.model, request)
+        model = await self._model(body.model, request)
         answer = await off_loop(len(data), partial(_detokenized, body, model))
         return Response(answer, media_type="application/json", headers=ignored.headers)
 
     async def apply_template(self, request: Request) -> Response:
         data = await unkept_body(request)
         body, ignored = await self._read(ApplyTemplateBody, data)
-        model = self._model(body.model, request)
+        model = await self._model(body.model, request)
         asked = chat_ask(body.model_copy(update={"add_generation_prompt": None}))
         ask = await self._attachments.taken(asked, model, context_of(request.scope).owner)
         told = await in_thread(partial(_applied, body, ask, model), is_slow=len(data) > LONG_BODY)
         return json_response(told, headers=ignored.headers)
 
     async def info(self, request: Request) -> Response:
-        model = self._model(request.query_params.get("model"), request)
+        model = await self._model(request.query_params.get("model"), request)
         info, tokenizer = model.engine.info, model.tokenizer
         limit = info.context_limit if info else None
         return json_response(
@@ -186,8 +187,10 @@ class TokenRoutes:
     async def _read(self, schema: type[B], data: bytes) -> tuple[B, Ignored]:
         return await off_loop(len(data), partial(parse, schema, data, lenient=self._lenient))
 
-    def _model(self, name: str | None, request: Request) -> ServedModel:
-        return self._models.choose(name, context_of(request.scope).identity.allowed_models).model
+    async def _model(self, name: str | None, request: Request) -> ServedModel:
+        allowed = context_of(request.scope).identity.allowed_models
+        await fetch(self._models, name, allowed)
+        return self._models.choose(name, allowed).model
 
 
 def _tokenized(body: TokenizeBody, model: ServedModel, limit: int | None, ask: Ask | None) -> bytes:

@@ -48,7 +48,7 @@ from openai_cpu_server.http.keys import Identity
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, header_safe
 from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able
+from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able, fetch
 from openai_cpu_server.models.routing.decide import (
     JudgedAnswer,
     RouteDecision,
@@ -275,6 +275,7 @@ class _AskOnItsWay:
     async def _goal(self) -> AskedModel:
         """The model that is to be asked. Raises ModelNotFound, WrongModelKind."""
         ask, allowed = self._ask, self._context.identity.allowed_models
+        await fetch(self._models, ask.model, allowed)
         router = self._models.router(ask.model, allowed)
         if router is None:
             ability = Ability.GENERATE if ask.recording is None else Ability.HEAR

@@ -28,7 +28,7 @@ from openai_cpu_server.http.context import RequestContext, Ticket, context_of, t
 from openai_cpu_server.http.errors import error_object, json_response
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, Ignored, parse
-from openai_cpu_server.models.registry import Ability, choose_able
+from openai_cpu_server.models.registry import Ability, choose_able, fetch
 from openai_cpu_server.observe.ended import RequestOrigin
 
 T = TypeVar("T")
@@ -341,6 +341,7 @@ class CountRoute:
         ask = await off_loop(len(data), partial(self._reader.read, data, lenient=self._lenient))
         context = context_of(request.scope)
         allowed = context.identity.allowed_models
+        await fetch(self._service.models, ask.model, allowed)
         chosen = choose_able(self._service.models, ask.model, allowed, Ability.GENERATE)
         counted = await self._service.prompt_tokens(ask, chosen, context)
         return json_response(self._answer(input_tokens=counted.num_tokens), headers=counted.ignored.headers)

@@ -41,6 +41,7 @@ from openai_cpu_server.http.keys import CALLS, INFERENCE
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Ignored, parse, parse_fields
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.models.registry import fetch
 
 MAX_ITEMS = 1024
 """As many as one call of another family may have sequences, by default."""
@@ -230,6 +231,7 @@ class GenerateRoutes:
     async def model_info(self, request: Request) -> Response:
         """For a server that had one model."""
         name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
+        await fetch(self._models, name, allowed)
         return json_response(model_card(self._models.choose(name, allowed)))
 
 

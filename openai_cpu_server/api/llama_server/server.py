@@ -22,7 +22,7 @@ from openai_cpu_server.http.clients import Client
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import Identity
-from openai_cpu_server.models.registry import ChosenModel, ModelRegistry
+from openai_cpu_server.models.registry import ChosenModel, ModelRegistry, fetch
 
 
 class DefaultSettings(msgspec.Struct, frozen=True):
@@ -83,12 +83,12 @@ class LlamaServerFacts:
         self._models = models
 
     async def props(self, request: Request) -> Response:
-        chosen = self._chosen(request)
+        chosen = await self._chosen(request)
         return json_response(_props(chosen, chosen.model.loaded()))
 
     async def slots(self, request: Request) -> Response:
         """With `fail_on_no_slot` a server without a free one is 503."""
-        chosen = self._chosen(request)
+        chosen = await self._chosen(request)
         engine, info = chosen.model.engine, chosen.model.loaded()
         running = [one for one in engine.requests() if one.state is RequestState.RUNNING]
         if request.query_params.get("fail_on_no_slot") and len(running) >= info.max_seqs:
@@ -103,9 +103,10 @@ class LlamaServerFacts:
             raise unavailable(status)
         return json_response(HealthWord())
 
-    def _chosen(self, request: Request) -> ChosenModel:
-        allowed = context_of(request.scope).identity.allowed_models
-        return self._models.choose(request.query_params.get("model"), allowed)
+    async def _chosen(self, request: Request) -> ChosenModel:
+        name, allowed = request.query_params.get("model"), context_of(request.scope).identity.allowed_models
+        await fetch(self._models, name, allowed)
+        return self._models.choose(name, allowed)
 
 
 def _props(chosen: ChosenModel, info: ModelInfo) -> Props:

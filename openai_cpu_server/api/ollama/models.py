@@ -11,7 +11,7 @@ import msgspec
 from openai_cpu_server.api.asking.call import fingerprint
 from openai_cpu_server.contract.model_info import ModelInfo, ModelKind
 from openai_cpu_server.models.presets import Preset
-from openai_cpu_server.models.registry import ChosenModel
+from openai_cpu_server.models.registry import ChosenModel, ShelvedModel
 from openai_cpu_server.models.served import ServedModel
 
 _NEVER = "9999-12-31T23:59:59Z"
@@ -89,6 +89,24 @@ def listed(chosen: ChosenModel) -> OllamaModel:
         size=info.file_bytes if info else 0,
         digest=_digest(info, chosen),
         details=_details(info, chosen.model),
+    )
+
+
+def lying(model: ShelvedModel) -> OllamaModel:
+    """One that was not asked for yet. Of its numbers only the size is known."""
+    family = model.architecture
+    return OllamaModel(
+        name=model.name,
+        model=model.name,
+        modified_at=_at(model.changed_s),
+        size=model.num_bytes,
+        digest=hashlib.sha256(repr(model).encode()).hexdigest(),
+        details=OllamaDetails(
+            family=family,
+            families=[family] if family else [],
+            parameter_size="",
+            quantization_level=(model.quantisation or "").upper(),
+        ),
     )
 
 
@@ -183,4 +201,8 @@ def _digest(info: ModelInfo | None, chosen: ChosenModel) -> str:
 
 
 def _since(model: ServedModel) -> str:
-    return datetime.fromtimestamp(model.created, timezone.utc).isoformat().replace("+00:00", "Z")
+    return _at(model.created)
+
+
+def _at(time_s: int) -> str:
+    return datetime.fromtimestamp(time_s, timezone.utc).isoformat().replace("+00:00", "Z")

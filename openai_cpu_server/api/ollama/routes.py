@@ -24,6 +24,7 @@ from openai_cpu_server.api.ollama.models import (
     OllamaTags,
     OllamaVersion,
     listed,
+    lying,
     running,
     shown,
 )
@@ -45,6 +46,7 @@ from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import CALLS, INFERENCE, Scope
 from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
+from openai_cpu_server.models.registry import fetch, shelved
 
 B = TypeVar("B", bound=OllamaBody)
 _API_VERSION = "0.13.0"
@@ -87,6 +89,7 @@ class OllamaGeneration(Generic[B]):
         """Any request may wake a model. To unload one is for administrators, as everywhere. Raises Forbidden,
         ModelInUse."""
         identity = context.identity
+        await fetch(self._parts.models, body.model, identity.allowed_models)
         chosen = self._parts.models.choose(body.model, identity.allowed_models)
         if body.unloads:
             if not identity.may(Scope.ADMIN):
@@ -112,8 +115,9 @@ class OllamaRoutes:
 
     async def tags(self, request: Request) -> Response:
         allowed = context_of(request.scope).identity.allowed_models
-        names = self._models.names(allowed)
-        return json_response(OllamaTags([listed(self._models.choose(name, allowed)) for name in names]))
+        there, names = await shelved(self._models, allowed), self._models.names(allowed)
+        told = [listed(self._models.choose(name, allowed)) for name in names]
+        return json_response(OllamaTags([*told, *map(lying, there)]))
 
     async def running(self, request: Request) -> Response:
         """One line for each model that is in memory, whatever other names it has."""
@@ -130,6 +134,7 @@ class OllamaRoutes:
         if name is None:
             raise missing("model")
         allowed = context_of(request.scope).identity.allowed_models
+        await fetch(self._models, name, allowed)
         return json_response(shown(self._models.choose(name, allowed)), headers=ignored.headers)
 
     async def version(self, request: Request) -> Response:

@@ -48,7 +48,7 @@ from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, RouteRoom, RouteRow
-from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able
+from openai_cpu_server.models.registry import Ability, ChosenModel, ModelRegistry, choose_able, fetch
 from openai_cpu_server.observe.ended import Distribution, EndedCall
 
 B = TypeVar("B", bound=PoolingBody)
@@ -108,6 +108,7 @@ class PoolingRoute(Generic[B]):
         reading = partial(parse, self._family.schema, data, lenient=self._options.lenient)
         body, ignored = await off_loop(len(data), reading)
         allowed = sender.identity.allowed_models
+        await fetch(self._models, body.model, allowed)
         chosen = choose_able(self._models, body.model, allowed, self._family.ability)
         asking = ModelContext(chosen, chosen.model.loaded(), sender, self._options)
         # Each document of a ranking brings the query along: that work does not go by the size of the body.

@@ -45,7 +45,7 @@ from openai_cpu_server.jobs.records import (
     ResponseStatus,
 )
 from openai_cpu_server.jobs.responses import KeptResponses
-from openai_cpu_server.models.registry import Ability, choose_able
+from openai_cpu_server.models.registry import Ability, choose_able, fetch
 
 
 async def alive(
@@ -327,6 +327,7 @@ class ResponseMaker:
         if not asked or not is_answered([*read.earlier, *read.items]):
             return False
         allowed, body = context.identity.allowed_models, read.body
+        await fetch(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         limit = asked[0].compact_threshold or int(_FULL * chosen.model.loaded().context_limit)
         counted = await self._service.prompt_tokens(read.ask(offered), chosen, context)

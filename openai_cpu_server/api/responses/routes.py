@@ -35,7 +35,7 @@ from openai_cpu_server.http.parse import parse
 from openai_cpu_server.http.routes import GENERATION_ERRORS, WEBSOCKET, RouteRoom, RouteRow
 from openai_cpu_server.http.sockets import SocketServer
 from openai_cpu_server.jobs.records import ResponseStatus
-from openai_cpu_server.models.registry import Ability, choose_able
+from openai_cpu_server.models.registry import Ability, choose_able, fetch
 from openai_cpu_server.observe.ended import RequestOrigin
 
 
@@ -107,6 +107,7 @@ class ResponsesRoutes:
         body, context = asked.as_response(), context_of(request.scope)
         read = await self._reader.of_body(body, ignored, context.owner, size=len(data))
         allowed = context.identity.allowed_models
+        await fetch(self._service.models, body.model, allowed)
         chosen = choose_able(self._service.models, body.model, allowed, Ability.GENERATE, adapter=body.lora)
         chosen.model.loaded()
         box = await self._maker.opened(read.body, context.identity)

@@ -1,0 +1,183 @@
+"""The models that lie in a folder and the folders in it: what `--models-dir` serves.
+
+`server` asks at its start for names, and while it runs for what is there now. Files are looked at when they
+have come or changed, and have been left alone for a moment: no file says that it is still being copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from openai_cpu_server.config.folders import require_utf8
+from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader, file_type_name, model_kind
+from openai_cpu_server.llama.gguf.tensors import model_tensors
+from openai_cpu_server.model_source.names import models, parts, words
+
+logger = logging.getLogger(__name__)
+
+_DEPTH = 2
+"""So many folders deep."""
+_SETTLED_S = 2.0
+_DRAFT = "draft"
+_MODEL = "model"
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+class FileState(NamedTuple):
+    """It tells two states of a model's files apart."""
+
+    num_bytes: int
+    changed_s: float
+
+
+class FolderFacts(NamedTuple):
+    architecture: str
+    kind: ModelKind
+    quantisation: str | None
+
+
+class FolderModel(NamedTuple):
+    name: str
+    path: Path
+    """Of several parts the first."""
+    state: FileState
+    facts: FolderFacts | str
+    """Why it cannot be served, where its file is damaged."""
+
+
+class ModelFolder:
+    """All methods block, and belong to one thread at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        taken: Collection[str] = (),
+        served: Collection[Path] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`taken`: names of other models. `served`: files that are models of other names."""
+        self._folder = folder
+        self._taken = frozenset(taken)
+        self._served = frozenset(path.resolve() for path in served)
+        self._clock = clock
+        self._names: dict[Path, str] = {}
+        self._seen: dict[Path, FolderModel | FileState] = {}
+        """A state alone: what is in it is no model."""
+        self._told: set[Path] = set()
+
+    def names(self) -> dict[str, Path]:
+        """By name, without a look into any file, and without a word: some may be no models."""
+        self._give_names(self._paths(), tell=lambda path, level, text, *args: None)
+        return {name: path for path, name in self._names.items()}
+
+    def look(self) -> list[FolderModel]:
+        """What is there now. A file that has just changed is as it was before, or not there."""
+        paths = self._paths()
+        self._give_names(paths, tell=self._tell_once)
+        for gone in self._seen.keys() - self._names.keys():
+            del self._seen[gone]
+        for path, name in self._names.items():
+            self._look_at(path, name)
+        seen = [self._seen.get(path) for path in self._names]
+        return [one for one in seen if isinstance(one, FolderModel)]
+
+    def _paths(self) -> list[Path]:
+        """The nearest first, then by name."""
+        found = sorted(_models(self._folder, _DEPTH), key=lambda path: (len(path.parts), str(path)))
+        return [path for path in found if path.resolve() not in self._served]
+
+    def _give_names(self, paths: Sequence[Path], tell: Callable[..., None]) -> None:
+        """A file keeps its name as long as it is there. Others take what is free: the file's own, else with
+        its folders before it."""
+        for gone in self._names.keys() - set(paths):
+            del self._names[gone]
+        used = {*self._taken, *self._names.values()}
+        for path in paths:
+            if path in self._names:
+                continue
+            short, long = _stem(path.name), _stem(path.relative_to(self._folder).as_posix())
+            name = next((one for one in (short, long) if one not in used), None)
+            if name is None:
+                tell(path, logging.WARNING, "%s is not served: another model is called %s", path, long)
+                continue
+            if name != short:
+                tell(path, logging.INFO, "%s is served as %s: another model is called %s", path, name, short)
+            used.add(name)
+            self._names[path] = name
+
+    def _tell_once(self, path: Path, level: int, text: str, *args: object) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            logger.log(level, text, *args)
+
+    def _look_at(self, path: Path, name: str) -> None:
+        try:
+            state = _state(path)
+        except OSError:
+            return  # it goes just now
+        known = self._seen.get(path)
+        is_known = known == state or (isinstance(known, FolderModel) and known.state == state)
+        if is_known or not self._is_settled(state):
+            return
+        facts = _facts(path)
+        if isinstance(facts, str):
+            logger.warning("%s is not served: %s", name, facts)
+        self._seen[path] = state if facts is None else FolderModel(name, path, state, facts)
+
+    def _is_settled(self, state: FileState) -> bool:
+        """A time that lies ahead says nothing: another machine has written it."""
+        age_s = self._clock() - state.changed_s
+        return age_s >= _SETTLED_S or age_s < -_SETTLED_S
+
+
+def _models(folder: Path, depth: int) -> Iterator[Path]:
+    """Whole models by their first parts. Hidden files and folders are none of anybody's business, and folders
+    that are links may lead in a circle."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        files = [entry.name for entry in entries if entry.is_file()]
+        folders = [entry.name for entry in entries if depth and entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return  # it has just gone, or is not ours to read
+    yield from (folder / name for name in models(files) if _DRAFT not in words(name) and _is_utf8(name))
+    for name in folders:
+        yield from _models(folder / name, depth - 1)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        require_utf8(name)
+    except StartupError:
+        return False
+    return True
+
+
+def _stem(name: str) -> str:
+    return _PART.sub("", name[: -len(".gguf")])
+
+
+def _state(path: Path) -> FileState:
+    """Raises OSError."""
+    found = [path.with_name(name).stat() for name in parts(path.name)]
+    return FileState(sum(one.st_size for one in found), max(one.st_mtime for one in found))
+
+
+def _facts(path: Path) -> FolderFacts | str | None:
+    """None: it is no model, but an adapter, a projector, a vocabulary... A text: what is wrong with it."""
+    try:
+        header = GgufHeader(path)
+        if header.get_str("general.type") not in (None, _MODEL) or not model_tensors(header):
+            return None
+        quantisation = file_type_name(header.get_int("general.file_type") or 0)
+        return FolderFacts(header.architecture, model_kind(header), quantisation)
+    except StartupError as error:
+        return str(error)

@@ -1,0 +1,123 @@
+"""Which models a folder has, what they are called, and when one that comes is taken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from openai_cpu_server.contract.model_info import ModelKind
+from openai_cpu_server.model_source.folder import FolderFacts, ModelFolder
+from tests.llama.odd_models import header_only, rewritten
+from tests.tiny_model import tiny_model_path
+
+TINY = tiny_model_path()
+NOW = 10_000.0
+Put = Callable[..., Path]
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Put:
+    """Puts a model's file, or these bytes, into the folder; `age_s` ago."""
+
+    def put(name: str, content: bytes | None = None, *, age_s: float = 3600) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            path.unlink(missing_ok=True)
+            shutil.copy(TINY, path)
+        else:
+            path.write_bytes(content)
+        os.utime(path, (NOW - age_s, NOW - age_s))
+        return path
+
+    return put
+
+
+def folder(path: Path, **more: object) -> ModelFolder:
+    return ModelFolder(path, clock=lambda: NOW, **more)  # type: ignore[arg-type]
+
+
+def names(found: ModelFolder) -> list[str]:
+    return [model.name for model in found.look()]
+
+
+def test_models_are_found_two_folders_deep_and_nothing_else(tmp_path: Path, put: Put) -> None:
+    for name in ("a.gguf", "one/b.gguf", "one/two/c.gguf", "one/two/three/d.gguf", ".h/e.gguf", ".f.gguf"):
+        put(name)
+    put("a-draft.gguf")
+    put("read.me", b"text")
+    put("mmproj-a.gguf")
+    for name, kind in (("legal.gguf", "adapter"), ("seen.gguf", "mmproj")):
+        put(name, rewritten(TINY, tmp_path / "new", {"general.type": kind}).read_bytes())
+    put("words.gguf", header_only(tmp_path / "new", "llama", {}).read_bytes())
+    (tmp_path / "circle").symlink_to(tmp_path)
+    found = folder(tmp_path).look()
+    assert [model.name for model in found] == ["a", "b", "c"]
+    assert isinstance(found[0].facts, FolderFacts)
+    assert found[0].facts.kind is ModelKind.GENERATES
+
+
+def test_parts_are_one_model_when_all_are_there(tmp_path: Path, put: Put) -> None:
+    put("big-00001-of-00002.gguf", b"GGUF")
+    assert folder(tmp_path).names() == {}
+    put("big-00002-of-00002.gguf", b"GGUF")
+    assert folder(tmp_path).names() == {"big": tmp_path / "big-00001-of-00002.gguf"}
+
+
+def test_the_nearest_file_has_the_short_name_and_keeps_it(
+    tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    put("y/m.gguf")
+    first = folder(tmp_path, taken=["other"])
+    assert names(first) == ["m"]
+    put("m.gguf")
+    put("other.gguf")
+    put("x/other.gguf")
+    for _ in range(2):
+        assert sorted(names(first)) == ["m", "x/other"], "the newcomers take what is free"
+    assert set(folder(tmp_path, taken=["other"]).names()) == {"m", "x/other", "y/m"}, "at a start the nearest"
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        f"{tmp_path}/m.gguf is not served: another model is called m",
+        f"{tmp_path}/other.gguf is not served: another model is called other",
+        f"{tmp_path}/x/other.gguf is served as x/other: another model is called other",
+    ]
+    served = folder(tmp_path, served=[tmp_path / "m.gguf"])
+    assert set(served.names()) == {"m", "other", "x/other"}
+
+
+def test_a_file_that_is_still_coming_is_not_there(tmp_path: Path, put: Put) -> None:
+    whole = TINY.read_bytes()
+    there = folder(tmp_path)
+    put("m.gguf", whole[:1000], age_s=0.5)
+    assert there.look() == []
+    put("m.gguf", whole, age_s=1)
+    assert there.look() == []
+    put("m.gguf", whole, age_s=5)
+    assert names(there) == ["m"]
+    put("m.gguf", whole[:2000], age_s=0)
+    assert isinstance(there.look()[0].facts, FolderFacts), "as it was before"
+    (tmp_path / "m.gguf").unlink()
+    assert there.look() == []
+
+
+def test_a_damaged_file_costs_its_model_and_a_line(
+    tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture
+) -> None:
+    put("bad.gguf", b"no model at all")
+    put("cut.gguf", TINY.read_bytes()[:100_000])
+    put("good.gguf")
+    there = folder(tmp_path)
+    for _ in range(2):
+        found = {model.name: model.facts for model in there.look()}
+    assert isinstance(found["bad"], str)
+    assert "the file at 100,000" in str(found["cut"])
+    assert isinstance(found["good"], FolderFacts)
+    assert len(caplog.records) == 2
+    put("cut.gguf", age_s=10)
+    assert all(isinstance(m.facts, FolderFacts) for m in there.look() if m.name != "bad")
