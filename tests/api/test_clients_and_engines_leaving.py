@@ -283,7 +283,12 @@ async def test_llama_servers_routes_take_up_the_same_stream() -> None:
         for _ in range(2):
             assert (await http.delete("/v1/stream", params=known)).status_code == 204
         assert (await http.get("/v1/stream", params=known)).status_code == 404
-        assert error_of(await http.get("/v1/stream"))["param"] == "conv_id"
+        for path, param in (
+            ("stream", "conv_id"),
+            ("stream?conv_id=a&to=1", "to"),
+            ("stream?from=x", "from"),
+        ):
+            assert error_of(await http.get(f"/v1/{path}"))["param"] == param
 
 
 async def test_of_a_long_stream_the_oldest_events_are_dropped() -> None:

@@ -139,6 +139,13 @@ class LookupBody(Body):
     conversation_ids: Annotated[list[str], Field(max_length=1000, fail_fast=True)]
 
 
+def _check_known(request: Request, *known: str) -> None:
+    """Raises InvalidRequest."""
+    for name in request.query_params:
+        if name not in known:
+            raise unknown_parameter(name)
+
+
 def _counted_bytes(given: str | None) -> int:
     """How many a client has. Raises InvalidRequest."""
     if given is None:
@@ -203,14 +210,13 @@ class RequestRoutes:
 
     async def stream(self, request: Request) -> ASGIApp:
         """Raises RequestNotFound, and InvalidRequest where what is missing is not kept any more."""
-        for name in request.query_params:
-            if name != "starting_after":
-                raise unknown_parameter(name)
+        _check_known(request, "starting_after")
         last = request.headers.get(LAST_EVENT_HEADER) or request.query_params.get("starting_after")
         kept = self._streams.find(request.path_params["id"], context_of(request.scope).identity)
         return self._told(kept, kept.log.read(kept.number_behind(last)))
 
     async def stream_as_llama_server(self, request: Request) -> ASGIApp:
+        _check_known(request, "conv_id", "from")
         start = _counted_bytes(request.query_params.get("from"))
         kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
         if not kept.log.has_byte(start):
@@ -219,6 +225,7 @@ class RequestRoutes:
 
     async def forget_as_llama_server(self, request: Request) -> Response:
         """It does not matter whether there is one."""
+        _check_known(request, "conv_id")
         with contextlib.suppress(RequestNotFound):
             kept = self._streams.find(self._conversation(request), context_of(request.scope).identity)
             self._streams.forget(kept)

@@ -311,8 +311,9 @@ class KeptStreams:
                 await lease.end()
             self._endings.end(ticket)
             kept.end()
-            self._leave_alone(kept)
-            self._make_room()
+            if self._streams.get((kept.owner, kept.conversation)) is kept:
+                self._leave_alone(kept)
+                self._make_room()
 
     def _leave_alone(self, kept: KeptStream) -> None:
         """It is forgotten unless somebody comes, or at all events when it has ended."""
