@@ -28,6 +28,7 @@ from tests.api.fake_engine import FakeEngine
 from tests.api.fake_tokenizer import FakeTokenizer
 from tests.api.keys import key_ring, of
 from tests.api.serving import OPTIONS, client, eventually, served
+from tests.api.sockets import opened
 from tests.api.talking import error_of, events
 from tests.tool_server import serving_tools
 
@@ -368,6 +369,23 @@ async def test_a_result_for_which_the_context_has_no_room_is_not_told(url: str) 
         assert len(response["output"][1]["output"]) == 6000
         assert response["output"][2]["content"][0]["text"] == "Too long."
         assert "too long for what is left of the context" in engine.prompts[1]
+
+
+async def test_rows_of_batches_and_sockets_call_tools_too(url: str, tmp_path: Path) -> None:
+    said, row = call("tools.add", a=1, b=2), json.dumps({"input": "hi", "tools": [NEVER]}).encode()
+    whole = ["mcp_list_tools", "mcp_call", "message"]
+    async with ConfiguredServers({"tools": McpServerOptions(url=url)}, LIMITS, allowed_hosts=()) as servers:
+        engine = Scripted(said, "3", said, "3")
+        keyed = create_api(served(engine), OPTIONS, keys=key_ring(tmp_path, ann='mcp = ["*"]'), mcp=servers)
+        assert kinds(json.loads((await keyed.run_row("/v1/responses", row, "ann")).body)) == whole
+        open_to_all = create_api(served(engine), OPTIONS, mcp=servers)
+        refused = await open_to_all.run_row("/v1/responses", row, "")
+        assert json.loads(refused.body)["error"]["code"] == "unknown_mcp_server"
+        async with opened(open_to_all.app, path="/v1/responses") as socket:
+            socket.send({"type": "response.create", "input": "hi", "tools": [NEVER]})
+            while (told := await socket.next())["type"] != "response.completed":
+                assert told["type"] != "error"
+            assert kinds(told["response"]) == whole
 
 
 async def test_an_answer_that_is_stopped_calls_nothing_more(url: str) -> None:

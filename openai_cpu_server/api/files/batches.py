@@ -34,7 +34,7 @@ from openai_cpu_server.http.context import (
 )
 from openai_cpu_server.http.errors import PAGE_QUERY, error_object, failure_of, json_response, page_of
 from openai_cpu_server.http.key_file import KeyRing
-from openai_cpu_server.http.keys import INFERENCE, Identity, Key
+from openai_cpu_server.http.keys import INFERENCE, VISITOR, Identity, Key
 from openai_cpu_server.http.limits import RateLimits
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import Body, parse
@@ -117,7 +117,8 @@ class RowRunner:
 
 def _sender(key: Key | None) -> Sender:
     """The header outranks what a row's body says: it is batch work."""
-    return Sender(Identity(key, key.digest.hex() if key else None), Priority.BATCH.label)
+    # On a server without keys nobody knows any more from which machine the batch came.
+    return Sender(Identity(key or VISITOR, key.digest.hex() if key else None), Priority.BATCH.label)
 
 
 def _failed(error: Exception, ticket: Ticket) -> RowAnswer:

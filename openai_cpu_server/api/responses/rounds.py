@@ -274,8 +274,9 @@ class ToolRounds:
 
     @property
     def _deadline_s(self) -> float:
-        """On the clock of the event loop, which is the monotonic one."""
-        return self._context.ticket.started_s + min(self._limits_s, default=float("inf"))
+        """On the clock of the event loop."""
+        gone_s = time.monotonic() - self._context.ticket.started_s
+        return anyio.current_time() - gone_s + min(self._limits_s, default=float("inf"))
 
     def _may_go_on(self, stream: ResponseStream) -> bool:
         """Not where a client is waited for, or where no output is left to it."""

@@ -155,7 +155,8 @@ class ToolboxOpener:
                 name = _free_name(wanted.server_label, tool.name, offered)
                 needs = needs_approval(wanted.require_approval, tool)
                 offered[name] = OfferedTool(wanted.server_label, tool, server, needs)
-                functions.append(AskedFunction(name, at, at, tool.description, tool.input_schema))
+                schema = {"type": "object", **tool.input_schema}  # which not all servers say
+                functions.append(AskedFunction(name, at, at, tool.description, schema))
         if len(functions) > MAX_TOOLS:
             message = (
                 f"The MCP servers have {len(functions)} tools, and {MAX_TOOLS} may be asked for: choose some."
