@@ -48,6 +48,7 @@ class PromptTooLong(ServerError):
             f"This model's maximum context length is {limit} tokens, but {prompt_tokens + max_tokens} were "
             f"asked for ({prompt_tokens} in the prompt, {max_tokens} for the output)."
         )
+        self.tokens, self.limit = prompt_tokens, limit
         self.param = param
 
 
@@ -63,6 +64,7 @@ class PromptFarTooLong(InvalidRequest):
             param=param,
             code=self.code,
         )
+        self.tokens, self.limit = least_tokens, limit
 
 
 class AdapterFailed(ServerError):
@@ -106,6 +108,7 @@ class InputTooLong(ServerError):
             f"This model's maximum context length is {limit} tokens, but '{param}' has {tokens}. "
             "Shorten it, or send 'truncate': true to have it cut."
         )
+        self.tokens, self.limit = tokens, limit
         self.param = param
 
 

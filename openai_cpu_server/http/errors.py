@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Union
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -144,17 +146,73 @@ def error_response(error: Exception, *, request_id: str) -> Response:
 class ErrorShape(msgspec.Struct, frozen=True):
     """How failures look on the paths of one API. On all others they are OpenAI's object."""
 
-    prefix: str
+    prefixes: tuple[str, ...]
     response: Callable[[Exception, str], Response]
     """Makes the answer to an error; the text is the id of its request."""
     id_headers: tuple[str, ...] = ("x-request-id",)
     """The headers of any response that tell its id."""
 
     def is_at(self, path: str) -> bool:
-        return path == self.prefix or path.startswith(f"{self.prefix}/")
+        return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
 
 
-OPENAI = ErrorShape("", lambda error, request_id: error_response(error, request_id=request_id))
+OPENAI = ErrorShape(("",), lambda error, request_id: error_response(error, request_id=request_id))
+
+
+class NumberedError(msgspec.Struct, frozen=True, kw_only=True):
+    code: int
+    """The status."""
+    message: str
+    type: str
+    param: str | None
+    n_prompt_tokens: Union[int, UnsetType] = UNSET
+    n_ctx: Union[int, UnsetType] = UNSET
+    """With `exceed_context_size_error`, as clients of llama-server read it."""
+
+
+class NumberedErrorObject(msgspec.Struct, frozen=True):
+    """`{"error": {"code", "message", "type", "param"}}`, as llama-server tells it."""
+
+    error: NumberedError
+
+
+_NUMBERED_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    503: "unavailable_error",
+}
+_TOO_LONG = TABLE[errors.PromptTooLong].code
+_STATUSES = {failure.code or failure.type: failure.status for failure in TABLE.values()}
+
+
+def numbered(
+    told: ErrorObject, status: int | None = None, error: Exception | None = None
+) -> NumberedErrorObject:
+    """`status`: None is found by the object's code."""
+    body = told.error
+    found = status or _STATUSES.get(body.code or body.type, 400)
+    kind = "exceed_context_size_error" if body.code == _TOO_LONG else _NUMBERED_TYPES.get(found, body.type)
+    tokens: Union[int, UnsetType] = UNSET
+    limit: Union[int, UnsetType] = UNSET
+    if isinstance(error, (errors.PromptTooLong, errors.PromptFarTooLong, errors.InputTooLong)):
+        tokens, limit = error.tokens, error.limit
+    return NumberedErrorObject(
+        NumberedError(
+            code=found, message=body.message, type=kind, param=body.param, n_prompt_tokens=tokens, n_ctx=limit
+        )
+    )
+
+
+def _numbered_response(error: Exception, request_id: str) -> Response:
+    status = failure_of(error).status
+    told = numbered(error_object(error, request_id=request_id), status, error)
+    content = msgspec.json.encode(told)
+    return Response(content, status, headers_of(error), media_type="application/json")
+
+
+def numbered_at(*prefixes: str) -> ErrorShape:
+    return ErrorShape(prefixes, _numbered_response)
 
 
 def shape_at(path: str, shapes: Iterable[ErrorShape]) -> ErrorShape:

@@ -50,7 +50,8 @@ _ERRORS = """\
 An error is OpenAI's object: `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, it
 is the last event. Where a field of the body is wrong, `param` names it. On the paths of
 [Anthropic's API](anthropic.md#errors) errors have the shape of that, and on those of
-[Ollama's](ollama.md#errors) they are `{"error": "..."}`.
+[Ollama's](ollama.md#errors) they are `{"error": "..."}`. On the paths of
+[llama-server's own API](llama-server.md#errors) `code` is the status.
 """
 _METRICS = """\
 `GET /metrics` answers in Prometheus' text format. [Monitoring](monitoring.md) says how to use it.

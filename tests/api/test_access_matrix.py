@@ -65,13 +65,14 @@ def scoped_keys(folder: Path) -> Path:
 
 
 def kind_of(answer: httpx.Response) -> object:
-    """The code; on Anthropic's paths, whose errors have none, the one that belongs to the type, and on
-    Ollama's, whose errors are a text, the one that belongs to the status."""
+    """The code; on Anthropic's paths, whose errors have none, and llama-server's, where it is the status, the
+    one that belongs to the type; on Ollama's, whose errors are a text, the one that belongs to the status."""
     error = told_error(answer)
     if set(error) == {"message"}:
         return {401: "invalid_api_key", 403: "missing_scope"}[answer.status_code]
     codes = {"authentication_error": "invalid_api_key", "permission_error": "missing_scope"}
-    return error["code"] if "code" in error else codes[str(error["type"])]
+    code = error.get("code", answer.status_code)
+    return codes[str(error["type"])] if code == answer.status_code else code
 
 
 def split(route: str) -> tuple[str, str]:

@@ -252,3 +252,32 @@ async def test_facts_wait_for_the_model() -> None:
         assert [(await http.get(path)).status_code for path in ("/props", "/slots", "/v1/health")] == [
             503
         ] * 3
+
+
+async def test_errors_have_the_status_as_their_code(able: httpx.AsyncClient, tmp_path: Path) -> None:
+    """As llama-server tells it: clients that are written in Go and the like read a number there."""
+    long = await able.post("/completion", json={"prompt": "x" * 9000, "n_predict": 1})
+    assert long.json()["error"] == {
+        "code": 400, "type": "exceed_context_size_error", "param": "prompt", "n_ctx": 4096,
+        "n_prompt_tokens": long.json()["error"]["n_prompt_tokens"],
+        "message": long.json()["error"]["message"],
+    }  # fmt: skip
+    assert long.json()["error"]["n_prompt_tokens"] > 4096
+    unknown = await able.post("/completion", json={"prompt": "a", "model": "nobody"})
+    wrong = await able.post("/embeddings", json={"content": 3})
+    for answer, status, kind in (
+        (unknown, 404, "not_found_error"),
+        (wrong, 400, "invalid_request_error"),
+        (await able.post("/props", json={}), 405, "invalid_request_error"),
+    ):
+        error = error_of(answer)
+        assert (answer.status_code, error["code"], error["type"]) == (status, status, kind)
+    app = locked_api(FakeEngine(), key_ring(tmp_path, ann=""))
+    async with client(app) as http:
+        refused = error_of(await http.post("/infill", json={"input_prefix": "a", "input_suffix": ""}))
+    assert (refused["code"], refused["type"]) == (401, "authentication_error")
+    async with client(
+        api(FakeEngine(None, msgspec.structs.replace(READY, state=EngineState.LOADING)))
+    ) as http:
+        loading = error_of(await http.get("/props"))
+    assert (loading["code"], loading["type"]) == (503, "unavailable_error")

@@ -98,7 +98,8 @@ async def test_the_document_is_made_of_the_rows_that_are_served() -> None:
 
 
 async def test_failures_on_a_rooms_paths_have_its_shape() -> None:
-    shape = ErrorShape("/hello", lambda error, request_id: PlainTextResponse("sorry", 404), ("request-id",))
+    sorry = PlainTextResponse("sorry", 404)
+    shape = ErrorShape(("/hello",), lambda error, request_id: sorry, ("request-id",))
     async with greeting("hello", room=replace(GREETINGS, shape=shape)) as http:
         below, beside = await http.get("/hello", headers=KEY), await http.get("/hello-you", headers=KEY)
         good, unknown = await http.get("/hello/you"), await http.post("/hello/you", headers=KEY)

@@ -24,7 +24,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.messages import Finish, FinishReason, PromptProgress, TokenEvent
 from openai_cpu_server.contract.request import DryPenalty, GenerationRequest, Sampling
 from openai_cpu_server.contract.step import TokenLogprob
-from openai_cpu_server.http.errors import ErrorObject
+from openai_cpu_server.http.errors import ErrorObject, numbered
 from openai_cpu_server.models.served import ShownPieces, finite
 
 _ANY_SLOT = -1
@@ -286,7 +286,7 @@ class LlamaStream(Renderer):
         return _Told("", request_id in self._with_new_line, [], UNSET, self._finishes[request_id])
 
     def error(self, error: ErrorObject) -> Sequence[Chunk]:
-        return (Chunk(msgspec.json.encode(error)),)
+        return (Chunk(msgspec.json.encode(numbered(error))),)
 
 
 def _line(chunk: LlamaChunk) -> Chunk:

@@ -32,6 +32,7 @@ from openai_cpu_server.api.llama_server.server import HealthWord, LlamaServerFac
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.request import Sampling
 from openai_cpu_server.errors import wrong
+from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS, INFERENCE, PROBES
 from openai_cpu_server.http.parse import Ignored
 from openai_cpu_server.http.routes import GENERATION_ERRORS, JsonSchema, RouteRoom, RouteRow
@@ -146,6 +147,7 @@ _generation = partial(
     "POST",
     access=CALLS,
     tag="llama-server",
+    error=NumberedErrorObject,
     answer=LlamaCompletion,
     lists=(False, True),
     streams=True,
@@ -159,7 +161,9 @@ _COMPLETION_ROW = _generation(
     body=LlamaCompletionBody,
 )
 _MODEL: Mapping[str, JsonSchema] = {"model": {"type": "string"}}
-_fact = partial(RouteRow[LlamaServerRoutes], "GET", tag="llama-server", errors=(404, 503))
+_fact = partial(
+    RouteRow[LlamaServerRoutes], "GET", tag="llama-server", errors=(404, 503), error=NumberedErrorObject
+)
 _rows = (
     _COMPLETION_ROW,
     _COMPLETION_ROW.at("/completions"),
@@ -190,4 +194,8 @@ _rows = (
         "/v1/health", lambda at: at.facts.health, access=PROBES, summary="It can generate", answer=HealthWord
     ),
 )
-ROOM = RouteRoom[ServerParts, LlamaServerRoutes](LlamaServerRoutes, _rows)
+ROOM = RouteRoom[ServerParts, LlamaServerRoutes](
+    LlamaServerRoutes,
+    _rows,
+    shape=numbered_at("/completion", "/completions", "/infill", "/props", "/slots", "/v1/health"),
+)

@@ -99,7 +99,7 @@ def _response(error: Exception, request_id: str) -> Response:
     return Response(msgspec.json.encode(body), status, headers_of(error), media_type="application/json")
 
 
-SHAPE = ErrorShape(MESSAGES, _response, ("x-request-id", "request-id"))
+SHAPE = ErrorShape((MESSAGES,), _response, ("x-request-id", "request-id"))
 """Anthropic's SDKs read only their own name of the id."""
 
 

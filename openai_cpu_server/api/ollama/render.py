@@ -47,7 +47,7 @@ def _response(error: Exception, request_id: str) -> Response:
     return Response(msgspec.json.encode(said), status, headers, media_type="application/json")
 
 
-SHAPE = ErrorShape(OLLAMA, _response)
+SHAPE = ErrorShape((OLLAMA,), _response)
 
 
 def now() -> str:

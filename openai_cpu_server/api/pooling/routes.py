@@ -44,6 +44,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.errors import DeadlineExceeded, GenerationFailed, ServerError
 from openai_cpu_server.http.body import in_thread, off_loop, unkept_body
 from openai_cpu_server.http.context import RequestContext, Sender, Ticket, context_of
+from openai_cpu_server.http.errors import NumberedErrorObject, numbered_at
 from openai_cpu_server.http.keys import CALLS
 from openai_cpu_server.http.options import ApiOptions
 from openai_cpu_server.http.parse import parse
@@ -182,6 +183,7 @@ _LLAMA_SERVER = RouteRow[PoolingRoute[LlamaEmbedBody]](
     summary="A list of texts' vectors, as llama-server tells them",
     tag="llama-server",
     body=LlamaEmbedBody,
+    error=NumberedErrorObject,
     answer=LlamaVector,
     lists=(True,),
     errors=GENERATION_ERRORS,
@@ -189,6 +191,7 @@ _LLAMA_SERVER = RouteRow[PoolingRoute[LlamaEmbedBody]](
 LLAMA_SERVER_ROOM = RouteRoom[ServerParts, PoolingRoute[LlamaEmbedBody]](
     lambda parts: PoolingRoute(LLAMA_SERVER, parts.models, parts.options),
     (_LLAMA_SERVER, _LLAMA_SERVER.at("/embeddings")),
+    shape=numbered_at("/embedding", "/embeddings"),
 )
 _RERANK = RouteRow[PoolingRoute[RerankBody]](
     "POST",
