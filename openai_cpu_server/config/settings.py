@@ -328,7 +328,11 @@ class Settings(McpOptions, ModelOptions, WhatToServe, BaseSettings):
         {}, description="[prices.MODEL] of the TOML file: what a million tokens cost, for GET /v1/usage"
     )
     response_days: float = _of_servers(
-        30.0, gt=0, le=3650, description="days after which a stored response of /v1/responses is deleted"
+        30.0,
+        gt=0,
+        le=3650,
+        description="days after which a stored response of /v1/responses is deleted, and a conversation that "
+        "nothing was added to",
     )
     max_file_mb: int = _of_servers(200, ge=1, description="largest file of /v1/files")
     max_batch_rows: int = Field(50_000, ge=1, description="requests of one batch")

@@ -39,7 +39,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens_per_day: Amount | None = None
     """What rows of batches may use, which count in no other limit."""
     stored_mb: Amount | None = None
-    """Files, results of batches, and responses."""
+    """Files, results of batches, responses and conversations."""
     files: Amount | None = None
 
     @property

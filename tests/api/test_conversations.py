@@ -259,3 +259,14 @@ async def test_a_summary_that_fails_fails_the_response(tmp_path: Path) -> None:
         )
         refused = await respond(http, context_management=managed(0))
         assert error_of(refused)["param"] == "context_management[0].compact_threshold"
+
+
+async def test_a_summary_counts_against_its_keys_limits(tmp_path: Path) -> None:
+    keys = key_ring(tmp_path, ann="tokens_per_minute = 5000\nconcurrent = 1")
+    async with serving(FakeEngine(says="Hello you"), keys=keys) as http:
+        http.headers["x-api-key"] = "ann"
+        summed_up = await made(http, input=LONG, context_management=managed(100))
+        after = await respond(http, input="x", max_output_tokens=1)
+        left = int(after.headers["x-ratelimit-remaining-tokens"])
+        own = after.json()["usage"]["input_tokens"] + 1
+        assert left == 5000 - summed_up["usage"]["total_tokens"] - own

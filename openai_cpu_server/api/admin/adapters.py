@@ -20,7 +20,7 @@ from openai_cpu_server.http.errors import json_response
 from openai_cpu_server.http.keys import ADMIN
 from openai_cpu_server.http.parse import Body, parse
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
-from openai_cpu_server.models.registry import ModelRegistry
+from openai_cpu_server.models.registry import ModelRegistry, fetch
 from openai_cpu_server.models.served import ServedModel
 
 
@@ -86,7 +86,7 @@ class AdapterRoutes:
         """Answers when requests get it. Until then they get the one that had the name before."""
         data = await small_body(request)
         body, ignored = await off_loop(len(data), partial(parse, AdapterBody, data, lenient=self._lenient))
-        model = self._model(body.model, request)
+        model = await self._model(body.model, request)
         model.loaded()
         adapter = await in_thread(partial(self._find, _source(body)), is_slow=True)
         status = await model.engine.load_adapter(adapter)
@@ -96,16 +96,16 @@ class AdapterRoutes:
         """Calls that run with it go on. The id is `MODEL:NAME`, or `NAME` for the first model's."""
         asked: str = request.path_params["id"]
         base, colon, name = asked.rpartition(":")
-        model = self._model(base if colon else None, request)
+        model = await self._model(base if colon else None, request)
         if not model.engine.unload_adapter(name):
             known = [status.adapter.name for status in model.engine.adapters()]
             raise AdapterNotFound(name, known, param="id")
         return json_response(AdapterDeleted(f"{model.name}:{name}"))
 
-    def _model(self, name: str | None, request: Request) -> ServedModel:
-        chosen = self._models.choose(
-            name or self._models.default.name, context_of(request.scope).identity.allowed_models
-        )
+    async def _model(self, name: str | None, request: Request) -> ServedModel:
+        name, allowed = name or self._models.default.name, context_of(request.scope).identity.allowed_models
+        await fetch(self._models, name, allowed)
+        chosen = self._models.choose(name, allowed)
         if chosen.adapter is not None:
             raise wrong(f"'{name}' is a model with an adapter; name the model itself.", "model")
         return chosen.model

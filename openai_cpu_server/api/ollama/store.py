@@ -29,6 +29,7 @@ from openai_cpu_server.http.parse import Ignored, parse
 from openai_cpu_server.http.routes import RouteRoom, RouteRow
 from openai_cpu_server.http.unheeded import Hint, Hints, Refusal, Refusals
 from openai_cpu_server.models.presets import Preset, PresetMessage
+from openai_cpu_server.models.registry import fetch
 
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 _SHOWN_DIGITS = 12
@@ -208,7 +209,9 @@ class OllamaStoreRoutes:
     async def _derive(self, request: Request, name: str, preset: Preset) -> None:
         """Raises ModelNotFound also for a base that the key may not use."""
         store = store_for(self._store, name, request)
-        self._models.choose(preset.base, context_of(request.scope).identity.allowed_models)
+        allowed = context_of(request.scope).identity.allowed_models
+        await fetch(self._models, preset.base, allowed)
+        self._models.choose(preset.base, allowed)
         await store.derive(name, preset)
 
 
