@@ -7,6 +7,7 @@ import { ApiError, Unreachable, address, call, events, key } from "./client.js";
 const OPEN = 1;
 const CLOSED = 3;
 const TOO_LARGE = 1009;
+const TOO_MANY = 429;
 const IDLE_MS = 20_000;
 const BLOCKED_MS = 60_000;
 const MOST_STREAMS = 3; // of all tabs
@@ -19,7 +20,7 @@ let number = 0;
 const live = new Map();
 
 /**
- * Asks the server. `hear` gets {chunk}, {loading: share}, and {kept: true} where the stream can be taken up again under
+ * Asks the server. `hear` gets {chunk}, {loading: share}, and {kept}: whether the stream can be taken up again under
  * `name`; then chunks have an `event_id`. Returns when all is said. Raises Unreachable, ApiError; an AbortError after
  * `signal`.
  */
@@ -28,7 +29,12 @@ export async function ask(name, body, hear, signal) {
     hear({ kept: true });
     return overHttp(ROUTE, { method: "POST", body, headers: { "x-conversation-id": name } }, hear, signal);
   };
-  if (await amongFew("stream", MOST_STREAMS, keptStream)) return;
+  try {
+    if (await amongFew("stream", MOST_STREAMS, keptStream)) return;
+  } catch (error) {
+    if (error.status !== TOO_MANY) throw error; // of those without a key the server may keep no more: others can be had
+    hear({ kept: false });
+  }
   if (Date.now() > blockedUntil) {
     const open = await opened();
     if (open) return onSocket(open, body, hear, signal);

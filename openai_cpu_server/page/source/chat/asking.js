@@ -222,7 +222,7 @@ class Answering {
 
   hear(news) {
     if (news.chunk) return this.hold(news.chunk);
-    if (news.kept) return void this.set({ isKept: true, lastEvent: undefined });
+    if (news.kept !== undefined) return void this.set({ isKept: news.kept, lastEvent: undefined });
     this.set({ status: "waiting", wait: { why: "loading", share: news.loading }, beat: Date.now() });
   }
 
