@@ -299,7 +299,8 @@ class Engine(Protocol):
     def hide_steps(self) -> None: ...
 
     def clear_cache(self) -> None:
-        """Drop all of the prefix cache but what is pinned, with the next step. Raises `EngineUnavailable`."""
+        """Drop all of the prefix cache but what is pinned, with the next step; of a model that sleeps, what
+        is kept of it. Raises `EngineUnavailable`."""
         ...
 
     def adapters(self) -> tuple[AdapterStatus, ...]:

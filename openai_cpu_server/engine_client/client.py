@@ -166,6 +166,9 @@ class EngineClient:
         return self._news.kv_stats
 
     def clear_cache(self) -> None:
+        if self.state is EngineState.ASLEEP:
+            self._supervisor.forget_cache_file()
+            return
         if self.state is not EngineState.READY:
             raise unavailable(self.status())
         self._supervisor.send(ClearCache())

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -163,6 +164,12 @@ class Supervisor:
             threads_computing=self.news.threads or (info.threads if info else 0),
             is_throttled=self.news.is_throttled,
         )
+
+    def forget_cache_file(self) -> None:
+        """For a model that sleeps: there is no process that could."""
+        if self._options.cache_file is not None:
+            with contextlib.suppress(OSError):
+                Path(self._options.cache_file).unlink()
 
     def send(self, *commands: Command) -> None:
         """To the engine process, if there is one."""

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -32,10 +33,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough]
 
 
 @asynccontextmanager
-async def asleep(*flags: str) -> AsyncIterator[EngineClient]:
+async def asleep(*flags: str, cache_file: str | None = None) -> AsyncIterator[EngineClient]:
     """It wakes itself when it is wanted."""
     command = [sys.executable, "-m", "tests.fake_engine", *flags]
-    options = EngineOptions(model_path="", max_seqs=8, kv_tokens=4096, calibrate="never")
+    options = EngineOptions(
+        model_path="", max_seqs=8, kv_tokens=4096, calibrate="never", cache_file=cache_file
+    )
     supervisor = Supervisor(command, options, begins_asleep=True, foretold=FAKE_INFO)
     engine = EngineClient(supervisor, max_queue=100)
     engine.on_wanted = engine.residency.wake
@@ -134,6 +137,15 @@ async def test_held_back_it_ends_what_it_has_and_keeps_the_rest_for_later() -> N
         await engine.residency.sleep()
         engine.residency.wake()
         assert text(await waiting) == expected_text(late)
+
+
+async def test_what_was_kept_of_it_can_be_forgotten_without_waking_it(tmp_path: Path) -> None:
+    kept = tmp_path / "cells"
+    kept.touch()
+    async with asleep(cache_file=str(kept)) as engine:
+        engine.clear_cache()
+        assert (kept.exists(), engine.state) == (False, EngineState.ASLEEP)
+        engine.clear_cache()
 
 
 async def test_a_server_that_ends_ends_one_that_sleeps() -> None:

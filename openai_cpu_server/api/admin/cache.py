@@ -94,7 +94,7 @@ NO_STATS = CacheStats(pool=None, cache=None, savings=None, prompt_tokens=0, cach
 
 ONLY = ("prompts", "answers")
 """The caches that can be emptied alone."""
-_OUT_OF_MEMORY = (EngineState.ASLEEP, EngineState.LOADING, EngineState.FAILED)
+_HAVE_NONE = (EngineState.LOADING, EngineState.FAILED)
 
 
 class CacheRoutes:
@@ -123,12 +123,13 @@ class CacheRoutes:
         return Response(status_code=204)
 
     def _with_prompts(self) -> list[Engine]:
-        """Those which, with their next steps, can drop all but pinned prompts: all or none. Models that are
-        not in memory have no cache; the only one must be. Raises EngineUnavailable."""
+        """Those which, with their next steps, can drop all but pinned prompts: all or none. Models that sleep
+        may have it in a file; others that are not in memory have none, and the only one must have one. Raises
+        EngineUnavailable."""
         models = self._models.current
-        asked = [m.engine for m in models if len(models) == 1 or m.engine.state not in _OUT_OF_MEMORY]
+        asked = [m.engine for m in models if len(models) == 1 or m.engine.state not in _HAVE_NONE]
         for engine in asked:
-            if engine.state is not EngineState.READY:
+            if engine.state not in (EngineState.READY, EngineState.ASLEEP):
                 raise unavailable(engine.status())
         return asked
 
