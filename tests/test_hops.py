@@ -9,7 +9,7 @@ from tests.test_house import PACKAGE
 
 pytestmark = pytest.mark.thorough
 
-MOST_FILES = 109
+MOST_FILES = 110
 """107, and two that an engine calls behind its answer, which may fall into the next chat. Who needs more on
 this way says why in the commit that raises the number."""
 

@@ -97,7 +97,8 @@ class Visit:
             self.strangers.append(request.url)
 
     def _said(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
+        crossed = "409 (Conflict)" in message.text  # an answer that was to be stopped had just ended
+        if message.type == "error" and not crossed:
             self.complaints.append(message.text)
 
     def _failed(self, error: WebError) -> None:
