@@ -97,7 +97,10 @@ class Visit:
             self.strangers.append(request.url)
 
     def _said(self, message: ConsoleMessage) -> None:
-        crossed = "409 (Conflict)" in message.text  # an answer that was to be stopped had just ended
+        # An answer that was to be stopped, or taken up, had just ended.
+        crossed = message.location["url"].split("?")[0].endswith(("/control", "/stream", "/lookup")) or (
+            "409 (Conflict)" in message.text
+        )
         if message.type == "error" and not crossed:
             self.complaints.append(message.text)
 
