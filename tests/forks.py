@@ -11,6 +11,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -177,6 +178,8 @@ def _be_a_fork(
     code = 1
     try:
         die_with_parent()
+        # Python 3.11 forgets to: our own code would take the main thread for one of ggml's, and bind it.
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
         _have_files_of_its_own(session.config)
         session.config.pluginmanager.register(_Tells(session.config, tells))
         _run(session, _items(groups, numbers))

@@ -192,6 +192,7 @@ def _forked_for(control: socket.socket, server: int) -> tuple[_Asked, int]:
 
 def _run(asked: tuple[_Asked, int]) -> None:
     (module, arguments, env), file = asked
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 does not
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

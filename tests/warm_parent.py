@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 from typing import NamedTuple
 
 _REQUEST_BYTES = 1 << 20
@@ -95,6 +96,7 @@ def tell(waiting: socket.socket, number: int) -> None:
 
 def become_fresh(files: list[int]) -> None:
     """Signals as Python sets them, and the last two files as stdout and stderr."""
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 does not
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -70,7 +70,7 @@ async def all_streams(server: ServerProcess, port: int, number: int) -> tuple[li
     return await asyncio.gather(*short), held
 
 
-@pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [300, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_streams_at_once_all_come_to_their_end(busy: ServerProcess, number: int) -> None:
     """Most of them wait. What a waiting stream costs is some tens of kilobytes."""
     port = int(busy.url.rsplit(":", 1)[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -272,10 +273,17 @@ def test_unfinished_messages_count_among_all_bodies(server: ServerProcess, path:
     half = b" " * (MIB // 2 - 1)
     filling = [header(1, MIB) + b" " * (MIB - 1), frame(1, half, fin=False) + frame(0, half, fin=False)]
     large = b" " * (MIB - 1)
-    with upgraded(server, path) as one, upgraded(server, path) as two, upgraded(server, path) as idle:
-        one.sendall(filling[0])
-        two.sendall(filling[1])
-        eventually(lambda: httpx.post(server.url + "/tokenize", content=large).status_code == 503)
+    with contextlib.ExitStack() as held, upgraded(server, path) as idle:
+
+        def are_held() -> bool:
+            """A body that comes while they are still read takes the room of one of them: it is refused."""
+            held.close()
+            for data in filling:
+                held.enter_context(upgraded(server, path)).sendall(data)
+            time.sleep(0.1)
+            return httpx.post(server.url + "/tokenize", content=large).status_code == 503
+
+        eventually(are_held)
         with upgraded(server, path) as third:
             third.sendall(header(1, MIB) + large)
             assert close_code(third) == 1013
