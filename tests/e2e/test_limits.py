@@ -244,11 +244,16 @@ def test_a_flood_of_large_bodies(bounded: ServerProcess) -> None:
     held: list[socket.socket] = []
 
     def are_held() -> bool:
-        """What was answered before may still be on its way out: then one of the two was refused."""
+        """What comes while they are still read takes the room of one of them: then that one is refused, and
+        they are held anew."""
         while held:
             held.pop().close()
         held.extend(almost_all(server) for _ in range(2))
-        return is_refused(server)
+        for _ in range(10):
+            time.sleep(0.2)
+            if is_refused(server):
+                return True
+        return False
 
     try:
         eventually(are_held)

@@ -38,6 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     made_up = ("--numa", "--numa-folder", str(folder))
     with ServerProcess("--model", str(model), "--mmproj", str(eyes), *made_up) as started:
         eventually(lambda: {node["state"] for node in nodes(started).values()} == {"ready"})
+        eventually(lambda: started.status()["status"] == "ready")  # the nodes tell the server, now and then
         yield started
 
 
