@@ -30,11 +30,13 @@ from openai_cpu_server.llama.model.kv_size import (
     CELLS_GRANULARITY,
     DRAFT_KV_TYPE,
     NUM_COPYING,
+    SCORED_OUTPUTS,
     KVType,
     MemoryRoom,
     batch_tokens,
     encoder_memory,
     kept_states,
+    num_snapshots,
 )
 from openai_cpu_server.llama.model.model import Model, cells_fingerprint
 from openai_cpu_server.llama.model.native import native_log
@@ -146,10 +148,6 @@ def switch_kernels(asked: str, pause: Callable[[], None] = lambda: None) -> Kern
     return kernels_in_use(asked, libggml, pause)
 
 
-_SCORED_OUTPUTS = 64
-"""Rows of logits for prompt scoring, beside one per running sequence."""
-
-
 class SlotsSetAside(NamedTuple):
     """Slots behind those of the requests."""
 
@@ -163,10 +161,6 @@ class SlotsSetAside(NamedTuple):
     def behind(cls, num_slots: int, num_kept: int) -> SlotsSetAside:
         kept = num_slots + NUM_COPYING
         return cls(num_slots, num_slots + 1, range(kept, kept + num_kept))
-
-
-_SMALL_STATE_BYTES = 2**20
-_MANY_SNAPSHOTS, _FEW_SNAPSHOTS = 7, 3
 
 
 class LoadedParts(NamedTuple):
@@ -216,7 +210,7 @@ def load(options: EngineOptions, on_progress: Callable[[float], None], machine: 
         abort = AbortSwitch()
         compute_threads = _compute_threads(options, machine)
         state_bytes, can_go_back = _state_facts(model, abort) if model.is_recurrent else (0, False)
-        snapshots = _snapshots(options, model, state_bytes) if can_go_back else 0
+        snapshots = num_snapshots(options, state_bytes, has_window=model.has_window) if can_go_back else 0
         set_aside = _slots_set_aside(options, model, state_bytes * (1 + snapshots), room.free_bytes)
         num_states = (1 + snapshots) * (set_aside.kept.stop + options.max_seqs * model.has_window)
         room = room.beside_states(state_bytes * num_states)
@@ -319,20 +313,6 @@ def _state_facts(model: Model, abort: AbortSwitch) -> tuple[int, bool]:
         context.close()
 
 
-def _snapshots(options: EngineOptions, model: Model, state_bytes: int) -> int:
-    """How many states to keep of each sequence so that it can go back after a draft.
-
-    Each is written with each token. Where they are small that is not seen (LFM2, 80 kB: 0 of 57 ms); of 20 MB
-    (Qwen3.5) three make a step 4 % longer and four times as large in memory: only for who brings a draft
-    model. Snapshots are copied by a way that cannot tell them from cells of windows.
-    """
-    if options.speculation == "off" or model.has_window:
-        return 0
-    if state_bytes <= _SMALL_STATE_BYTES:
-        return _MANY_SNAPSHOTS
-    return _FEW_SNAPSHOTS if options.draft_model_path is not None else 0
-
-
 def _slots_set_aside(
     options: EngineOptions, model: Model, state_bytes: int, free_bytes: int
 ) -> SlotsSetAside:
@@ -431,7 +411,7 @@ def _context_options(
         copies_whole=model.is_copied_whole,
         snapshots=snapshots,
         batch_tokens=batch_tokens(options),
-        outputs=max(options.max_seqs + _SCORED_OUTPUTS, set_aside.kept.stop + num_guarded),
+        outputs=max(options.max_seqs + SCORED_OUTPUTS, set_aside.kept.stop + num_guarded),
         threads=threads,
         threads_batch=options.threads_batch or threads,
         flash_attention=options.flash_attention,
