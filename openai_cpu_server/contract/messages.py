@@ -11,6 +11,7 @@ from openai_cpu_server.contract.embedding import Embedded, EmbedRequest
 from openai_cpu_server.contract.figures import SequenceFigures
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
 from openai_cpu_server.contract.model_info import Adapter, LoadedAdapter, ModelInfo, RefusedAdapter
+from openai_cpu_server.contract.offload import ON_CPU, Offload
 from openai_cpu_server.contract.replica import Forecast, PrefixNews
 from openai_cpu_server.contract.request import GenerationRequest, OutputPart, Priority
 from openai_cpu_server.contract.scheduling import AS_SERVED, BY_DEFAULT, Experiment, Scheduling
@@ -41,6 +42,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Off: slower with a long context, and impossible with a quantised KV type."""
     kernels: Literal["auto", "off"] = "auto"
     """auto: kernels of ours compute in place of ggml's where they are proved."""
+    offload: Offload = ON_CPU
+    """What goes to a device beside the CPU."""
+    draft_offload: Offload = ON_CPU
+    """The same for the draft model."""
     prefill_tokens: int = 256
     """Tokens of a step at most."""
     scheduling: Scheduling = BY_DEFAULT

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from openai_cpu_server.contract.media import MeasuredMedia, MediaSize
+from openai_cpu_server.contract.offload import Placement
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +213,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     kernels: Kernels = Kernels()
     weights: WeightLayout = WeightLayout()
+    placement: Placement | None = None
+    """What of it is on a device; None: the CPU does all."""
     adapters: tuple[LoadedAdapter, ...] = ()
     """Those that are loaded."""
     kind: ModelKind = ModelKind.GENERATES
@@ -250,7 +253,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def computed_by(self) -> dict[str, str]:
         """By kernel of ours: its instruction set, or why it is off; and how the weights lie."""
-        return {**self.kernels.described, "weights": str(self.weights)}
+        told = {**self.kernels.described, "weights": str(self.weights)}
+        return told if self.placement is None else {**told, "device": str(self.placement)}
 
     @property
     def summary(self) -> str:
@@ -266,6 +270,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"{self.description}, {pool}, {self.max_seqs} sequences at once, {self.threads} threads, "
             f"kernels: {self.kernels}; weights {self.weights}"
+            f"{'' if self.placement is None else f'; {self.placement}'}"
         )
 
 

@@ -1,0 +1,69 @@
+"""A device beside the CPU, such as a GPU: what of a model is asked to go there, and what went."""
+
+from __future__ import annotations
+
+from typing import Literal, Union
+
+import msgspec
+
+ALL_LAYERS = 1 << 16
+"""More layers than any model has."""
+
+
+class Offload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for. By default nothing leaves the CPU."""
+
+    gpu_layers: Union[int, Literal["auto", "all"]] = 0
+    """So many of the last layers; the output is the last one. auto: the fastest split that fits."""
+    cpu_moe: int = 0
+    """The experts of the first so many layers stay on the CPU; `ALL_LAYERS`: all experts."""
+    tensor_place: tuple[tuple[str, str], ...] = ()
+    """Regular expressions, and the device (`CPU` is one) of all tensors in whose names one is found; the
+    first decides, before all else."""
+    kv_on_gpu: Union[bool, None] = None
+    """Whether cells and states are where their layer is; False: on the CPU; None: there, unless `auto` finds
+    that the CPU is faster."""
+    device: Union[str, None] = None
+    """Its name, such as `Vulkan0`; None: the first that computes."""
+
+
+ON_CPU = Offload()
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """As ggml tells it."""
+
+    name: str
+    """Such as `Vulkan0`."""
+    backend: str
+    description: str
+    kind: Literal["gpu", "integrated", "cpu"]
+    """integrated: its memory is the machine's. cpu: a driver that computes on the CPU, for tests."""
+    free_bytes: int
+    total_bytes: int
+    """0: it does not tell."""
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """What went to a device, and what it takes there."""
+
+    device: Device
+    """Its free memory is that from before."""
+    layers: int
+    num_layers: int
+    """The output is one of them."""
+    cpu_expert_layers: int
+    """Layers on the device whose experts are on the CPU."""
+    weights_bytes: int
+    cells_bytes: int
+    """States are counted too. 0: both are on the CPU."""
+    compute_bytes: int
+    why: Union[str, None] = None
+    """Why it is less than what was asked for, in a sentence."""
+
+    def __str__(self) -> str:
+        said = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]
+        said += [f"experts of {self.cpu_expert_layers} on the CPU"] if self.cpu_expert_layers else []
+        said += [] if self.cells_bytes else ["cells on the CPU"]
+        taken = self.weights_bytes + self.cells_bytes + self.compute_bytes
+        return f"{', '.join(said)} ({taken / 2**20:,.0f} of {self.device.free_bytes / 2**20:,.0f} MiB free)"

@@ -1,0 +1,402 @@
+"""What of a model fits on a device, by arithmetic: the tensors of its file, the cells and states that it is
+to keep, and what a step needs. It loads no native code.
+
+llama.cpp counts layers from the end, and the output is the first of them: with one layer on the device it
+computes the logits there. What tokens are looked up in stays on the CPU. The cells and the state of a layer
+lie where the layer is, or on the CPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.offload import ALL_LAYERS, Device, Offload
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.gguf.tensors import Tensor, model_tensors
+from openai_cpu_server.llama.model.kv_size import (
+    NUM_COPYING,
+    SCORED_OUTPUTS,
+    KVType,
+    batch_tokens,
+    cell_bytes_by_layer,
+    kept_states,
+    num_snapshots,
+)
+
+_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.")
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""As `--cpu-moe` of llama.cpp knows them (LLM_FFN_EXPS_REGEX); experts that every token uses are none."""
+_OF_EXPERTS = re.compile(_EXPERTS)
+_EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
+_LOOKED_UP = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
+_FLOAT = 4
+_CELLS_AND_STATES = frozenset(("falcon-h1",))
+"""Architectures all of whose layers have both."""
+
+
+class LayerBytes(NamedTuple):
+    dense: int = 0
+    experts: int = 0
+    cell: int = 0
+    """Of one token."""
+    state: int = 0
+    """Of one sequence."""
+
+
+class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a model by where they can lie, without those that a pattern has placed."""
+
+    layers: tuple[LayerBytes, ...]
+    output_bytes: int
+    placed_bytes: int
+    """On this device by a pattern."""
+    total_bytes: int
+    """All weights."""
+    step_floats: int
+    """Numbers that a token of a step needs at a time, at most."""
+    logits: int
+    """Numbers that a token whose logits are wanted needs."""
+    heads: int
+    has_windows: bool
+
+    @classmethod
+    def of(cls, header: GgufHeader, kv_type: KVType, asked: Offload, device: str) -> ModelSizes:
+        """`device`: its name. Raises `StartupError` for a damaged file, and for a wrong pattern."""
+        tensors, patterns = model_tensors(header), placing(asked)
+        by_place: dict[str | None, list[Tensor]] = defaultdict(list)
+        for tensor in tensors:
+            by_place[next((to for found, to in patterns if found.search(tensor.name)), None)].append(tensor)
+        free, cells = by_place[None], cell_bytes_by_layer(header, kv_type)
+        layers = [[each for each in free if layer_of(each.name) == n] for n in range(len(cells))]
+        states = _states(header, cells)
+        return cls(
+            layers=tuple(
+                LayerBytes(*_weights(held), cell, state)
+                for held, cell, state in zip(layers, cells, states, strict=True)
+            ),
+            output_bytes=_output(free),
+            placed_bytes=_total(by_place[device]) if device in by_place else 0,
+            total_bytes=_total(tensors),
+            step_floats=_step_floats(header),
+            logits=_vocabulary(tensors) + _size(header, "embedding_length"),
+            heads=_size(header, "attention.head_count"),
+            has_windows=bool(header.get_int(header.for_architecture("attention.sliding_window"))),
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a sequence, all layers together."""
+        return sum(layer.state for layer in self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(layer.experts for layer in self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        """The output is one of them."""
+        return len(self.layers) + 1
+
+
+def placing(asked: Offload) -> list[tuple[re.Pattern[str], str]]:
+    """The patterns of `--tensor-place`; the first that is found in a tensor's name decides.
+    Raises `StartupError`."""
+    try:
+        return [(re.compile(pattern), to) for pattern, to in asked.tensor_place]
+    except re.error as error:
+        raise StartupError(f"--tensor-place: {error.pattern!r} is no regular expression: {error}.") from None
+
+
+def layer_of(name: str) -> int | None:
+    """The layer of a tensor; None: it belongs to none."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found is not None else None
+
+
+def experts_pattern(num_layers: int) -> str:
+    """The experts of the first so many layers, as llama.cpp's overrides name tensors."""
+    return rf"blk\.({'|'.join(map(str, range(num_layers)))}){_EXPERTS}"
+
+
+def _weights(tensors: Sequence[Tensor]) -> tuple[int, int]:
+    experts = _total([tensor for tensor in tensors if _OF_EXPERTS.search(tensor.name)])
+    return _total(tensors) - experts, experts
+
+
+def _output(tensors: Sequence[Tensor]) -> int:
+    """What belongs to no layer and is not looked up; the embeddings once more, where they are the output."""
+    outside = [tensor for tensor in tensors if layer_of(tensor.name) is None]
+    held = [tensor for tensor in outside if not tensor.name.startswith(_LOOKED_UP)]
+    is_tied = all(tensor.name != _OUTPUT for tensor in outside)
+    return _total(held) + (_total([t for t in outside if t.name == _EMBEDDINGS]) if is_tied else 0)
+
+
+def _total(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.num_bytes for tensor in tensors)
+
+
+def _vocabulary(tensors: Sequence[Tensor]) -> int:
+    return next((tensor.shape[-1] for tensor in tensors if tensor.name == _EMBEDDINGS), 0)
+
+
+def _size(header: GgufHeader, name: str) -> int:
+    """The largest of the layers' values; 0 where the file does not say."""
+    key = header.for_architecture
+    layers = header.get_int(key("block_count")) or 1
+    return max(header.get_ints(key(name), layers) or [0])
+
+
+def _step_floats(header: GgufHeader) -> int:
+    """The products of a feed-forward and some rows of the model's width, or those of attention: what ggml
+    reserves for shapes of llama, qwen3moe, gpt-oss, qwen3.5 and lfm2, to 4 % (tests/llama/test_split.py)."""
+    width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
+    used = _size(header, "expert_used_count")
+    wide = max(_size(header, "feed_forward_length"), used * _size(header, "expert_feed_forward_length"))
+    head = max(_size(header, "attention.key_length"), width // max(1, heads))
+    return max(3 * wide, 2 * wide + used * width, 4 * heads * head) + 9 * width // 2
+
+
+def _states(header: GgufHeader, cells: Sequence[int]) -> list[int]:
+    """A state's bytes in each layer, as llama.cpp has them (n_embd_r and n_embd_s of llama-hparams.cpp):
+    what convolutions remember, and what layers sum up."""
+    values = _state_values(header)
+    if header.architecture in _CELLS_AND_STATES:
+        return [_FLOAT * values] * len(cells)
+    return [0 if cell else _FLOAT * values for cell in cells]
+
+
+def _state_values(header: GgufHeader) -> int:
+    width, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
+    if (head := _size(header, "wkv.head_size")) > 0:
+        return width * head + width * (_size(header, "token_shift_count") or 2)
+    if (remembered := _size(header, "shortconv.l_cache")) > 0:
+        return width * (remembered - 1)
+    kernel = max(0, _size(header, "ssm.conv_kernel") - 1)
+    if (head := _size(header, "kda.head_dim")) > 0:
+        return heads * head * head + 3 * (kernel or 3) * heads * head
+    inner, state = _size(header, "ssm.inner_size"), _size(header, "ssm.state_size")
+    return inner * state + kernel * (inner + 2 * _size(header, "ssm.group_count") * state)
+
+
+class StepSizes(NamedTuple):
+    """What the context of a model is to hold, and to compute at once."""
+
+    cells: int
+    tokens: int
+    outputs: int
+    """Rows of logits."""
+    sequences: int
+    states: int
+    """Of each layer that keeps them."""
+    flash_attention: bool
+
+    @classmethod
+    def of(cls, sizes: ModelSizes, options: EngineOptions, cells: int, free_bytes: int) -> StepSizes:
+        """As `llama.loading` sets them up. `free_bytes`: of the machine's memory, which bounds the states."""
+        snapshots = num_snapshots(options, sizes.state_bytes, has_window=sizes.has_windows)
+        kept = kept_states(options.max_seqs, sizes.state_bytes * (1 + snapshots), free_bytes)
+        guarded = options.max_seqs if sizes.has_windows else 0
+        sequences = options.max_seqs + NUM_COPYING + kept + guarded
+        return cls(
+            cells=cells,
+            tokens=batch_tokens(options),
+            outputs=max(options.max_seqs + SCORED_OUTPUTS, sequences),
+            sequences=sequences,
+            states=sequences * (1 + snapshots) if sizes.state_bytes else 0,
+            flash_attention=options.flash_attention,
+        )
+
+
+class DeviceBytes(NamedTuple):
+    """What a split takes of the device's memory."""
+
+    weights: int
+    cells: int
+    states: int
+    compute: int
+
+    def __str__(self) -> str:
+        shown = ((name, value) for name, value in self._asdict().items() if value)
+        return ", ".join(f"{name} {_gib(value)}" for name, value in shown) or "nothing"
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a model goes to the device."""
+
+    offload: Offload
+    """With numbers in place of `auto` and `all`."""
+    num_layers: int
+    """The output is one of them."""
+    num_expert_layers: int
+    """Layers that have experts."""
+    experts_on_cpu: int
+    """Layers on the device whose experts stay on the CPU."""
+    taken: DeviceBytes
+    host_weights: int
+    """Bytes of weights that stay on the CPU."""
+    why: str | None = None
+    """Why it is less than asked, in a sentence."""
+
+    @property
+    def gpu_layers(self) -> int:
+        gpu_layers = self.offload.gpu_layers
+        assert isinstance(gpu_layers, int)
+        return gpu_layers
+
+    @property
+    def is_cpu_alone(self) -> bool:
+        return self.gpu_layers == 0 and not self.taken.weights
+
+    @property
+    def overrides(self) -> list[tuple[str, str]]:
+        """Patterns of tensors and where these go, the first that is found decides: for llama.cpp."""
+        experts = self.offload.cpu_moe
+        return [*self.offload.tensor_place, *([(experts_pattern(experts), "CPU")] if experts else [])]
+
+    def __str__(self) -> str:
+        if self.is_cpu_alone:
+            return "the CPU alone"
+        parts = [f"{self.gpu_layers} of {self.num_layers} layers"]
+        if self.experts_on_cpu:
+            parts.append(f"experts of {self.experts_on_cpu} layers on the CPU")
+        if not self.offload.kv_on_gpu:
+            parts.append("cells on the CPU")
+        return ", ".join(parts)
+
+
+_LEAST_MARGIN, _MOST_MARGIN, _MARGIN_SHARE = 256 * 2**20, 2**30, 16
+
+
+def margin_bytes(device: Device) -> int:
+    """What stays free: for what drivers and backends take beside their buffers, and for who else draws on the
+    device. llama.cpp's own `--fit` leaves 1 GiB."""
+    return min(max(_LEAST_MARGIN, device.total_bytes // _MARGIN_SHARE), _MOST_MARGIN)
+
+
+class Fitting:
+    """Finds what of one model fits on one device."""
+
+    def __init__(
+        self, sizes: ModelSizes, step: StepSizes, asked: Offload, device: Device, *, reserved_bytes: int = 0
+    ) -> None:
+        """`reserved_bytes`: what goes there too, such as a projector or a draft model."""
+        self._sizes = sizes
+        self._step = step
+        self._asked = asked
+        self._free = max(0, device.free_bytes - reserved_bytes)
+        self._budget = max(0, self._free - margin_bytes(device))
+        self._device = device
+        self._num_experts = sum(layer.experts > 0 for layer in sizes.layers)
+
+    def first_choice(self) -> Split:
+        """What was asked for, as far as it fits: else experts stay on the CPU, of as few layers as it takes,
+        and then layers, the first ones. A device that does not tell its memory gets what was asked for by
+        number, and nothing else."""
+        layers, experts = self._asked_layers, self._asked_experts
+        on_device = self._asked.kv_on_gpu is not False
+        wished = self._split(layers, experts, kv_on_gpu=on_device)
+        if self._fits(wished) or (not self._device.total_bytes and isinstance(self._asked.gpu_layers, int)):
+            return wished
+        return msgspec.structs.replace(self._less(wished), why=self._why(wished))
+
+    def candidates(self) -> list[Split]:
+        """The first choice, and other splits that may be faster: nothing on the device, no experts there, the
+        cells on the CPU with room for more layers."""
+        first, on_device = self.first_choice(), self._asked.kv_on_gpu is not False
+        found = [first, self._split(0, self._asked_experts, kv_on_gpu=False)]
+        all_dense = self._split(self._asked_layers, len(self._sizes.layers), kv_on_gpu=on_device)
+        if self._num_experts and self._fits(all_dense):
+            found.append(all_dense)
+        if self._asked.kv_on_gpu is None and first.taken.cells:
+            found.append(self._less(self._split(self._asked_layers, self._asked_experts, kv_on_gpu=False)))
+        return list({(s.gpu_layers, s.experts_on_cpu, s.offload.kv_on_gpu): s for s in found}.values())
+
+    def taken(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> DeviceBytes:
+        layers = self._on_device(gpu_layers)
+        weights = self._sizes.placed_bytes + (self._sizes.output_bytes if gpu_layers else 0)
+        weights += sum(layer.dense for _, layer in layers)
+        weights += sum(layer.experts for number, layer in layers if number >= cpu_moe)
+        if not weights:
+            return DeviceBytes(0, 0, 0, 0)
+        cells = self._step.cells * sum(layer.cell for _, layer in layers) if kv_on_gpu else 0
+        states = self._step.states * sum(layer.state for _, layer in layers) if kv_on_gpu else 0
+        return DeviceBytes(weights, cells, states, self._compute(layers, has_output=gpu_layers > 0))
+
+    @property
+    def _asked_layers(self) -> int:
+        asked = self._asked.gpu_layers
+        return min(asked, self._sizes.num_layers) if isinstance(asked, int) else self._sizes.num_layers
+
+    @property
+    def _asked_experts(self) -> int:
+        asked = self._asked.cpu_moe
+        return len(self._sizes.layers) if asked == ALL_LAYERS else min(asked, len(self._sizes.layers))
+
+    def _on_device(self, gpu_layers: int) -> list[tuple[int, LayerBytes]]:
+        first = len(self._sizes.layers) - max(0, gpu_layers - 1)
+        return [(number, layer) for number, layer in enumerate(self._sizes.layers) if number >= first]
+
+    def _compute(self, layers: Sequence[tuple[int, LayerBytes]], *, has_output: bool) -> int:
+        """What ggml reserves for a step: its activations with the mask of attention, or its logits; without
+        flash attention all scores; and the states that layers read and write."""
+        step, sizes = self._step, self._sizes
+        masks = (2 if sizes.has_windows else 1) * step.cells * step.tokens * (_FLOAT // 2)
+        if not step.flash_attention:
+            masks = 2 * masks + _FLOAT * sizes.heads * step.cells * step.tokens
+        activations = masks + _FLOAT * step.tokens * sizes.step_floats
+        states = 2 * step.sequences * max((layer.state for _, layer in layers), default=0)
+        logits = _FLOAT * step.outputs * sizes.logits if has_output else 0
+        return max(activations + states, logits) * 21 // 20
+
+    def _split(self, gpu_layers: int, cpu_moe: int, *, kv_on_gpu: bool) -> Split:
+        held, kv_on_gpu = self._on_device(gpu_layers), kv_on_gpu and gpu_layers > 0
+        taken = self.taken(gpu_layers, cpu_moe, kv_on_gpu=kv_on_gpu)
+        offload = msgspec.structs.replace(
+            self._asked, gpu_layers=gpu_layers, cpu_moe=cpu_moe, kv_on_gpu=kv_on_gpu
+        )
+        return Split(
+            offload=offload,
+            num_layers=self._sizes.num_layers,
+            num_expert_layers=self._num_experts,
+            experts_on_cpu=sum(layer.experts > 0 for number, layer in held if number < cpu_moe),
+            taken=taken,
+            host_weights=max(0, self._sizes.total_bytes - taken.weights),
+        )
+
+    def _fits(self, split: Split) -> bool:
+        return sum(split.taken) <= self._budget
+
+    def _less(self, wished: Split) -> Split:
+        """The first that fits of those with ever less on the device."""
+        return next(split for split in self._ever_less(wished) if self._fits(split) or not split.gpu_layers)
+
+    def _ever_less(self, wished: Split) -> Iterator[Split]:
+        kv_on_gpu, experts = bool(wished.offload.kv_on_gpu), wished.offload.cpu_moe
+        if self._num_experts:
+            for experts in range(wished.offload.cpu_moe, len(self._sizes.layers) + 1):
+                yield self._split(wished.gpu_layers, experts, kv_on_gpu=kv_on_gpu)
+        for layers in range(wished.gpu_layers, -1, -1):
+            yield self._split(layers, experts, kv_on_gpu=kv_on_gpu)
+
+    def _why(self, wished: Split) -> str | None:
+        """None where nobody has asked for so much: `auto` is what fits."""
+        if self._asked.gpu_layers == "auto":
+            return None
+        if not self._device.total_bytes:
+            return f"{self._device.name} does not tell how much memory it has"
+        return (
+            f"{wished} would take {_gib(sum(wished.taken))} ({wished.taken}), "
+            f"and {self._device.name} has {_gib(self._free)} free, "
+            f"of which {_gib(margin_bytes(self._device))} stay so"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,254 @@
+"""What of a model fits on a device, reckoned from files that have a real model's tensors, and no data."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+from random_model import gguf_file
+from random_model.shapes import SHAPES
+from random_model.tensors import Quant
+from random_model.vocabulary import build_vocabulary
+from random_model.wanted import wanted_tensors
+
+from openai_cpu_server.contract.messages import EngineOptions
+from openai_cpu_server.contract.offload import ALL_LAYERS, Device, Offload
+from openai_cpu_server.errors import StartupError
+from openai_cpu_server.llama.bindings import llama_cpp
+from openai_cpu_server.llama.gguf.header import GgufHeader
+from openai_cpu_server.llama.model.kv_size import KVType
+from openai_cpu_server.llama.model.native import native_log
+from openai_cpu_server.llama.offload.split import Fitting, ModelSizes, Split, StepSizes, margin_bytes
+
+MIB, GIB = 2**20, 2**30
+STEP = StepSizes(
+    cells=16_384, tokens=256, outputs=128, sequences=66, states=66, flash_attention=True
+)  # of a server with the default options
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("shapes")
+    return {name: empty_model(folder / f"{name}.gguf", name) for name in ("1b", "qwen3-moe", "qwen3.5")}
+
+
+def empty_model(path: Path, name: str) -> Path:
+    """With all tensors of this shape, all of whose bytes are a hole in the file."""
+    shape = SHAPES[name]
+    vocabulary = build_vocabulary(shape.vocab, fim=False)
+    writer = gguf.GGUFWriter(path, shape.llama_name)
+    gguf_file._add_facts(writer, shape, Quant.Q4_K_M)
+    gguf_file.add_tokenizer(writer, vocabulary)
+    tensors = wanted_tensors(shape, Quant.Q4_K_M, vocabulary.quiet)
+    for tensor in tensors:
+        size, kind = tensor.num_bytes, np.dtype("f4")
+        writer.add_tensor_info(tensor.name, tensor.shape, kind, size, raw_dtype=tensor.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(path, path.stat().st_size + sum(tensor.num_bytes + 32 for tensor in tensors))
+    return path
+
+
+def device(free_mib: int) -> Device:
+    return Device(
+        name="GPU0",
+        backend="Some",
+        description="a device",
+        kind="gpu",
+        free_bytes=free_mib * MIB,
+        total_bytes=free_mib * MIB,
+    )
+
+
+def fitting(path: Path, free_mib: int, asked: Offload, step: StepSizes = STEP, reserved: int = 0) -> Fitting:
+    sizes = ModelSizes.of(GgufHeader(path), KVType.F16, asked, "GPU0")
+    return Fitting(sizes, step, asked, device(free_mib), reserved_bytes=reserved)
+
+
+def split(path: Path, free_mib: int, asked: Offload, step: StepSizes = STEP) -> Split:
+    return fitting(path, free_mib, asked, step).first_choice()
+
+
+AUTO, ALL = Offload(gpu_layers="auto"), Offload(gpu_layers="all")
+
+
+def test_all_layers_where_there_is_room(files: dict[str, Path]) -> None:
+    found = split(files["1b"], 4096, ALL)
+    assert (found.gpu_layers, found.num_layers, found.experts_on_cpu, found.why) == (17, 17, 0, None)
+    assert found.taken.cells == 512 * MIB
+    # The embeddings stay on the CPU, and are on the device once more: they are the output, too.
+    assert 600 * MIB < found.taken.weights < 620 * MIB
+    assert str(found) == "17 of 17 layers"
+
+
+def test_fewer_layers_are_told_with_the_arithmetic(files: dict[str, Path]) -> None:
+    found = split(files["1b"], 1024, ALL)
+    assert 0 < found.gpu_layers < 17
+    assert sum(found.taken) + margin_bytes(device(1024)) <= GIB
+    assert found.why is not None
+    assert found.why.startswith("17 of 17 layers would take 1.14 GiB (weights 609 MiB, cells 512 MiB, ")
+    assert found.why.endswith("and GPU0 has 1.00 GiB free, of which 256 MiB stay so")
+    more = fitting(files["1b"], 1024, Offload(gpu_layers=found.gpu_layers + 1)).first_choice()
+    assert more.gpu_layers == found.gpu_layers
+
+
+def test_auto_is_what_fits_and_nothing_less_than_asked(files: dict[str, Path]) -> None:
+    assert split(files["1b"], 1024, AUTO).why is None
+
+
+def test_the_number_that_was_asked_for(files: dict[str, Path]) -> None:
+    assert split(files["1b"], 4096, Offload(gpu_layers=5)).gpu_layers == 5
+    assert split(files["1b"], 4096, Offload(gpu_layers=99)).gpu_layers == 17
+
+
+def test_the_first_layer_is_the_output(files: dict[str, Path]) -> None:
+    found = split(files["1b"], 4096, Offload(gpu_layers=1))
+    assert found.taken.cells == 0
+    assert found.taken.weights == pytest.approx(51 * MIB, rel=0.02)
+
+
+def test_nothing_fits_where_there_is_nothing(files: dict[str, Path]) -> None:
+    found = split(files["1b"], 200, ALL)
+    assert found.is_cpu_alone
+    assert sum(found.taken) == 0
+    assert str(found) == "the CPU alone"
+
+
+def test_experts_stay_on_the_cpu_of_as_few_layers_as_it_takes(files: dict[str, Path]) -> None:
+    found = split(files["qwen3-moe"], 1536, AUTO)
+    assert found.gpu_layers == 17
+    assert 0 < found.experts_on_cpu < 16
+    assert found.offload.cpu_moe == found.experts_on_cpu
+    one_less = fitting(files["qwen3-moe"], 1536, AUTO).taken(17, found.experts_on_cpu - 1, kv_on_gpu=True)
+    assert sum(one_less) + margin_bytes(device(1536)) > 1536 * MIB
+
+
+def test_layers_stay_too_where_no_dense_weights_fit(files: dict[str, Path]) -> None:
+    found = split(files["qwen3-moe"], 700, AUTO)
+    assert 0 < found.gpu_layers < 17
+    assert found.experts_on_cpu == found.gpu_layers - 1
+
+
+def test_experts_on_the_cpu_as_asked(files: dict[str, Path]) -> None:
+    some = split(files["qwen3-moe"], 8192, Offload(gpu_layers="all", cpu_moe=4))
+    assert (some.experts_on_cpu, some.why) == (4, None)
+    every = split(files["qwen3-moe"], 8192, Offload(gpu_layers="all", cpu_moe=ALL_LAYERS))
+    assert every.experts_on_cpu == every.num_expert_layers == 16
+    assert some.taken.weights - every.taken.weights == pytest.approx(930 * MIB * 12 / 16, rel=0.1)
+
+
+def test_overrides_name_the_experts_of_those_layers_alone(files: dict[str, Path]) -> None:
+    asked = Offload(gpu_layers="all", cpu_moe=2, tensor_place=((r"blk\.15\.attn", "CPU"),))
+    first, (experts, where) = split(files["qwen3-moe"], 8192, asked).overrides
+    assert first == (r"blk\.15\.attn", "CPU")
+    assert where == "CPU"
+    assert re.search(experts, "blk.1.ffn_gate_exps.weight")
+    assert not re.search(experts, "blk.11.ffn_gate_exps.weight")
+    assert not re.search(experts, "blk.1.ffn_gate_shexp.weight")
+
+
+def test_patterns_place_tensors_wherever_layers_are(files: dict[str, Path]) -> None:
+    asked = Offload(gpu_layers=0, tensor_place=((r"blk\.[0-3]\.attn_q\.", "GPU0"), (r"attn", "CPU")))
+    found = split(files["1b"], 4096, asked)
+    assert not found.is_cpu_alone
+    assert found.taken.weights == 4 * 2048 * 2048 * 144 // 256
+    off = split(files["1b"], 4096, msgspec.structs.replace(ALL, tensor_place=((r"ffn", "CPU"),)))
+    assert off.taken.weights < split(files["1b"], 4096, ALL).taken.weights / 2
+
+
+def test_a_pattern_that_is_none(files: dict[str, Path]) -> None:
+    with pytest.raises(StartupError, match=r"--tensor-place: 'blk\.\(' is no regular expression"):
+        split(files["1b"], 4096, Offload(gpu_layers=1, tensor_place=(("blk.(", "CPU"),)))
+
+
+def test_cells_on_the_cpu_leave_room_for_layers(files: dict[str, Path]) -> None:
+    there = split(files["1b"], 1024, AUTO)
+    here = split(files["1b"], 1024, Offload(gpu_layers="auto", kv_on_gpu=False))
+    assert here.taken.cells == 0
+    assert here.gpu_layers > there.gpu_layers
+    assert str(here) == "17 of 17 layers, cells on the CPU"
+
+
+def test_what_else_goes_there_is_reserved(files: dict[str, Path]) -> None:
+    alone = fitting(files["1b"], 1024, AUTO).first_choice()
+    beside = fitting(files["1b"], 1024, AUTO, reserved=300 * MIB).first_choice()
+    assert beside.gpu_layers < alone.gpu_layers
+
+
+def test_a_device_that_does_not_tell_its_memory(files: dict[str, Path]) -> None:
+    assert split(files["1b"], 0, AUTO).is_cpu_alone
+    assert split(files["1b"], 0, ALL).why == "GPU0 does not tell how much memory it has"
+    assert split(files["1b"], 0, Offload(gpu_layers=4)).gpu_layers == 4
+
+
+def test_candidates_are_few_and_the_first_choice_is_the_first(files: dict[str, Path]) -> None:
+    dense = fitting(files["1b"], 1024, AUTO).candidates()
+    assert [str(each) for each in dense[1:]] == ["the CPU alone", "17 of 17 layers, cells on the CPU"]
+    mixed = fitting(files["qwen3-moe"], 1536, AUTO).candidates()
+    assert str(mixed[2]) == "17 of 17 layers, experts of 16 layers on the CPU"
+    assert len(mixed) == 4
+    assert len(fitting(files["1b"], 200, AUTO).candidates()) == 1
+
+
+def test_states_are_where_their_layers_are(files: dict[str, Path]) -> None:
+    found = split(files["qwen3.5"], 8192, ALL)
+    assert found.taken.states == pytest.approx(66 * 18 * (1 + 72 / 1024) * MIB)
+    assert found.taken.cells == 16_384 * 6 * 2 * 2 * 256 * 2
+
+
+def test_a_server_with_the_default_options_asks_for_such_steps(files: dict[str, Path]) -> None:
+    sizes = ModelSizes.of(GgufHeader(files["1b"]), KVType.F16, ALL, "GPU0")
+    assert StepSizes.of(sizes, EngineOptions(model_path=""), 16_384, 8 * GIB) == STEP._replace(states=0)
+
+
+class _Reserved(NamedTuple):
+    compute: float
+    states: float
+
+
+def _reserved(path: Path, step: StepSizes) -> _Reserved:
+    """MiB that llama.cpp says it reserves, without taking them (but for states)."""
+    lines: list[str] = []
+
+    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+    def listen(_level: int, text: bytes, _data: ctypes.c_void_p) -> None:
+        lines.append(text.decode("utf-8", "replace"))
+
+    native_log()  # it starts llama.cpp
+    llama_cpp.llama_log_set(listen, None)
+    try:
+        params = llama_cpp.llama_model_default_params()
+        params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        context = llama_cpp.llama_context_default_params()
+        context.kv_unified = context.swa_full = True
+        context.offload_kqv = context.op_offload = False
+        context.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        context.n_ctx, context.n_seq_max = step.cells, step.sequences
+        context.n_batch = context.n_ubatch = step.tokens
+        context.n_outputs_max = context.n_outputs_max_per_seq = step.outputs
+        llama_cpp.llama_free(llama_cpp.llama_init_from_model(model, context))
+        llama_cpp.llama_model_free(model)
+    finally:
+        native_log().install()
+    said = dict(re.findall(r"(compute|RS) buffer size = +([\d.]+) MiB", "".join(lines)))
+    return _Reserved(float(said["compute"]), float(said.get("RS", 0)))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", ["1b", "qwen3-moe", "qwen3.5"])
+def test_as_llama_cpp_reserves_it(files: dict[str, Path], name: str) -> None:
+    """Computed by a build without a device: the same graph lies on one, where all of it is there."""
+    step = STEP._replace(sequences=8, states=8)
+    expected, found = _reserved(files[name], step), split(files[name], 16_384, ALL, step).taken
+    assert expected.compute * MIB <= found.compute <= 1.2 * expected.compute * MIB
+    assert found.states == pytest.approx(expected.states * MIB, abs=0.01 * MIB)
