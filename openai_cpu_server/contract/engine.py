@@ -17,6 +17,7 @@ from openai_cpu_server.contract.figures import Figures
 from openai_cpu_server.contract.media import MediaShape, MediaSize
 from openai_cpu_server.contract.messages import KVStats, ModelLoading, QueuePlace, StepFigures, TokenEvent
 from openai_cpu_server.contract.model_info import Adapter, AdapterStatus, ModelInfo
+from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.contract.request import Constraint, GenerationRequest, Priority
 from openai_cpu_server.contract.step import StepTrace
 from openai_cpu_server.errors import ConstraintFailed, EngineUnavailable, ServerError
@@ -127,6 +128,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     kernels: dict[str, str] = {}
     """By kernel of ours: its instruction set, or why it is off; `weights`: how they lie in memory; empty
     until the model is loaded."""
+    placement: Placement | None = None
+    """What of the model is on a device; None: nothing, or it is not loaded."""
     deaths: tuple[LastDeath, ...] = ()
     """The last few, the oldest first."""
     threads: int = 0

@@ -47,9 +47,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """What went to a device, and what it takes there."""
 
-    device: Device
-    """Its free memory is that from before."""
+    device: Union[Device, None]
+    """Its free memory is that from before. None: one was asked for, and there is none."""
     layers: int
+    """0: the CPU does all, and `why` says why."""
     num_layers: int
     """The output is one of them."""
     cpu_expert_layers: int
@@ -62,6 +63,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is less than what was asked for, in a sentence."""
 
     def __str__(self) -> str:
+        if self.device is None or not (self.layers or self.weights_bytes):
+            return f"all on the CPU: {self.why}" if self.why else "all on the CPU"
         said = [f"{self.layers} of {self.num_layers} layers on {self.device.name}"]
         said += [f"experts of {self.cpu_expert_layers} on the CPU"] if self.cpu_expert_layers else []
         said += [] if self.cells_bytes else ["cells on the CPU"]

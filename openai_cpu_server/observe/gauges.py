@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from openai_cpu_server.contract.engine import Engine, EngineState, EngineStatus, LiveRequest, RequestState
 from openai_cpu_server.contract.messages import KVStats
+from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.contract.step import POOL_BLOCK_TOKENS
 from openai_cpu_server.llama.host import Machine
@@ -73,6 +74,8 @@ class EngineGauges(Collector):
         yield from (_gauge(readings, *said) for said in _OF_KV)
         yield _evictions(readings)
         yield from (_node_gauge(readings, *said) for said in _OF_NODES)
+        yield from (_device_gauge(readings, *said) for said in _OF_DEVICES)
+        yield _device_bytes(readings)
 
 
 _OF_NODES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
@@ -113,6 +116,59 @@ def _node_gauge(
         for node, status in one.status.nodes.items():
             family.add_metric([one.model, node], value_of(status))
     return family
+
+
+_OF_DEVICES: tuple[tuple[str, str, Callable[[Placement], float]], ...] = (
+    (
+        "ocs_device_layers",
+        "Layers of the model on a device beside the CPU, the output included; 0: it was to have some.",
+        lambda one: one.layers,
+    ),
+    (
+        "ocs_device_cpu_expert_layers",
+        "Layers on the device whose experts are on the CPU.",
+        lambda one: one.cpu_expert_layers,
+    ),
+    (
+        "ocs_device_free_bytes",
+        "The device's free memory before the model was loaded, as its driver told it.",
+        lambda one: 0 if one.device is None else one.device.free_bytes,
+    ),
+)
+
+
+def _device_gauge(
+    readings: list[GaugeReading], name: str, documentation: str, value_of: Callable[[Placement], float]
+) -> Metric:
+    """Of models that were to have a part on a device; without one there is no series."""
+    family = GaugeMetricFamily(name, documentation, labels=("model", "device"))
+    for one in readings:
+        if (placed := one.status.placement) is not None:
+            family.add_metric([one.model, _device_name(placed)], value_of(placed))
+    return family
+
+
+def _device_bytes(readings: list[GaugeReading]) -> Metric:
+    family = GaugeMetricFamily(
+        "ocs_device_bytes",
+        "What the model takes of the device's memory.",
+        labels=("model", "device", "part"),
+    )
+    for one in readings:
+        if (placed := one.status.placement) is None:
+            continue
+        parts = {
+            "weights": placed.weights_bytes,
+            "cells": placed.cells_bytes,
+            "compute": placed.compute_bytes,
+        }
+        for part, num_bytes in parts.items():
+            family.add_metric([one.model, _device_name(placed), part], num_bytes)
+    return family
+
+
+def _device_name(placed: Placement) -> str:
+    return "" if placed.device is None else placed.device.name
 
 
 def _cpu() -> Iterator[Metric]:

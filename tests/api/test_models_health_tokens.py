@@ -8,6 +8,7 @@ import pytest
 
 from openai_cpu_server.api.application import create_api
 from openai_cpu_server.contract.engine import EngineState
+from openai_cpu_server.contract.offload import Device, Placement
 from openai_cpu_server.models.registry import ModelRegistry
 from tests.api.asgi import exchange
 from tests.api.fake_engine import READY, FakeEngine
@@ -117,6 +118,54 @@ async def test_whoever_comes_while_costs_are_measured_is_told_so() -> None:
         answer = await chat(http)
     assert answer.status_code == 503
     assert error_of(answer)["message"].endswith("is being measured (40%).")
+
+
+GPU = Device(
+    name="Vulkan0", backend="Vulkan", description="Some GPU", kind="gpu", free_bytes=8000, total_bytes=8192
+)
+PARTLY = Placement(
+    device=GPU,
+    layers=9,
+    num_layers=33,
+    cpu_expert_layers=4,
+    weights_bytes=500,
+    cells_bytes=0,
+    compute_bytes=30,
+)
+ABSENT = Placement(
+    device=None,
+    layers=0,
+    num_layers=33,
+    cpu_expert_layers=0,
+    weights_bytes=0,
+    cells_bytes=0,
+    compute_bytes=0,
+    why="there is no device",
+)
+
+
+async def test_what_is_on_a_device_is_told() -> None:
+    async with client(api(FakeEngine(told=msgspec.structs.replace(READY, placement=PARTLY)))) as http:
+        told = (await http.get("/health")).json()["models"]["fake"]["placement"]
+        metrics = (await http.get("/metrics")).text.splitlines()
+    assert told == msgspec.to_builtins(PARTLY)
+    assert 'ocs_device_layers{device="Vulkan0",model="fake"} 9.0' in metrics
+    assert 'ocs_device_bytes{device="Vulkan0",model="fake",part="weights"} 500.0' in metrics
+    assert str(PARTLY).startswith("9 of 33 layers on Vulkan0, experts of 4 on the CPU, cells on the CPU (")
+
+
+async def test_that_the_cpu_serves_in_place_of_a_device_is_told() -> None:
+    async with client(api(FakeEngine(told=msgspec.structs.replace(READY, placement=ABSENT)))) as http:
+        told = (await http.get("/health")).json()["models"]["fake"]["placement"]
+        metrics = (await http.get("/metrics")).text
+    assert (told["layers"], told["why"]) == (0, "there is no device")
+    assert 'ocs_device_layers{device="",model="fake"} 0.0' in metrics
+    assert str(ABSENT) == "all on the CPU: there is no device"
+
+
+async def test_without_a_device_nothing_is_told_of_one(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/health")).json()["models"]["fake"]["placement"] is None
+    assert "ocs_device_layers{" not in (await http.get("/metrics")).text
 
 
 USER = {"role": "user", "content": "a"}

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from openai_cpu_server import __version__
 from openai_cpu_server.api.parts import ServerParts
 from openai_cpu_server.contract.engine import EngineState, EngineStatus, unavailable
+from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.contract.request import Priority
 from openai_cpu_server.http.context import context_of
 from openai_cpu_server.http.errors import ErrorBody, error_object, json_response
@@ -82,6 +83,8 @@ class ModelHealth(msgspec.Struct, frozen=True):
     """Those of the last step: fewer where others use the cores."""
     nodes: dict[str, NodeHealth]
     """By NUMA node, with `--numa`."""
+    placement: Placement | None
+    """What of it is on a device beside the CPU; null: nothing."""
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +169,14 @@ class HealthRoutes:
 def _health(model: ServedModel) -> ModelHealth:
     status = model.engine.status()
     nodes = {node: NodeHealth.of(one) for node, one in status.nodes.items()}
-    return ModelHealth(status.state.value, status.reason, status.threads, status.threads_computing, nodes)
+    return ModelHealth(
+        status.state.value,
+        status.reason,
+        status.threads,
+        status.threads_computing,
+        nodes,
+        status.placement,
+    )
 
 
 def queue_sizes(status: EngineStatus) -> dict[str, QueueSizes]:

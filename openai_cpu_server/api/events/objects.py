@@ -9,6 +9,7 @@ from typing import Union
 
 import msgspec
 
+from openai_cpu_server.contract.offload import Placement
 from openai_cpu_server.http.options import SchedulingOptions
 
 VERSION = 1
@@ -52,6 +53,8 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens_used: int
     memory_bytes: int
     """Resident memory of its process, the mapped model file included; 0: there is none."""
+    placement: Placement | None
+    """What of it is on a device beside the CPU; null: nothing."""
     restarts: int
 
 

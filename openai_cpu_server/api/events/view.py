@@ -340,6 +340,7 @@ def _model_state(model: ServedModel) -> ModelState:
         kv_tokens=status.kv_tokens,
         kv_tokens_used=status.kv_tokens_used,
         memory_bytes=status.engine_rss_bytes,
+        placement=status.placement,
         restarts=status.restarts,
     )
 

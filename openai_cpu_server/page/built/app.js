@@ -327,7 +327,7 @@ ${o}`))}var pm=`{
     ${(e==="key"||n&&e===null)&&f`<${Vl} onClose=${()=>t(n?"later":null)} />`}
     ${e==="help"&&f`<${Xl} onAbout=${()=>t("about")} onClose=${()=>t(null)} />`}
     ${e==="about"&&f`<${Zl} onClose=${()=>t(null)} />`}
-  `}function Jm(e){e.preventDefault(),document.getElementById("main").focus()}function Wm({name:e}){let[t]=Mi(n=>console.error(n));return t?f`<${Gm} error=${t} />`:e==="control"?f`<${qm} />`:f`<${Gl} />`}function qm(){let[e,t]=H(null);return ue(()=>{import("./room-FH5EZPPS.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?f`<${Hm} />`:f`<${e.Component} />`}function Hm(){return f`<div class="empty">
+  `}function Jm(e){e.preventDefault(),document.getElementById("main").focus()}function Wm({name:e}){let[t]=Mi(n=>console.error(n));return t?f`<${Gm} error=${t} />`:e==="control"?f`<${qm} />`:f`<${Gl} />`}function qm(){let[e,t]=H(null);return ue(()=>{import("./room-EW7WNY6X.js").then(n=>t({Component:n.ControlRoom}),()=>t({failed:!0}))},[]),e===null?null:e.failed?f`<${Hm} />`:f`<${e.Component} />`}function Hm(){return f`<div class="empty">
     <p>This part of the page could not be fetched. The server may be gone, or newer than this page.</p>
     <${L} onClick=${()=>location.reload()}>Load the page again</${L}>
   </div>`}function Gm({error:e}){return f`<div class="empty" role="alert">
